@@ -12,7 +12,10 @@ setup(
     packages=[
         name
         for package, folder in FOLDERS.items()
-        for name in (package, *(f"{package}.{below}" for below in find_packages(folder)))
+        for name in (
+            package,
+            *(f"{package}.{below}" for below in find_packages(folder)),
+        )
         # Engines run these files by their path: they are data.
         if not name.startswith("mmrepro.reproducers.")
     ]

@@ -3,8 +3,8 @@
     python .ci/site.py            # writes docs/commands.md
     python .ci/site.py --check    # ends with 1 where it differs
 
-mkdocs reads this file as its hooks: the site gets each command's help as a page, and links that
-leave docs/ become plain names, since the site does not hold the checkout.
+mkdocs reads this file as its hooks: the site gets each command's help as a page, and
+links that leave docs/ become plain names, since the site does not hold the checkout.
 """
 
 from __future__ import annotations
@@ -57,10 +57,17 @@ Each of them has `--help` with an example. [Exit codes](troubleshooting.md#exit-
 def commands() -> str:
     lines = [TITLE]
     for group, names in GROUPS.items():
-        lines += [f"## {group}", "", "| command | what it does | page |", "|---|---|---|"]
+        lines += [
+            f"## {group}",
+            "",
+            "| command | what it does | page |",
+            "|---|---|---|",
+        ]
         for name in names:
             own = PAGES.get(name, f"{name}.md")
-            below = getattr(typer.main.get_command(app).get_command(None, name), "commands", {})
+            below = getattr(
+                typer.main.get_command(app).get_command(None, name), "commands", {}
+            )
             said = f"mmrepro {name}" + (" " + r"\|".join(below) if below else "")
             lines.append(f"| `{said}` | {COMMANDS[name][1]} | [{own[:-3]}]({own}) |")
         lines.append("")
@@ -75,14 +82,19 @@ def helps() -> Iterator[tuple[list[str], str]]:
     os.environ["COLUMNS"] = "100"
     for name in sorted(COMMANDS):
         command: Any = typer.main.get_command(app).get_command(None, name)  # type: ignore[attr-defined]
-        for words in [[name], *([name, sub] for sub in getattr(command, "commands", {}))]:
+        for words in [
+            [name],
+            *([name, sub] for sub in getattr(command, "commands", {})),
+        ]:
             printed = CliRunner().invoke(app, [*words, "--help"], prog_name="mmrepro")
             yield words, printed.output.strip()
 
 
 def reference() -> str:
     parts = ["# Reference of commands\n"]
-    parts += [f"## {' '.join(words)}\n\n```text\n{text}\n```\n" for words, text in helps()]
+    parts += [
+        f"## {' '.join(words)}\n\n```text\n{text}\n```\n" for words, text in helps()
+    ]
     return "\n".join(parts)
 
 
@@ -103,7 +115,8 @@ LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links within docs/ stay, those to the two pages above it are kept, others are names."""
+    """Links within docs/ stay, those to the two pages above it are kept, others are
+    names."""
     made = page.file.src_uri in ("CONTRIBUTING.md", "CHANGELOG.md")
     here = (ROOT if made else (DOCS / page.file.src_uri).parent).resolve()
     level = "../" * page.file.src_uri.count("/")

@@ -1,4 +1,5 @@
-"""Where mutants.py tries a mutant: a copy of the tree, and a process that cannot leave it."""
+"""Where mutants.py tries a mutant: a copy of the tree, and a process that cannot leave
+it."""
 
 from __future__ import annotations
 
@@ -21,14 +22,17 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Place:
-    """A copy of the working tree, the package as it is installed, and a process that runs tests."""
+    """A copy of the working tree, the package as it is installed, and a process that
+    runs tests."""
 
     def __init__(self, folder: Path, memory_gib: int) -> None:
         self.folder = folder
         self.tree, self.site = folder / "tree", folder / "site"
         shutil.rmtree(folder, ignore_errors=True)
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        out = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        out = subprocess.run(
+            listed, cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout
         for name in filter(None, out.split("\0")):
             if (ROOT / name).is_file():
                 (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +41,9 @@ class Place:
         for package, source in self.packages.items():
             target = self.site / package.replace(".", "/")
             shutil.copytree(self.tree / source, target, dirs_exist_ok=True)
-        subprocess.run([sys.executable, "-m", "compileall", "-q", str(self.site)], check=False)
+        subprocess.run(
+            [sys.executable, "-m", "compileall", "-q", str(self.site)], check=False
+        )
         for name in ("home", "tmp"):
             (folder / name).mkdir()
         env = {
@@ -49,10 +55,16 @@ class Place:
         }
         self.server = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve()), str(folder)],
-            cwd=self.tree, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            cwd=self.tree,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
-    def run(self, tests: list[str], limit_s: float, measure: bool = False) -> dict[str, Any]:
+    def run(
+        self, tests: list[str], limit_s: float, measure: bool = False
+    ) -> dict[str, Any]:
         assert self.server.stdin is not None
         assert self.server.stdout is not None
         order = {"tests": tests, "limit_s": limit_s, "measure": measure}
@@ -63,12 +75,15 @@ class Place:
 
     def installed(self, file: str) -> Path:
         """Where ``file`` of the tree is imported from."""
-        inner = max((s for s in self.packages.values() if file.startswith(s + "/")), key=len)
+        inner = max(
+            (s for s in self.packages.values() if file.startswith(s + "/")), key=len
+        )
         package = next(p for p, s in self.packages.items() if s == inner)
         return self.site / package.replace(".", "/") / file[len(inner) + 1 :]
 
     def write(self, file: str, text: str) -> None:
-        """Also where tests read the source. Of two texts of a second a .pyc could not tell."""
+        """Also where tests read the source. Of two texts of a second a .pyc could not
+        tell."""
         for path in (self.installed(file), self.tree / file):
             path.write_text(text)
             for old in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
@@ -89,16 +104,34 @@ def packages() -> dict[str, str]:
 
 
 def serve(folder: Path) -> None:
-    """In a process of its own: a child for each order, which imports the mutated code anew."""
+    """In a process of its own: a child for each order, which imports the mutated code
+    anew."""
     import ctypes
     import importlib
 
-    for name in ("pytest", "hypothesis", "numpy", "pydantic", "httpx2", "typer.testing", "rich",
-                 "jinja2", "PIL.Image", "tokenizers", "hyperscan", "psutil", "prometheus_client",
-                 "packaging", "filelock", "platformdirs"):  # fmt: skip
+    for name in (
+        "pytest",
+        "hypothesis",
+        "numpy",
+        "pydantic",
+        "httpx2",
+        "typer.testing",
+        "rich",
+        "jinja2",
+        "PIL.Image",
+        "tokenizers",
+        "hyperscan",
+        "psutil",
+        "prometheus_client",
+        "packaging",
+        "filelock",
+        "platformdirs",
+    ):
         importlib.import_module(name)
     assert not [name for name in sys.modules if name.startswith("mmrepro")]
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what a child leaves is ours
+    ctypes.CDLL(None).prctl(
+        36, 1, 0, 0, 0
+    )  # PR_SET_CHILD_SUBREAPER: what a child leaves is ours
     for line in sys.stdin:
         order = json.loads(line)
         started = time.monotonic()
@@ -111,7 +144,10 @@ def serve(folder: Path) -> None:
             code = os.waitstatus_to_exitcode(status) if done else None
             time.sleep(0.01)
             now = time.monotonic()
-            seconds, last = seconds + min(now - last, 1.0), now  # more: both were stopped
+            seconds, last = (
+                seconds + min(now - last, 1.0),
+                now,
+            )  # more: both were stopped
         _end_children()
         answer: dict[str, Any] = {"code": code, "seconds": seconds, "known": {}}
         if order["measure"] and code is not None:
@@ -151,8 +187,17 @@ def _try(folder: Path, order: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
         confine(folder)
         watch = Watch(folder / "site/mmrepro") if order["measure"] else None
-        how = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *(() if watch else ("-x",))]
-        code = int(pytest.main([*how, *order["tests"]], plugins=[watch] if watch else []))
+        how = [
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            *(() if watch else ("-x",)),
+        ]
+        code = int(
+            pytest.main([*how, *order["tests"]], plugins=[watch] if watch else [])
+        )
         if watch:
             (folder / "known.json").write_text(json.dumps(watch.known()))
     finally:
@@ -161,8 +206,9 @@ def _try(folder: Path, order: dict[str, Any]) -> None:
 
 
 def confine(folder: Path, *devices: str) -> None:
-    """By Landlock: from here on this process and its children write below ``folder`` alone (and
-    to ``devices``), and signal nobody else. Raises OSError where the kernel cannot."""
+    """By Landlock: from here on this process and its children write below ``folder``
+    alone (and to ``devices``), and signal nobody else. Raises OSError where the kernel
+    cannot."""
     import ctypes
     import struct
 
@@ -174,10 +220,19 @@ def confine(folder: Path, *devices: str) -> None:
             raise OSError(ctypes.get_errno(), "Landlock")
         return result
 
-    write_file, rights, scope_signal = 1 << 1, (1 << 1 | 0x1FF0 | 1 << 13 | 1 << 14), 1 << 1
-    ruleset = call(444, struct.pack("QQQ", rights, 0, scope_signal), ctypes.c_size_t(24), 0)
+    write_file, rights, scope_signal = (
+        1 << 1,
+        (1 << 1 | 0x1FF0 | 1 << 13 | 1 << 14),
+        1 << 1,
+    )
+    ruleset = call(
+        444, struct.pack("QQQ", rights, 0, scope_signal), ctypes.c_size_t(24), 0
+    )
     writable = (Path(name) for name in (os.devnull, *devices))
-    for path, allowed in ((folder, rights), *((device, write_file) for device in writable)):
+    for path, allowed in (
+        (folder, rights),
+        *((device, write_file) for device in writable),
+    ):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         call(445, ruleset, 1, struct.pack("=Qi", allowed, place), 0)
         os.close(place)
@@ -186,10 +241,11 @@ def confine(folder: Path, *devices: str) -> None:
 
 
 class Watch:
-    """A pytest plugin: which functions below ``site`` each test calls, and how long it takes.
+    """A pytest plugin: which functions below ``site`` each test calls, and how long it
+    takes.
 
-    What a module's fixtures call counts for every test of the file: one makes it, all use it.
-    """
+    What a module's fixtures call counts for every test of the file: one makes it, all
+    use it."""
 
     def __init__(self, site: Path) -> None:
         self.site = f"{site}/"
@@ -234,7 +290,11 @@ class Watch:
 
     def known(self) -> dict[str, Any]:
         calls = {name: sorted(own | self.shared) for name, own in self.calls.items()}
-        return {"calls": calls, "seconds": self.seconds, "failing": sorted(self.failing)}
+        return {
+            "calls": calls,
+            "seconds": self.seconds,
+            "failing": sorted(self.failing),
+        }
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A nightly run on machines that do not exist: its own dispatcher, and a clock that is a sum.
+"""A nightly run on machines that do not exist: its own dispatcher, and a clock that is
+a sum.
 
-Each order takes what its environment, its set-up and its runs are expected to take. Nothing fails,
-nothing is unexpected, and no run slows another one.
-"""
+Each order takes what its environment, its set-up and its runs are expected to take.
+Nothing fails, nothing is unexpected, and no run slows another one."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from mmrepro.failure.documents.ledger import Planned
 class Times:
     """What things take.
 
-    Attributes:
-        run: seconds of one run, by the cell's id.
-        build: seconds that a group's environment takes.
-        packages: unpacked bytes of what is in it, by name; a machine has each once.
-        room: bytes that --disk asks for before it is built.
-        repeat: runs of each cell.
-        setup: seconds of each order of an environment that has several runs in the plan: their
-            engine is imported before them. (One that has a single run imports it by itself.)
+    Attributes: run: seconds of one run, by the cell's id. build: seconds that a group's
+        environment takes. packages: unpacked bytes of what is in it, by name; a machine
+        has each once. room: bytes that --disk asks for before it is built. repeat: runs
+        of each cell. setup: seconds of each order of an environment that has several
+        runs in the plan: their
+            engine is imported before them. (One that has a single run imports it by
+            itself.)
     """
 
     run: Mapping[str, float]
@@ -59,18 +58,13 @@ class Fleet:
 class Simulated:
     """A nightly run as it would go.
 
-    Attributes:
-        jobs: orders at a time on each machine.
-        makespan_s: from the start to the end of the last run.
-        efficiency: what one machine takes alone, divided by what all of them have time for.
-        longest_s: the longest order, its environment included.
-        idle_s: of all machines together.
-        builds: environments that were fetched and built.
-        fetched_bytes: unpacked.
-        disk_bytes: added on the fullest machine.
-        dropped: environments, for --disk.
-        again_bytes: of what had been dropped there before.
-        left: cells without time, or without room on the disk.
+    Attributes: jobs: orders at a time on each machine. makespan_s: from the start to
+        the end of the last run. efficiency: what one machine takes alone, divided by
+        what all of them have time for. longest_s: the longest order, its environment
+        included. idle_s: of all machines together. builds: environments that were
+        fetched and built. fetched_bytes: unpacked. disk_bytes: added on the fullest
+        machine. dropped: environments, for --disk. again_bytes: of what had been
+        dropped there before. left: cells without time, or without room on the disk.
     """
 
     machines: int
@@ -89,16 +83,22 @@ class Simulated:
     left: int
 
 
-def simulate(groups: Sequence[Group], times: Times, fleets: Sequence[Fleet]) -> list[Simulated]:
+def simulate(
+    groups: Sequence[Group], times: Times, fleets: Sequence[Fleet]
+) -> list[Simulated]:
     """Each of the fleets; the efficiency is that against one such machine."""
     known: dict[Fleet, Simulated] = {}
-    for fleet in (one for wanted in fleets for one in (wanted, replace(wanted, machines=1))):
+    for fleet in (
+        one for wanted in fleets for one in (wanted, replace(wanted, machines=1))
+    ):
         if fleet not in known:
             known[fleet] = _Run(groups, times, fleet).result()
     results = []
     for fleet in fleets:
         alone, these = known[replace(fleet, machines=1)].makespan_s, known[fleet]
-        efficiency = alone / (fleet.machines * these.makespan_s) if these.makespan_s else 1.0
+        efficiency = (
+            alone / (fleet.machines * these.makespan_s) if these.makespan_s else 1.0
+        )
         results.append(replace(these, efficiency=round(efficiency, 3)))
     return results
 
@@ -119,7 +119,9 @@ class _Machine:
         """Packages, also of what was dropped."""
         self._builds_until = 0.0
         self._bytes = 0
-        self.builds = self.drops = self.fetched_bytes = self.again_bytes = self.peak_bytes = 0
+        self.builds = self.drops = self.fetched_bytes = self.again_bytes = (
+            self.peak_bytes
+        ) = 0
 
     def has(self, group: Group) -> bool:
         return self._fleet.fetched or group.name in self._ready
@@ -143,9 +145,15 @@ class _Machine:
         return max(now, self._ready[name])
 
     def _add(self, name: str, packages: Mapping[str, int]) -> None:
-        missing = {package: size for package, size in packages.items() if not self._have[package]}
+        missing = {
+            package: size
+            for package, size in packages.items()
+            if not self._have[package]
+        }
         new = sum(missing.values())
-        self.again_bytes += sum(size for package, size in missing.items() if package in self._had)
+        self.again_bytes += sum(
+            size for package, size in missing.items() if package in self._had
+        )
         self._have.update(packages.keys())
         self._had.update(packages)
         self._packages[name] = packages
@@ -168,7 +176,9 @@ class _Machine:
     def _drop(self, name: str) -> None:
         packages = self._packages.pop(name)
         self._have.subtract(packages.keys())
-        self._bytes -= sum(size for package, size in packages.items() if not self._have[package])
+        self._bytes -= sum(
+            size for package, size in packages.items() if not self._have[package]
+        )
         del self._ready[name]
         self.drops += 1
 
@@ -188,7 +198,11 @@ class _Run:
 
     def result(self) -> Simulated:
         now = 0.0
-        idle = [(job, m) for m in range(self._fleet.machines) for job in range(self._fleet.jobs)]
+        idle = [
+            (job, m)
+            for m in range(self._fleet.machines)
+            for job in range(self._fleet.jobs)
+        ]
         ends: list[tuple[float, int, tuple[int, int], Slice]] = []
         machines = list(self._machines.values())
         while True:

@@ -1,4 +1,5 @@
-"""What mutants.py mutates: places of code that judges, and cosmic-ray's operators for them."""
+"""What mutants.py mutates: places of code that judges, and cosmic-ray's operators for
+them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 JUDGES = (
     "harness/failure/signature/*.py",
-    *(f"harness/scenario/{n}.py" for n in ("common", "vllm", "sglang", "lmdeploy", "minivllm")),
+    *(
+        f"harness/scenario/{n}.py"
+        for n in ("common", "vllm", "sglang", "lmdeploy", "minivllm")
+    ),
     "harness/runs/judge.py",
     "harness/traffic/evidence/model.py",
     "harness/campaign/ablate/search.py",
@@ -20,20 +24,41 @@ JUDGES = (
     "harness/base/text/redact.py",
     "scenarios/**/*.py",
 )
-NEXT = {"Eq": ["NotEq"], "NotEq": ["Eq"], "Is": ["IsNot"], "IsNot": ["Is"],
-        "Lt": ["LtE", "GtE"], "LtE": ["Lt", "Gt"], "Gt": ["GtE", "LtE"],
-        "GtE": ["Gt", "Lt"]}  # fmt: skip
-OTHER = {"Add": "Sub", "Sub": "Add", "Mul": "Div", "Div": "Mul", "FloorDiv": "Mul", "Mod": "Mul",
-         "Pow": "Mul", "BitAnd": "BitOr", "BitOr": "BitAnd", "LShift": "RShift"}  # fmt: skip
+NEXT = {
+    "Eq": ["NotEq"],
+    "NotEq": ["Eq"],
+    "Is": ["IsNot"],
+    "IsNot": ["Is"],
+    "Lt": ["LtE", "GtE"],
+    "LtE": ["Lt", "Gt"],
+    "Gt": ["GtE", "LtE"],
+    "GtE": ["Gt", "Lt"],
+}
+OTHER = {
+    "Add": "Sub",
+    "Sub": "Add",
+    "Mul": "Div",
+    "Div": "Mul",
+    "FloorDiv": "Mul",
+    "Mod": "Mul",
+    "Pow": "Mul",
+    "BitAnd": "BitOr",
+    "BitOr": "BitAnd",
+    "LShift": "RShift",
+}
 OPERATORS = (
-    *("AddNot", "ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceTrueWithFalse"),
-    *(
-        "ReplaceFalseWithTrue",
-        "ReplaceUnaryOperator_Delete_Not",
-        "ReplaceUnaryOperator_Delete_USub",
-    ),
-    *("ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ZeroIterationForLoop"),
-    *("ExceptionReplacer", "NumberReplacer"),
+    "AddNot",
+    "ReplaceAndWithOr",
+    "ReplaceOrWithAnd",
+    "ReplaceTrueWithFalse",
+    "ReplaceFalseWithTrue",
+    "ReplaceUnaryOperator_Delete_Not",
+    "ReplaceUnaryOperator_Delete_USub",
+    "ReplaceBreakWithContinue",
+    "ReplaceContinueWithBreak",
+    "ZeroIterationForLoop",
+    "ExceptionReplacer",
+    "NumberReplacer",
     *(f"ReplaceComparisonOperator_{a}_{b}" for a, to in NEXT.items() for b in to),
     *(f"ReplaceBinaryOperator_{a}_{b}" for a, b in OTHER.items()),
 )
@@ -59,7 +84,9 @@ def operator_of(name: str) -> Any:
 
 
 def files(patterns: Iterable[str]) -> list[str]:
-    found = {path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()}
+    found = {
+        path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()
+    }
     return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 
@@ -81,7 +108,9 @@ def mutants_of(file: str) -> Iterator[Mutant]:
             for start, _ in operator.mutation_positions(node):
                 marker = getattr(node.parent, "type", "") == "parameters"  # a bare `*`
                 if not marker and not places.skipped(*start):
-                    yield Mutant(file, start[0], name, occurrence, places.function(*start))
+                    yield Mutant(
+                        file, start[0], name, occurrence, places.function(*start)
+                    )
                 occurrence += 1
 
 
@@ -89,8 +118,9 @@ Range = tuple[tuple[int, int], tuple[int, int]]
 
 
 class Places(ast.NodeVisitor):
-    """What of a file is left alone: annotations, types, decorators, the words of a message, and
-    coroutines, which send and do not judge. And where its functions are."""
+    """What of a file is left alone: annotations, types, decorators, the words of a
+    message, and coroutines, which send and do not judge. And where its functions
+    are."""
 
     def __init__(self, text: str) -> None:
         self.lines = text.splitlines()
@@ -99,7 +129,9 @@ class Places(ast.NodeVisitor):
         self.names: list[str] = []
         module = ast.parse(text)
         for node in module.body:  # `A | B` of types
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp | ast.Subscript):
+            if isinstance(node, ast.Assign) and isinstance(
+                node.value, ast.BinOp | ast.Subscript
+            ):
                 self._leave(node.value)
         self.visit(module)
 
@@ -143,7 +175,9 @@ class Places(ast.NodeVisitor):
     def function(self, line: int, column: int) -> str:
         """``co_qualname`` of the innermost function there; "": it runs at import."""
         at = self._place(line, column)
-        found = [(place, name) for place, name in self.functions if place[0] <= at < place[1]]
+        found = [
+            (place, name) for place, name in self.functions if place[0] <= at < place[1]
+        ]
         return max(found)[1] if found else ""
 
     def _place(self, line: int, column: int) -> tuple[int, int]:

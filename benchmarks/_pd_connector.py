@@ -1,10 +1,11 @@
-"""A KV connector of vLLM that moves nothing: a decode server's scheduler is real, the rest is not.
+"""A KV connector of vLLM that moves nothing: a decode server's scheduler is real, the
+rest is not.
 
-It runs inside vLLM (``kv_connector_module_path``), beside reproducers/standins/lost_transfer.
-``kind`` of ``kv_connector_extra_config``: ``arrives``: the cache of a remote prefill is there after
-a moment (its content is whatever the blocks held); ``never``: it never is; ``local``: there is
-none, and the server computes the prompt.
-"""
+It runs inside vLLM (``kv_connector_module_path``), beside
+reproducers/standins/lost_transfer. ``kind`` of ``kv_connector_extra_config``:
+``arrives``: the cache of a remote prefill is there after a moment (its content is
+whatever the blocks held); ``never``: it never is; ``local``: there is none, and the
+server computes the prompt."""
 
 from __future__ import annotations
 
@@ -21,12 +22,16 @@ class Planted(LostTransfer):
         super().__init__(vllm_config, role, kv_cache_config)
         self.kind = vllm_config.kv_transfer_config.kv_connector_extra_config["kind"]
 
-    def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
+    def get_num_new_matched_tokens(
+        self, request: Any, computed: int
+    ) -> tuple[int, bool]:
         if self.kind == "local":
             return 0, False
         return super().get_num_new_matched_tokens(request, computed)
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+    def get_finished(
+        self, finished_req_ids: set[str]
+    ) -> tuple[set[str] | None, set[str] | None]:
         limit = time.monotonic() - MOMENT_S
         there = {one for one, (at, _) in self.under_way.items() if at < limit}
         if self.kind != "arrives" or not there:

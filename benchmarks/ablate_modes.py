@@ -1,9 +1,10 @@
 """A whole `mmrepro ablate` from nothing, cold and warm: its time and its table.
 
-Usage:  python benchmarks/ablate_modes.py [--scenario ghost-key-eviction] [--modes cold,warm]
+Usage: python benchmarks/ablate_modes.py [--scenario ghost-key-eviction] [--modes
+    cold,warm]
 
-Each mode runs every cell anew (`--fresh`), one after the other. Exit 1: the tables differ.
-"""
+Each mode runs every cell anew (`--fresh`), one after the other. Exit 1: the tables
+differ."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ def ablate(scenario: str, mode: str, out: str) -> tuple[float, dict[str, Any]]:
     command = [sys.executable, "-m", "mmrepro", "ablate", scenario, "--fresh", "--json"]
     began = time.monotonic()
     done = subprocess.run(
-        [*command, "--start-mode", mode, "--out", out], capture_output=True, text=True, check=False
+        [*command, "--start-mode", mode, "--out", out],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode not in (0, 1, 3):
         raise SystemExit(done.stderr)
@@ -41,7 +45,8 @@ def main() -> int:
         tables.append((classes, sorted(" + ".join(c["flips"]) for c in found["cures"])))
         modes = {run["start_mode"] for cell in found["cells"] for run in cell["runs"]}
         print(
-            f"{mode:5} {taken:6.0f} s  x {taken / seconds[0]:.2f}  {len(found['cells'])} cells, "
+            f"{mode:5} {taken:6.0f} s  x {taken / seconds[0]:.2f}  "
+            f"{len(found['cells'])} cells, "
             f"started {', '.join(sorted(modes))}",
             flush=True,
         )

@@ -1,14 +1,15 @@
-"""Whether ``bisect --measure`` finds the release in which minivllm became slower, among eight.
+"""Whether ``bisect --measure`` finds the release in which minivllm became slower, among
+eight.
 
     python benchmarks/bisect_measure.py [--share 0.05] [--rounds 7] [--first 1]
 
-minivllm has one release. Eight are made of it here: from the planted one on, each step of the
-engine takes longer by the share (``planted/upgrade_server.py``). All else is the real thing: the
-policy, ``mmrepro upgrade --only METRIC`` for each probe, real servers. Each round plants another
-release. Prints a line a round, and how many were right, left open and wrong. The machine should be
-quiet: two cores for the two servers of a block. ``--traffic`` may be that of ``upgrade.py``, which
-is light.
-"""
+minivllm has one release. Eight are made of it here: from the planted one on, each step
+of the engine takes longer by the share (``planted/upgrade_server.py``). All else is the
+real thing: the policy, ``mmrepro upgrade --only METRIC`` for each probe, real servers.
+Each round plants another release. Prints a line a round, and how many were right, left
+open and wrong. The machine should be
+quiet: two cores for the two servers of a block. ``--traffic`` may be that of
+``upgrade.py``, which is light."""
 
 from __future__ import annotations
 
@@ -89,7 +90,9 @@ def main() -> None:
     parser.add_argument("--metric", default="itl-saturated")
     parser.add_argument("--traffic", default="chat")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--first", type=int, default=1, help="the release planted first, 1 to 7")
+    parser.add_argument(
+        "--first", type=int, default=1, help="the release planted first, 1 to 7"
+    )
     parser.add_argument("--out", type=Path, default=Path("bisect-measure"))
     asked = parser.parse_args()
     os.environ.pop("MMREPRO_START_MODE", None)
@@ -102,17 +105,25 @@ def main() -> None:
         side = made.introduced
         assert side is not None
         named = side.first_bad
-        told["open" if named is None else "right" if named == RELEASES[first] else "WRONG"] += 1
+        told[
+            "open"
+            if named is None
+            else "right"
+            if named == RELEASES[first]
+            else "WRONG"
+        ] += 1
         seconds = time.monotonic() - began
         print(
-            f"planted {RELEASES[first]}: {named} after {made.runs} runs, {seconds:.0f} s: "
-            f"{side.explanation}",
+            f"planted {RELEASES[first]}: {named} after {made.runs} runs, {seconds:.0f} "
+            f"s: {side.explanation}",
             flush=True,
         )
     print(", ".join(f"{count} {what}" for what, count in told.items()))
 
 
-def bisected(out: Path, number: int, first: int, asked: argparse.Namespace) -> Bisection:
+def bisected(
+    out: Path, number: int, first: int, asked: argparse.Namespace
+) -> Bisection:
     options = BisectCommand(
         scenario=asked.traffic,
         measure=asked.metric,
@@ -125,7 +136,9 @@ def bisected(out: Path, number: int, first: int, asked: argparse.Namespace) -> B
     what = traffic(options)
     points = [Point(name=one, release=one) for one in RELEASES]
     field = field_of(what.scenario, options, points)
-    policy = BisectingMetric(what, options, field, write=lambda made, at: keep(KIND, made, at))
+    policy = BisectingMetric(
+        what, options, field, write=lambda made, at: keep(KIND, made, at)
+    )
     policy.making = Planted(**vars(policy.making), first=first, share=asked.share)
     trials = Trials(TrialOptions(making=policy.making))
     return Campaign(policy, LocalPlaces(trials, NothingToBuild(), 1)).execute()

@@ -3,11 +3,11 @@
 Usage:  python benchmarks/bisect_runs.py DIR…      # folders of finished bisections
         python benchmarks/bisect_runs.py           # made-up truths alone
 
-Nothing is run here. Of each folder the bisection's own runs and seconds are those that were
-measured. The others are searches of the same points by the same code, against the truth that was
-found (points that were not run: as their side of the boundary is); each run costs the median of
-the measured ones that reached a verdict, one that reached none what such a one cost.
-"""
+Nothing is run here. Of each folder the bisection's own runs and seconds are those that
+were measured. The others are searches of the same points by the same code, against the
+truth that was found (points that were not run: as their side of the boundary is); each
+run costs the median of the measured ones that reached a verdict, one that reached none
+what such a one cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mmrepro.campaign.bisect.search import Board, Direction, SearchOptions, Verdict, search, start
+from mmrepro.campaign.bisect.search import (
+    Board,
+    Direction,
+    SearchOptions,
+    Verdict,
+    search,
+    start,
+)
 from mmrepro.failure.documents.searches import Bisection, PointVerdict, Side
 from mmrepro.reports.bisection import KIND
 
@@ -46,7 +53,9 @@ def runs_of(
     return [verdict for verdicts in board.runs.values() for verdict in verdicts]
 
 
-def truth_of(bisection: Bisection, direction: Direction, side: Side) -> Callable[[int], Verdict]:
+def truth_of(
+    bisection: Bisection, direction: Direction, side: Side
+) -> Callable[[int], Verdict]:
     names = [point.name for point in bisection.points]
     older, newer = (names.index(name) for name in side.between)
     ends_in = Verdict(side.before or side.after)
@@ -72,11 +81,15 @@ def measured(folder: Path) -> None:
     bad = names.index(bisection.known_bad)
     declared = [point.declared for point in bisection.points]
     print(
-        f"{bisection.scenario.name} over {len(names)} {bisection.engine} {bisection.by}s: "
-        f"{told:.1f} s a run (median of {len(runs) - len(lost)}), {lost_each:.1f} s one without "
-        f"a verdict; {len(runs)} runs in {bisection.seconds / 60:.1f} min measured"
+        f"{bisection.scenario.name} over {len(names)} {bisection.engine} "
+        f"{bisection.by}s: {told:.1f} s a run (median of {len(runs) - len(lost)}), "
+        f"{lost_each:.1f} s one without a verdict; {len(runs)} runs in "
+        f"{bisection.seconds / 60:.1f} min measured"
     )
-    for direction, side in (("introduced", bisection.introduced), ("fixed", bisection.fixed)):
+    for direction, side in (
+        ("introduced", bisection.introduced),
+        ("fixed", bisection.fixed),
+    ):
         if side is None or not side.between:
             continue
         truth = truth_of(bisection, direction, side)
@@ -89,11 +102,17 @@ def measured(folder: Path) -> None:
             made = runs_of(truth, names, prior, bad, direction, linear=linear)
             skipped = made.count(Verdict.UNTESTABLE)
             seconds = (len(made) - skipped) * told + skipped * lost_each
-            print(f"  {direction:10}  {way:24} {len(made):3} runs  {seconds / 60:5.1f} min")
+            print(
+                f"  {direction:10}  {way:24} {len(made):3} runs  {seconds / 60:5.1f} "
+                "min"
+            )
 
 
 def made_up(sizes: Sequence[int]) -> None:
-    print("made-up truths, known bad at one end, mean (most) over all positions of the boundary:")
+    print(
+        "made-up truths, known bad at one end, mean (most) over all positions of the "
+        "boundary:"
+    )
     for size in sizes:
         counts: dict[str, list[int]] = {}
         for last in range(size - 1):
@@ -111,7 +130,8 @@ def made_up(sizes: Sequence[int]) -> None:
                 made = runs_of(truth, names, prior, 0, "fixed", linear=linear)
                 counts.setdefault(way, []).append(len(made))
         told = ", ".join(
-            f"{way} {statistics.mean(made):.1f} ({max(made)})" for way, made in counts.items()
+            f"{way} {statistics.mean(made):.1f} ({max(made)})"
+            for way, made in counts.items()
         )
         print(f"  {size:4} points: {told}")
 

@@ -2,11 +2,10 @@
 
 Usage:  python benchmarks/broken_starts.py [--only NAME…] [--record DIR] [--out FILE]
 
-Each case is a real engine with one thing broken: its model, its options, its memory, its modules.
-The environments must be there (``mmrepro env create ENGINE RELEASE``). One after another; needs no
-network and no GPU. ``--record`` keeps each log, trimmed and without this machine's paths, as a
-fixture of the unit tests.
-"""
+Each case is a real engine with one thing broken: its model, its options, its memory,
+its modules. The environments must be there (``mmrepro env create ENGINE RELEASE``). One
+after another; needs no network and no GPU. ``--record`` keeps each log, trimmed and
+without this machine's paths, as a fixture of the unit tests."""
 
 from __future__ import annotations
 
@@ -34,7 +33,12 @@ from mmrepro.engines.environments.build import existing
 from mmrepro.engines.models.tiny import TinyText
 from mmrepro.engines.supervise import free_port
 
-RELEASES = {"vllm": "0.32.0", "sglang": "0.5.23", "lmdeploy": "0.18.0", "minivllm": "0.1"}
+RELEASES = {
+    "vllm": "0.32.0",
+    "sglang": "0.5.23",
+    "lmdeploy": "0.18.0",
+    "minivllm": "0.1",
+}
 DEADLINE_S = 240.0
 RACES = 4
 """Starts that LMDeploy loses by chance are repeated so often."""
@@ -63,7 +67,8 @@ class Start:
     prefix: list[str] = field(default_factory=list)
     stack: ExitStack = field(default_factory=ExitStack)
     kill: str = ""
-    """Expression of a log line; once it is there, the process that loads the model gets SIGKILL."""
+    """Expression of a log line; once it is there, the process that loads the model gets
+    SIGKILL."""
     victim: str = ""
 
     def option(self, name: str, value: str = "") -> None:
@@ -128,7 +133,9 @@ def lfs_pointer(start: Start) -> None:
 
 
 def no_folder(start: Start) -> None:
-    start.argv = [a.replace(str(start.model), "zebra-labs/zebra-7b") for a in start.argv]
+    start.argv = [
+        a.replace(str(start.model), "zebra-labs/zebra-7b") for a in start.argv
+    ]
 
 
 def port_taken(start: Start) -> None:
@@ -191,73 +198,252 @@ def killed(line: str, victim: str) -> Callable[[Start], None]:
 
 
 CASES = (
-    Case("vllm", "unknown-model-type", "model_type of config.json", "unknown-architecture",
-         unknown_model_type),
-    Case("vllm", "unknown-architecture", "architectures of config.json", "unknown-architecture",
-         unknown_architecture),
+    Case(
+        "vllm",
+        "unknown-model-type",
+        "model_type of config.json",
+        "unknown-architecture",
+        unknown_model_type,
+    ),
+    Case(
+        "vllm",
+        "unknown-architecture",
+        "architectures of config.json",
+        "unknown-architecture",
+        unknown_architecture,
+    ),
     Case("vllm", "no-weights", "no *.safetensors", "weights-missing", no_weights),
-    Case("vllm", "truncated", "half of model.safetensors", "weights-unreadable", truncated),
-    Case("vllm", "lfs-pointer", "a Git LFS pointer as weights", "weights-unreadable", lfs_pointer),
-    Case("vllm", "no-folder", "a model that is not here, offline", "model-not-found", no_folder),
+    Case(
+        "vllm",
+        "truncated",
+        "half of model.safetensors",
+        "weights-unreadable",
+        truncated,
+    ),
+    Case(
+        "vllm",
+        "lfs-pointer",
+        "a Git LFS pointer as weights",
+        "weights-unreadable",
+        lfs_pointer,
+    ),
+    Case(
+        "vllm",
+        "no-folder",
+        "a model that is not here, offline",
+        "model-not-found",
+        no_folder,
+    ),
     Case("vllm", "port-taken", "another server on the port", "port-taken", port_taken),
-    Case("vllm", "max-model-len", "four blocks of KV cache", "kv-cache-too-small",
-         options("--max-model-len", "8192", "--num-gpu-blocks-override", "4")),
-    Case("vllm", "position-limit", "--max-model-len beyond the model's positions",
-         "max-model-len-too-large", options("--max-model-len", "99999")),
-    Case("vllm", "batched-tokens", "a step smaller than the longest prompt",
-         "batched-tokens-too-small",
-         options("--max-num-batched-tokens", "64", "--no-enable-chunked-prefill")),
-    Case("vllm", "unknown-argument", "--max-modle-len", "bad-argument",
-         options("--max-modle-len", "512")),
-    Case("vllm", "remote-code", "a model with code of its own", "trust-remote-code", remote_code),
-    Case("vllm", "missing-module", "no module cbor2", "missing-module",
-         missing_module("cbor2")),
-    Case("vllm", "memory-limit", "RLIMIT_AS of 5 GiB", "out-of-host-memory", memory_limit(5)),
-    Case("vllm", "unreadable", "weights without read permission", "permission", unreadable),
-    Case("vllm", "tensor-parallel", "--tensor-parallel-size 3 of 2 heads", "heads-not-divisible",
-         options("--tensor-parallel-size", "3")),
-    Case("vllm", "quantisation", "--quantization of a GPU on a CPU", "quantisation-unsupported",
-         options("--quantization", "bitsandbytes")),
-    Case("vllm", "no-interface", "GLOO_SOCKET_IFNAME of no interface", "network-interface",
-         options(GLOO_SOCKET_IFNAME="zebra0")),
-    Case("vllm", "chat-template", "--chat-template of no file", "chat-template",
-         options("--chat-template", "/nowhere/zebra.jinja")),
-    Case("vllm", "hang", "a module that never ends to load", "hang-at-start",
-         wedged("vllm.model_executor.models.llama", 150)),
-    Case("vllm", "killed", "SIGKILL to EngineCore as it loads", "killed-while-loading",
-         killed(r"Starting to load model", "EngineCore")),
-    Case("sglang", "unknown-model-type", "model_type of config.json", "unknown-architecture",
-         unknown_model_type),
-    Case("sglang", "unknown-architecture", "architectures of config.json", "unknown-architecture",
-         unknown_architecture),
-    Case("sglang", "truncated", "half of model.safetensors", "weights-unreadable", truncated),
+    Case(
+        "vllm",
+        "max-model-len",
+        "four blocks of KV cache",
+        "kv-cache-too-small",
+        options("--max-model-len", "8192", "--num-gpu-blocks-override", "4"),
+    ),
+    Case(
+        "vllm",
+        "position-limit",
+        "--max-model-len beyond the model's positions",
+        "max-model-len-too-large",
+        options("--max-model-len", "99999"),
+    ),
+    Case(
+        "vllm",
+        "batched-tokens",
+        "a step smaller than the longest prompt",
+        "batched-tokens-too-small",
+        options("--max-num-batched-tokens", "64", "--no-enable-chunked-prefill"),
+    ),
+    Case(
+        "vllm",
+        "unknown-argument",
+        "--max-modle-len",
+        "bad-argument",
+        options("--max-modle-len", "512"),
+    ),
+    Case(
+        "vllm",
+        "remote-code",
+        "a model with code of its own",
+        "trust-remote-code",
+        remote_code,
+    ),
+    Case(
+        "vllm",
+        "missing-module",
+        "no module cbor2",
+        "missing-module",
+        missing_module("cbor2"),
+    ),
+    Case(
+        "vllm",
+        "memory-limit",
+        "RLIMIT_AS of 5 GiB",
+        "out-of-host-memory",
+        memory_limit(5),
+    ),
+    Case(
+        "vllm",
+        "unreadable",
+        "weights without read permission",
+        "permission",
+        unreadable,
+    ),
+    Case(
+        "vllm",
+        "tensor-parallel",
+        "--tensor-parallel-size 3 of 2 heads",
+        "heads-not-divisible",
+        options("--tensor-parallel-size", "3"),
+    ),
+    Case(
+        "vllm",
+        "quantisation",
+        "--quantization of a GPU on a CPU",
+        "quantisation-unsupported",
+        options("--quantization", "bitsandbytes"),
+    ),
+    Case(
+        "vllm",
+        "no-interface",
+        "GLOO_SOCKET_IFNAME of no interface",
+        "network-interface",
+        options(GLOO_SOCKET_IFNAME="zebra0"),
+    ),
+    Case(
+        "vllm",
+        "chat-template",
+        "--chat-template of no file",
+        "chat-template",
+        options("--chat-template", "/nowhere/zebra.jinja"),
+    ),
+    Case(
+        "vllm",
+        "hang",
+        "a module that never ends to load",
+        "hang-at-start",
+        wedged("vllm.model_executor.models.llama", 150),
+    ),
+    Case(
+        "vllm",
+        "killed",
+        "SIGKILL to EngineCore as it loads",
+        "killed-while-loading",
+        killed(r"Starting to load model", "EngineCore"),
+    ),
+    Case(
+        "sglang",
+        "unknown-model-type",
+        "model_type of config.json",
+        "unknown-architecture",
+        unknown_model_type,
+    ),
+    Case(
+        "sglang",
+        "unknown-architecture",
+        "architectures of config.json",
+        "unknown-architecture",
+        unknown_architecture,
+    ),
+    Case(
+        "sglang",
+        "truncated",
+        "half of model.safetensors",
+        "weights-unreadable",
+        truncated,
+    ),
     Case("sglang", "no-weights", "no *.safetensors", "weights-missing", no_weights),
-    Case("sglang", "port-taken", "another server on the port", "port-taken", port_taken),
-    Case("sglang", "unknown-argument", "--mem-fraction", "bad-argument",
-         options("--mem-fraktion-static", "0.5")),
-    Case("sglang", "context-length", "--context-length beyond the model's positions",
-         "max-model-len-too-large", options("--context-length", "99999")),
-    Case("sglang", "tensor-parallel", "--tp 3 on one NUMA node", "too-few-devices",
-         options("--tp-size", "3")),
-    Case("sglang", "killed", "SIGKILL to the scheduler as it loads", "killed-while-loading",
-         killed(r"Load weight begin", "scheduler")),
-    Case("sglang", "no-folder", "a model that is not here, offline", "model-not-found", no_folder),
-    Case("lmdeploy", "unknown-model-type", "model_type of config.json", "unknown-architecture",
-         unknown_model_type),
-    Case("lmdeploy", "unknown-architecture", "architectures of config.json",
-         "unknown-architecture", unknown_architecture),
+    Case(
+        "sglang", "port-taken", "another server on the port", "port-taken", port_taken
+    ),
+    Case(
+        "sglang",
+        "unknown-argument",
+        "--mem-fraction",
+        "bad-argument",
+        options("--mem-fraktion-static", "0.5"),
+    ),
+    Case(
+        "sglang",
+        "context-length",
+        "--context-length beyond the model's positions",
+        "max-model-len-too-large",
+        options("--context-length", "99999"),
+    ),
+    Case(
+        "sglang",
+        "tensor-parallel",
+        "--tp 3 on one NUMA node",
+        "too-few-devices",
+        options("--tp-size", "3"),
+    ),
+    Case(
+        "sglang",
+        "killed",
+        "SIGKILL to the scheduler as it loads",
+        "killed-while-loading",
+        killed(r"Load weight begin", "scheduler"),
+    ),
+    Case(
+        "sglang",
+        "no-folder",
+        "a model that is not here, offline",
+        "model-not-found",
+        no_folder,
+    ),
+    Case(
+        "lmdeploy",
+        "unknown-model-type",
+        "model_type of config.json",
+        "unknown-architecture",
+        unknown_model_type,
+    ),
+    Case(
+        "lmdeploy",
+        "unknown-architecture",
+        "architectures of config.json",
+        "unknown-architecture",
+        unknown_architecture,
+    ),
     Case("lmdeploy", "no-weights", "no *.safetensors", "weights-missing", no_weights),
-    Case("lmdeploy", "truncated", "half of model.safetensors", "weights-unreadable", truncated),
-    Case("lmdeploy", "unknown-argument", "--cache-max-entry-cuont", "bad-argument",
-         options("--cache-max-entry-cuont", "0.5")),
-    Case("lmdeploy", "kv-cache", "1 MiB of free memory", "kv-cache-too-small",
-         options(MMREPRO_DEVICE_FREE_BYTES=str(1 << 20))),
-    Case("lmdeploy", "port-taken", "another server on the port", "port-taken", port_taken),
-    Case("lmdeploy", "tensor-parallel", "--tp 3 with the executor “uni”", "bad-argument",
-         options("--tp", "3")),
+    Case(
+        "lmdeploy",
+        "truncated",
+        "half of model.safetensors",
+        "weights-unreadable",
+        truncated,
+    ),
+    Case(
+        "lmdeploy",
+        "unknown-argument",
+        "--cache-max-entry-cuont",
+        "bad-argument",
+        options("--cache-max-entry-cuont", "0.5"),
+    ),
+    Case(
+        "lmdeploy",
+        "kv-cache",
+        "1 MiB of free memory",
+        "kv-cache-too-small",
+        options(MMREPRO_DEVICE_FREE_BYTES=str(1 << 20)),
+    ),
+    Case(
+        "lmdeploy", "port-taken", "another server on the port", "port-taken", port_taken
+    ),
+    Case(
+        "lmdeploy",
+        "tensor-parallel",
+        "--tp 3 with the executor “uni”",
+        "bad-argument",
+        options("--tp", "3"),
+    ),
     Case("minivllm", "no-weights", "no *.safetensors", "weights-missing", no_weights),
-    Case("minivllm", "port-taken", "another server on the port", "port-taken", port_taken),
-)  # fmt: skip
+    Case(
+        "minivllm", "port-taken", "another server on the port", "port-taken", port_taken
+    ),
+)
 
 
 # ------------------------------------------------------------------ one start
@@ -268,7 +454,9 @@ def prepared(case: Case) -> Iterator[Start]:
     engine = get_engine(case.engine)
     environment = existing(spec_for(case.engine, RELEASES[case.engine], "cpu"))
     if environment is None:
-        sys.exit(f"mmrepro env create {case.engine} {RELEASES[case.engine]} --device cpu")
+        sys.exit(
+            f"mmrepro env create {case.engine} {RELEASES[case.engine]} --device cpu"
+        )
     whole = TinyText().write(cache_root() / "models")
     if case.engine == "minivllm":
         from mmrepro.engines.models.qwen import TinyQwen3
@@ -281,7 +469,11 @@ def prepared(case: Case) -> Iterator[Start]:
         port = free_port()
         plan = engine.plan(
             LaunchRequest(
-                environment=environment, model=model, port=port, max_model_len=512, server_args=()
+                environment=environment,
+                model=model,
+                port=port,
+                max_model_len=512,
+                server_args=(),
             )
         )
         env = {n: v.replace("{run-tmp}", name) for n, v in plan.env.items()}
@@ -303,16 +495,30 @@ def kill_when(start: Start, log: Path, over: threading.Event) -> None:
 
 
 def run(case: Case, folder: Path) -> dict[str, object]:
-    """What ``mmrepro why`` answers; ``folder`` gets the log, and beside it how it was made."""
+    """What ``mmrepro why`` answers; ``folder`` gets the log, and beside it how it was
+    made."""
     log = folder / f"{case.label}.log"
     with prepared(case) as start:
         variables = [f"{n}={v}" for n, v in start.env.items()]
         command = [*start.prefix, "env", *variables, *start.argv]
         over = threading.Event()
         if start.kill:
-            threading.Thread(target=kill_when, args=(start, log, over), daemon=True).start()
-        why = [sys.executable, "-m", "mmrepro", "why", "--json", "--log", str(log),
-               "--deadline", str(start.deadline_s), "--", *command]  # fmt: skip
+            threading.Thread(
+                target=kill_when, args=(start, log, over), daemon=True
+            ).start()
+        why = [
+            sys.executable,
+            "-m",
+            "mmrepro",
+            "why",
+            "--json",
+            "--log",
+            str(log),
+            "--deadline",
+            str(start.deadline_s),
+            "--",
+            *command,
+        ]
         done = subprocess.run(why, capture_output=True, text=True, check=False)
         answer: dict[str, object] = (
             json.loads(done.stdout) if done.stdout else {"sentence": done.stderr}
@@ -326,13 +532,15 @@ def run(case: Case, folder: Path) -> dict[str, object]:
                 "what": case.what,
                 "wanted": case.wanted,
                 "exit_code": answer.get("exit_code"),
-                "command": trimmed(shlex.join([*start.prefix, *start.argv]), start).strip(),
+                "command": trimmed(
+                    shlex.join([*start.prefix, *start.argv]), start
+                ).strip(),
             }
             log.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
         return answer
 
 
-# ------------------------------------------------------------------ fixtures, and the table
+# -------------------------------------------------------------- fixtures, and the table
 
 _FRAME = re.compile(r"(?:^|[\])] )\s*(?:\| )?  File \"")
 _CODE = re.compile(r"(?:^|[\])] )\s{4,}\S")
@@ -342,13 +550,16 @@ MOST_CHARS = 1200
 
 
 def trimmed(text: str, start: Start) -> str:
-    """A log without this machine's paths, and without the outer frames of its tracebacks."""
+    """A log without this machine's paths, and without the outer frames of its
+    tracebacks."""
     for own, shown in (
-        (str(start.model), "/models/tiny"), (str(start.folder), "/tmp/run"),
+        (str(start.model), "/models/tiny"),
+        (str(start.folder), "/tmp/run"),
         (str(Path(start.argv[0]).parent.parent), "/venv"),
-        (str(Path(__file__).resolve().parents[1]), "/mmrepro"), (str(Path.home()), "/home/user"),
+        (str(Path(__file__).resolve().parents[1]), "/mmrepro"),
+        (str(Path.home()), "/home/user"),
         (socket.gethostname(), "host"),
-    ):  # fmt: skip
+    ):
         text = text.replace(own, shown)
     text = re.sub(r"\b(?:\d{1,3}\.){3}\d{1,3}\b(?<!127\.0\.0\.1)", "10.0.0.1", text)
     text = re.sub(r"/[\w./-]*?/lib/python3", "/venv/lib/python3", text)
@@ -370,8 +581,8 @@ def row(case: Case, answer: dict[str, object]) -> str:
     sentence = re.sub(r"/[^ ]*?mmr-why-[^/ ]*", "…", sentence)
     seconds = float(str(answer.get("seconds") or 0))
     return (
-        f"| {case.engine} {RELEASES[case.engine]} | {case.what} | `{found}` | {sentence} | "
-        f"{seconds:.0f} s | {right} |"
+        f"| {case.engine} {RELEASES[case.engine]} | {case.what} | `{found}` | "
+        f"{sentence} | {seconds:.0f} s | {right} |"
     )
 
 
@@ -421,7 +632,11 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     wrong = 0
     for case in CASES:
-        if asked.only and case.label not in asked.only and case.engine not in asked.only:
+        if (
+            asked.only
+            and case.label not in asked.only
+            and case.engine not in asked.only
+        ):
             continue
         answer = run(case, folder)
         for _ in range(RACES):

@@ -1,15 +1,16 @@
-"""A git repository whose commits lie between published releases of vLLM, for bisections of commits.
+"""A git repository whose commits lie between published releases of vLLM, for bisections
+of commits.
 
 Usage:  python benchmarks/commit_repo.py FOLDER [--releases 0.22.0 0.23.0 0.24.0 0.25.0]
 
-The first commit is the first release; those after it change a group of files each to the next
-release's, and the last of them the rest: there the next release is whole, with its tag. The groups
-are modules that no other module imports (models of other architectures), so that each commit runs.
-Between 0.23.0 and 0.24.0 there are, besides:
+The first commit is the first release; those after it change a group of files each to
+the next release's, and the last of them the rest: there the next release is whole, with
+its tag. The groups are modules that no other module imports (models of other
+architectures), so that each commit runs. Between 0.23.0 and 0.24.0 there are, besides:
 
 - the file of vllm#43595, which ends ghost-key-eviction, alone: ``the fix``;
-- a commit that is no Python, and one that calls an operator that no release's kernels have. The
-  commit after each takes it back.
+- a commit that is no Python, and one that calls an operator that no release's kernels
+  have. The commit after each takes it back.
 
 The sdists come from the package index. Then, for example:
 
@@ -36,7 +37,10 @@ GROUPS = {"0.23.0": 3, "0.24.0": 6, "0.25.0": 3}
 """Commits before each release, beside what is planted."""
 FIX, FIXED_IN = "utils/cache.py", "0.24.0"
 BROKEN, NO_PYTHON = "v1/engine/core.py", b"\n\ndef half_written(:\n"
-CALLS, OPERATOR = "v1/worker/cpu_worker.py", b"\n\nimport torch\n\ntorch.ops._C.from_tomorrow\n"
+CALLS, OPERATOR = (
+    "v1/worker/cpu_worker.py",
+    b"\n\nimport torch\n\ntorch.ops._C.from_tomorrow\n",
+)
 PLANTED = {1: (BROKEN, NO_PYTHON), 4: (CALLS, OPERATOR)}
 """After that many groups before FIXED_IN; the fix comes after the third."""
 
@@ -70,7 +74,11 @@ class Repository:
         names = {
             f"GIT_{role}_{what}": value
             for role in ("AUTHOR", "COMMITTER")
-            for what, value in (("NAME", "made up"), ("EMAIL", "made-up@x"), ("DATE", when))
+            for what, value in (
+                ("NAME", "made up"),
+                ("EMAIL", "made-up@x"),
+                ("DATE", when),
+            )
         }
         done = subprocess.run(
             ["git", *words],
@@ -85,7 +93,10 @@ class Repository:
 
 def files_of(tree: Tree) -> dict[str, bytes]:
     """The package, and its requirements, by path in the repository."""
-    files = {f"{tree.engine}/{name}": blob(sha).read_bytes() for name, sha in tree.files.items()}
+    files = {
+        f"{tree.engine}/{name}": blob(sha).read_bytes()
+        for name, sha in tree.files.items()
+    }
     lines = "".join(f"{line}\n" for line in tree.requirements)
     return {**files, "requirements/cpu.txt": lines.encode()}
 
@@ -94,16 +105,27 @@ def apart(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
     """Changed modules of models that no other module names."""
     texts = {n: text for n, text in {**before, **after}.items() if n.endswith(".py")}
     words = {
-        name: set(re.findall(rb"\b(\w+)\b(?=[\w, ]*(?: import|\n|$))", b"\n".join(
-            line for line in text.splitlines() if b"import" in line or b"from" in line
-        )))
+        name: set(
+            re.findall(
+                rb"\b(\w+)\b(?=[\w, ]*(?: import|\n|$))",
+                b"\n".join(
+                    line
+                    for line in text.splitlines()
+                    if b"import" in line or b"from" in line
+                ),
+            )
+        )
         for name, text in texts.items()
-    }  # fmt: skip
+    }
     found = []
     for name in sorted(after):
-        inside = "/model_executor/models/" in name and before.get(name, b"") != after[name]
+        inside = (
+            "/model_executor/models/" in name and before.get(name, b"") != after[name]
+        )
         stem = Path(name).stem.encode()
-        if inside and not any(stem in said for other, said in words.items() if other != name):
+        if inside and not any(
+            stem in said for other, said in words.items() if other != name
+        ):
             found.append(name)
     return found
 
@@ -115,17 +137,25 @@ def steps(
     alone, number = apart(before, after), GROUPS.get(release, 4)
     for group in range(number):
         names = alone[group::number]
-        yield f"models {group + 1} of {number} as in {release}", {n: after[n] for n in names}
+        yield (
+            f"models {group + 1} of {number} as in {release}",
+            {n: after[n] for n in names},
+        )
         if release != FIXED_IN:
             continue
         if group + 1 in PLANTED:
             name, more = PLANTED[group + 1]
             path = f"vllm/{name}"
-            what = "no Python" if more is NO_PYTHON else "an operator that no kernels have"
+            what = (
+                "no Python" if more is NO_PYTHON else "an operator that no kernels have"
+            )
             yield f"{name}: {what}", {path: before[path] + more}
             yield f"{name}: taken back", {path: before[path]}
         if group == 2:
-            yield f"the fix: {FIX} as in {release}", {f"vllm/{FIX}": after[f"vllm/{FIX}"]}
+            yield (
+                f"the fix: {FIX} as in {release}",
+                {f"vllm/{FIX}": after[f"vllm/{FIX}"]},
+            )
     gone: dict[str, bytes | None] = dict.fromkeys(before.keys() - after.keys())
     yield f"release {release}", {**gone, **after}
 
@@ -141,7 +171,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             tree = release_tree(spec_for("vllm", release, "cpu"), Path(folder))
         after = files_of(tree)
-        made = steps(before, after, release) if before else [(f"release {release}", {**after})]
+        made = (
+            steps(before, after, release)
+            if before
+            else [(f"release {release}", {**after})]
+        )
         for subject, changed in made:
             repository.commit(subject, changed)
         repository.tag(f"v{release}")

@@ -26,8 +26,14 @@ ELSEWHERE = re.compile(r"\s*(?:@font-face \{\{.*?\}\}|<!--.*?-->)(?=\n)", re.DOT
 
 def picture() -> str:
     printed = io.StringIO()
-    screen = Console(width=100, force_terminal=True, color_system="truecolor", file=printed)
-    print_page(kind_of(RUN).compose(kind_of(RUN).load(RUN)), screen, "incidents/last/report.html")
+    screen = Console(
+        width=100, force_terminal=True, color_system="truecolor", file=printed
+    )
+    print_page(
+        kind_of(RUN).compose(kind_of(RUN).load(RUN)),
+        screen,
+        "incidents/last/report.html",
+    )
     # A terminal wraps long lines; so does the second console.
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(Text.from_ansi(printed.getvalue().rstrip()), soft_wrap=False)
@@ -42,4 +48,6 @@ if __name__ == "__main__":
     if "--check" not in sys.argv:
         PICTURE.write_text(picture(), encoding="utf-8")
     elif PICTURE.read_text(encoding="utf-8") != picture():
-        sys.exit("The picture is of another end screen: python benchmarks/end_screen.py")
+        sys.exit(
+            "The picture is of another end screen: python benchmarks/end_screen.py"
+        )

@@ -2,9 +2,9 @@
 
     python benchmarks/find_time.py [--repeat 15]
 
-Prints the median and the worst of each question, wall and processor time. Run it on a machine that
-does nothing else: what runs beside it counts. Exit 1: a median above 0.3 s.
-"""
+Prints the median and the worst of each question, wall and processor time. Run it on a
+machine that does nothing else: what runs beside it counts. Exit 1: a median above 0.3
+s."""
 
 from __future__ import annotations
 
@@ -51,8 +51,11 @@ def main() -> int:
         walls, works = zip(*(timed(question) for _ in range(asked.repeat)), strict=True)
         median = statistics.median(walls)
         slow |= median > BOUND_S
-        print(f"{median:.2f} s, worst {max(walls):.2f}, processor {statistics.median(works):.2f}"
-              f"  {question}")  # fmt: skip
+        print(
+            f"{median:.2f} s, worst {max(walls):.2f}, processor "
+            f"{statistics.median(works):.2f}"
+            f"  {question}"
+        )
     return int(slow)
 
 

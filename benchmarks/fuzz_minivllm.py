@@ -1,18 +1,19 @@
 """Does `mmrepro fuzz` find what it is not told of? Fifteen mistakes, one after another.
 
-Usage:  python benchmarks/fuzz_minivllm.py [--only NAME …] [--budget 2m] [--seed N] [--out DIR]
-        python benchmarks/fuzz_minivllm.py --only none --healthy 30m
-        python benchmarks/fuzz_minivllm.py --only none --chance
+Usage: python benchmarks/fuzz_minivllm.py [--only NAME …] [--budget 2m] [--seed N]
+        [--out DIR] python benchmarks/fuzz_minivllm.py --only none --healthy 30m python
+        benchmarks/fuzz_minivllm.py --only none --chance
 
-Each of minivllm's ten faults, switched on by a plugin that names it nowhere, and each of the five
-that other plugins of benchmarks/planted plant: `mmrepro fuzz minivllm --blind` on each. A line for
-each: found or not (a finding that was not confirmed does not count), what was found and how soon.
---healthy: the same without a plugin, which must find nothing, nor see anything once.
---chance: a fault that half of all servers have; the interval of each finding's rate must hold 0.5.
+Each of minivllm's ten faults, switched on by a plugin that names it nowhere, and each
+of the five that other plugins of benchmarks/planted plant: `mmrepro fuzz minivllm
+--blind` on each. A line for
+each: found or not (a finding that was not confirmed does not count), what was found and
+how soon. --healthy: the same without a plugin, which must find nothing, nor see
+anything once. --chance: a fault that half of all servers have; the interval of each
+finding's rate must hold 0.5.
 
-Exit 1: one of the ten was not found, or two of the five (or one, where not all five were asked
-for), or --healthy or --chance did not hold.
-"""
+Exit 1: one of the ten was not found, or two of the five (or one, where not all five
+were asked for), or --healthy or --chance did not hold."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ CHANCE, PROBABILITY = "ghost-key-lru", 0.5
 
 @dataclass(frozen=True)
 class Told:
-    """What one `mmrepro fuzz --json` printed; ``failure``: why it printed nothing of use."""
+    """What one `mmrepro fuzz --json` printed; ``failure``: why it printed nothing of
+    use."""
 
     content: dict[str, Any] = field(default_factory=dict)
     failure: str = ""
@@ -94,7 +96,9 @@ class Bench:
                 return Told(content)
             failure = "no episode was played"
         except (ValueError, LookupError, TypeError):
-            failure = next(reversed(done.stderr.strip().splitlines()), "it said nothing")
+            failure = next(
+                reversed(done.stderr.strip().splitlines()), "it said nothing"
+            )
         return Told(failure=f"exit {done.returncode}: {failure}")
 
 
@@ -146,32 +150,48 @@ def healthy(bench: Bench, budget: str) -> bool:
 
 
 def chance(bench: Bench, budget: str) -> bool:
-    """Whether a fault of half of all servers is found, with a rate that may be a half."""
+    """Whether a fault of half of all servers is found, with a rate that may be a
+    half."""
     args = ("--fault", CHANCE, f"--fault-probability={PROBABILITY}")
     told = bench.fuzz("chance", budget, *(f"--server-arg={arg}" for arg in args))
     rates = [finding["rate"] for finding in told.findings]
-    held = bool(rates) and all(rate["low"] <= PROBABILITY <= rate["high"] for rate in rates)
+    held = bool(rates) and all(
+        rate["low"] <= PROBABILITY <= rate["high"] for rate in rates
+    )
     tell("chance", "held" if held else "FAILED", told)
     for rate in rates:
-        print(f"  {rate['failed']} of {rate['plays']}: {rate['low']:.2f} to {rate['high']:.2f}")
+        print(
+            f"  {rate['failed']} of {rate['plays']}: {rate['low']:.2f} to "
+            f"{rate['high']:.2f}"
+        )
     return held
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     names = [*FAULTS, *PLUGINS]
-    parser.add_argument("--only", nargs="+", choices=[*names, NONE], metavar="NAME", default=names)
+    parser.add_argument(
+        "--only", nargs="+", choices=[*names, NONE], metavar="NAME", default=names
+    )
     parser.add_argument("--budget", default="2m", help="of each run")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--healthy", metavar="BUDGET", help="a run without a mistake, e.g. 30m")
-    parser.add_argument("--chance", action="store_true", help="a fault of half of all servers")
+    parser.add_argument(
+        "--healthy", metavar="BUDGET", help="a run without a mistake, e.g. 30m"
+    )
+    parser.add_argument(
+        "--chance", action="store_true", help="a fault of half of all servers"
+    )
     parser.add_argument("--server-arg", action="append", default=[], metavar="ARG")
     parser.add_argument("--out", type=Path, help="keep everything in this folder")
     options = parser.parse_args()
     faults = [name for name in FAULTS if name in options.only]
     plugins = [name for name in PLUGINS if name in options.only]
     with tempfile.TemporaryDirectory() as temporary:
-        bench = Bench(options.seed, (options.out or Path(temporary)).absolute(), options.server_arg)
+        bench = Bench(
+            options.seed,
+            (options.out or Path(temporary)).absolute(),
+            options.server_arg,
+        )
         bench.out.mkdir(parents=True, exist_ok=True)
         of_faults = found(bench, faults, options.budget)
         of_plugins = found(bench, plugins, options.budget)

@@ -2,14 +2,13 @@
 
     python benchmarks/gpu_live.py [minivllm] [vllm] --out DIR
 
-One server after the other (minivllm 0.1, vLLM 0.23.0, each with CUDA graphs; minivllm once more
-with CUDA's core dump on request, for ``--gpu-core``), idle, under load,
-then with a kernel that takes a minute and a half (``torch.cuda._sleep``) queued before the next
-step, then with the engine asleep in Python. Each is looked at with ``diagnose``, the stuck kernel
-with ``--native`` besides; ``watch --once`` looks at the healthy one. A row has what was done, the
-state, the process, the innermost frame and whether that is right; ``DIR/NAME/`` is the incident.
-Exit code: 1 where a row is false.
-"""
+One server after the other (minivllm 0.1, vLLM 0.23.0, each with CUDA graphs; minivllm
+once more with CUDA's core dump on request, for ``--gpu-core``), idle, under load, then
+with a kernel that takes a minute and a half (``torch.cuda._sleep``) queued before the
+next step, then with the engine asleep in Python. Each is looked at with ``diagnose``,
+the stuck kernel with ``--native`` besides; ``watch --once`` looks at the healthy one. A
+row has what was done, the state, the process, the innermost frame and whether that is
+right; ``DIR/NAME/`` is the incident. Exit code: 1 where a row is false."""
 
 from __future__ import annotations
 
@@ -30,11 +29,18 @@ from mmrepro.live.diagnose.session import diagnose
 from record_ranks import Case, Server, served
 
 GRAPHS = json.dumps(
-    {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}
+    {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [1, 2, 4],
+    }
 )
-"""No compilation, which takes minutes; the decode steps of up to four requests are replayed."""
+"""No compilation, which takes minutes; the decode steps of up to four requests are
+replayed."""
 SERVERS = {
-    "minivllm": Case("minivllm", engine="minivllm", release="0.1", options=(), model="qwen3"),
+    "minivllm": Case(
+        "minivllm", engine="minivllm", release="0.1", options=(), model="qwen3"
+    ),
     "vllm": Case(
         "vllm",
         release="0.23.0",
@@ -47,8 +53,10 @@ SERVERS["minivllm-core"] = replace(
     env={
         "CUDA_ENABLE_USER_TRIGGERED_COREDUMP": "1",
         "CUDA_COREDUMP_SHOW_PROGRESS": "1",
-        "CUDA_COREDUMP_GENERATION_FLAGS": "skip_nonrelocated_elf_images,skip_global_memory,"
-        "skip_shared_memory,skip_local_memory,skip_constbank_memory,skip_abort",
+        "CUDA_COREDUMP_GENERATION_FLAGS": (
+            "skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,"
+            "skip_local_memory,skip_constbank_memory,skip_abort"
+        ),
     },
 )
 """With CUDA's pipe for a core dump of its GPU; the dump is small."""
@@ -69,10 +77,18 @@ def looked(server: Server, out: Path, right: frozenset[S], **more: object) -> Ro
 
 def watch(server: Server, name: str) -> Row:
     command = [sys.executable, "-m", "mmrepro", "watch", server.url, "--once", "--json"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False
+    )
+    lines = [
+        json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")
+    ]
     told = [f"{line.get('event')} {line.get('state')}" for line in lines]
-    return name, bool(lines) and lines[-1].get("state") == "ready", f"{ran.returncode}: {told}"
+    return (
+        name,
+        bool(lines) and lines[-1].get("state") == "ready",
+        f"{ran.returncode}: {told}",
+    )
 
 
 def rows(name: str, case: Case, out: Path, device: str) -> Iterator[Row]:
@@ -105,7 +121,11 @@ def rows(name: str, case: Case, out: Path, device: str) -> Iterator[Row]:
             return
         server.hurt("python", core)
         time.sleep(1.0)
-        yield looked(server, out / f"{name}-python", frozenset({S.FROZEN_NATIVE, S.FROZEN_PYTHON}))
+        yield looked(
+            server,
+            out / f"{name}-python",
+            frozenset({S.FROZEN_NATIVE, S.FROZEN_PYTHON}),
+        )
 
 
 def main() -> int:

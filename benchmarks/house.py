@@ -3,8 +3,8 @@
     python benchmarks/house.py            # writes them anew
     python benchmarks/house.py --check    # ends with 1 where the page differs
 
-An arrow leads from a room to one that it imports. Arrows that follow from others are left out.
-"""
+An arrow leads from a room to one that it imports. Arrows that follow from others are
+left out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ LAYERS = [line.split(" | ") for line in CONTRACTS[0]["layers"]]
 def files() -> dict[str, Path]:
     """Module of each file that git knows or does not ignore."""
     asked = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
-    listed = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        asked, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     packages = {folder: package for package, folder in FOLDERS.items()}
     found = {}
     for name in listed.splitlines():
@@ -60,7 +62,9 @@ def picture() -> str:
     for name in reversed(rooms):  # from below: what a room imports lies below it
         reach[name] = arrows[name].union(*(reach[one] for one in arrows[name]))
     drawn = {
-        name: sorted(there - set().union(*(reach[one] for one in there)), key=rooms.index)
+        name: sorted(
+            there - set().union(*(reach[one] for one in there)), key=rooms.index
+        )
         for name, there in arrows.items()
     }
     edges = [f"    {name} --> {one}" for name in rooms for one in drawn[name]]
@@ -81,7 +85,9 @@ def main() -> None:
     drawn = with_picture(text)
     if "--check" in sys.argv:
         if drawn != text:
-            raise SystemExit(f"The picture is old: python benchmarks/{Path(__file__).name}")
+            raise SystemExit(
+                f"The picture is old: python benchmarks/{Path(__file__).name}"
+            )
     else:
         PAGE.write_text(drawn, encoding="utf-8")
 

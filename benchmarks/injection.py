@@ -2,19 +2,20 @@
 
     python benchmarks/injection.py [--engine vllm-0.24.0 …] [--share 0.25] [--seed 1] [--replay]
 
-A real server logs its requests. For every pattern of every rule a text that it matches is sent in
-every carrier: prompts, system messages, tool calls, stop strings, schemas, names, ids, routes,
-fields of a wrong type; bare, as Python and JSON print it, between other lines, and with an engine's
-own beginning of a line. Harmless texts in the same carriers go first. Then
+A real server logs its requests. For every pattern of every rule a text that it matches
+is sent in every carrier: prompts, system messages, tool calls, stop strings, schemas,
+names, ids, routes, fields of a wrong type; bare, as Python and JSON print it, between
+other lines, and with an engine's own beginning of a line. Harmless texts in the same
+carriers go first. Then
 
 - no rule may match a line of the log that it does not match without the imitations;
-- `mmrepro logs`, `why`, `find` and `diagnose` must say of that server what they said before, and
-  that is no standstill, death or class of failure;
+- `mmrepro logs`, `why`, `find` and `diagnose` must say of that server what they said
+  before, and that is no standstill, death or class of failure;
 - at last the server really fails, and that must be named from the same log.
 
-``--replay``: `mmrepro replay` plays imitations on a server of its own; what it finds must be what
-it finds of the harmless ones. Exit 1: something was false, or the true end was not named.
-"""
+``--replay``: `mmrepro replay` plays imitations on a server of its own; what it finds
+must be what it finds of the harmless ones. Exit 1: something was false, or the true end
+was not named."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / name) for name in ("engine", "unit/probes", "unit/diagnose")]
+sys.path[:0] = [
+    str(ROOT / "tests" / name) for name in ("engine", "unit/probes", "unit/diagnose")
+]
 
 from hypothesis import strategies as st  # noqa: E402
 from live import COMMAND, wait_for  # noqa: E402
@@ -60,16 +63,23 @@ from mmrepro.scenario.registry import load_scenario  # noqa: E402
 from test_log_trust import IMITATIONS, PATTERNS  # noqa: E402
 
 Body = dict[str, Any]
-VLLM: Final = ("--enable-log-requests", "--enable-log-outputs", "--enable-request-id-headers")
+VLLM: Final = (
+    "--enable-log-requests",
+    "--enable-log-outputs",
+    "--enable-request-id-headers",
+)
 SGLANG: Final = ("--log-requests", "--log-requests-level", "3")
 FAULT: Final = next(
-    one for one in load_scenario("borrowed-faults").variants if one.variant == "ghost-key-lru"
+    one
+    for one in load_scenario("borrowed-faults").variants
+    if one.variant == "ghost-key-lru"
 )
 
 
 @dataclass(frozen=True)
 class Served:
-    """``end``: how its server really fails at last; what `logs` or `diagnose` then names."""
+    """``end``: how its server really fails at last; what `logs` or `diagnose` then
+    names."""
 
     engine: str
     release: str
@@ -85,20 +95,26 @@ class Served:
 SERVED: Final = {
     one.name: one
     for one in (
-        Served("minivllm", "0.1", TinyQwen3(), (*FAULT.server_args, "--paper"), "ghost key"),
+        Served(
+            "minivllm", "0.1", TinyQwen3(), (*FAULT.server_args, "--paper"), "ghost key"
+        ),
         Served("vllm", "0.24.0", TinyQwen2VL(), VLLM),
         Served("vllm", "0.32.0", TinyQwen2VL(), VLLM),
         Served("sglang", "0.5.23", TinyQwen2VL(), SGLANG),
         Served("sglang", "0.5.6", TinyQwen2VL(), SGLANG),
-        Served("lmdeploy", "0.6.4", TinyText(), ("--log-level", "INFO"), "asked to end"),
-        Served("lmdeploy", "0.18.0", TinyText(), ("--log-level", "INFO"), "asked to end"),
+        Served(
+            "lmdeploy", "0.6.4", TinyText(), ("--log-level", "INFO"), "asked to end"
+        ),
+        Served(
+            "lmdeploy", "0.18.0", TinyText(), ("--log-level", "INFO"), "asked to end"
+        ),
     )
 }
 CORES: Final = ("EngineCore", "scheduler")
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}
 """Two that meet at a barrier wait for each other where a machine is busy."""
 
-# ---------------------------------------------------------------------- texts and carriers
+# ------------------------------------------------------------------- texts and carriers
 
 FORMS: Final = (
     "(EngineCore pid=20) ERROR 11-24 18:12:17 [core.py:1195] {}",
@@ -153,7 +169,10 @@ def tool(text: str) -> Body:
 def schema(text: str, **more: Any) -> Body:
     shape = {"type": "object", "properties": {"a": {"enum": [text[:100]]}}} | more
     return chat(
-        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": shape}}
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "a", "schema": shape},
+        }
     )
 
 
@@ -176,13 +195,24 @@ BODIES: Final[dict[str, Callable[[str], Body]]] = {
     ),
     "template": lambda t: chat(chat_template=f"{{{{ raise_exception({t!r}) }}}}"),
 }
-COMPLETION, HEADER, QUERY, PATH, NO_JSON = "completion", "X-Request-Id", "query", "path", "no JSON"
+COMPLETION, HEADER, QUERY, PATH, NO_JSON = (
+    "completion",
+    "X-Request-Id",
+    "query",
+    "path",
+    "no JSON",
+)
 CARRIERS: Final = (*BODIES, COMPLETION, HEADER, QUERY, PATH, NO_JSON)
 
 
 def sent(server: Server, carrier: str, text: str) -> int | str:
-    """The status of one request that holds ``text``; the error's name where there was none."""
-    headers, path, method = {"Content-Type": "application/json"}, "/v1/chat/completions", "POST"
+    """The status of one request that holds ``text``; the error's name where there was
+    none."""
+    headers, path, method = (
+        {"Content-Type": "application/json"},
+        "/v1/chat/completions",
+        "POST",
+    )
     data: bytes | None
     if carrier in BODIES:
         data = json.dumps(BODIES[carrier](text)).encode()
@@ -198,7 +228,9 @@ def sent(server: Server, carrier: str, text: str) -> int | str:
         method, data = "GET", None
         quoted = urllib.parse.quote(text[:600], safe="" if carrier == QUERY else "/")
         path = f"/v1/models?q={quoted}" if carrier == QUERY else f"/{quoted}"
-    link = http.client.HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2]), timeout=60)
+    link = http.client.HTTPConnection(
+        "127.0.0.1", int(server.url.rpartition(":")[2]), timeout=60
+    )
     with contextlib.closing(link):
         try:
             link.request(method, path, data, headers)
@@ -210,7 +242,8 @@ def sent(server: Server, carrier: str, text: str) -> int | str:
 
 
 def planned(chance: random.Random, share: float) -> Iterator[tuple[str, str]]:
-    """Carrier and text: each imitation in each carrier, the ways in turn; ``@N@`` counts them."""
+    """Carrier and text: each imitation in each carrier, the ways in turn; ``@N@``
+    counts them."""
     texts, number = imitations(chance), 0
     for at, text in enumerate(texts):
         for place, carrier in enumerate(CARRIERS):
@@ -225,7 +258,9 @@ def planned(chance: random.Random, share: float) -> Iterator[tuple[str, str]]:
 
 
 def printed(*words: str) -> dict[str, Any]:
-    done = subprocess.run([*COMMAND, *words, "--json"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*COMMAND, *words, "--json"], capture_output=True, text=True, check=False
+    )
     try:
         return dict(json.loads(done.stdout))
     except ValueError:
@@ -241,12 +276,18 @@ def named(server: Server, folder: Path) -> dict[str, Any]:
     start = printed("why", str(server.log))
     known = printed("find", str(server.log))
     return {
-        "engine": (log["engine"], found["target"]["engine"], found["target"]["release"]),
+        "engine": (
+            log["engine"],
+            found["target"]["engine"],
+            found["target"]["release"],
+        ),
         "cause": log["cause"]["class"],
         "servers": [one["cause"]["class"] for one in log["servers"]],
         "state": found["assessment"]["state"],
         "classes": sorted(one["name"] for one in found["classes"]),
-        "fits": sorted(m["scenario"] for m in found["matches"] if m["fit"] in ("match", "likely")),
+        "fits": sorted(
+            m["scenario"] for m in found["matches"] if m["fit"] in ("match", "likely")
+        ),
         "why": (start["state"], start["cause"], start["engine"], start["release"]),
         "find": sorted({one["name"] for one in known["found"]}),
     }
@@ -268,12 +309,18 @@ def failed(served: Served, server: Server, folder: Path) -> str:
             out = ["--deadline", deadline, "--out", str(folder / f"end-{deadline}")]
             live = printed("diagnose", server.url, *out)
             found = live.get("diagnosis", live)
-            fits = [(m["scenario"], m["variant"]) for m in found["matches"] if m["fit"] == "match"]
+            fits = [
+                (m["scenario"], m["variant"])
+                for m in found["matches"]
+                if m["fit"] == "match"
+            ]
             if fits:
                 break
         return f"{found['assessment']['state']}, {own}" if fits == [own] else ""
     below = [server.pid, *processes.descendants(server.pid)]
-    core = next((p for p in below if any(m in processes.cmdline(p) for m in CORES)), server.pid)
+    core = next(
+        (p for p in below if any(m in processes.cmdline(p) for m in CORES)), server.pid
+    )
     os.kill(core, signal.SIGTERM if served.end == "asked to end" else signal.SIGKILL)
     wait_for(lambda: not answers(server.url + "/health"), 60, "noticed")
     wait_for(lambda: not processes.alive(core), 60, "gone")
@@ -309,7 +356,9 @@ def tried(served: Served, share: float, seed: int) -> bool:
         log = server.log.read_text(errors="replace")
         alive = answers(server.url + "/health")
         end = failed(served, server, folder)
-    stand = Counter(carrier for number, (carrier, _) in enumerate(todo, 1) if f"@{number}@" in log)
+    stand = Counter(
+        carrier for number, (carrier, _) in enumerate(todo, 1) if f"@{number}@" in log
+    )
     print(f"\n{served.name}: {len(todo)} texts, {dict(Counter(statuses))}")
     often = Counter(carrier for carrier, _ in todo)
     print("  in the log: " + ", ".join(f"{c} {stand[c]}/{often[c]}" for c in CARRIERS))
@@ -319,7 +368,9 @@ def tried(served: Served, share: float, seed: int) -> bool:
     else:
         print(f"  said, before and after: {before}")
     print(f"  its true end, {served.end}: {end or 'NOT NAMED'}")
-    fault = {one.value for one in STANDSTILLS | {ServerState.DEAD, ServerState.PART_DEAD}}
+    fault = {
+        one.value for one in STANDSTILLS | {ServerState.DEAD, ServerState.PART_DEAD}
+    }
     well = not before["classes"] and before["state"] not in fault
     right = before == after and well and alive and not met and bool(end)
     if right:
@@ -334,18 +385,29 @@ def tried(served: Served, share: float, seed: int) -> bool:
 
 def played(served: Served, texts: list[str], folder: Path) -> dict[str, Any]:
     """What `mmrepro replay` finds of a batch that holds each of the texts."""
-    makers = [make for name, make in BODIES.items() if name not in ("template", "no number")]
+    makers = [
+        make for name, make in BODIES.items() if name not in ("template", "no number")
+    ]
     lines = [
         {
-            "custom_id": f"r{n}", "method": "POST", "url": "/v1/chat/completions",
+            "custom_id": f"r{n}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
             "body": makers[n % len(makers)](text),
         }
         for n, text in enumerate(texts)
-    ]  # fmt: skip
+    ]
     folder.mkdir()
     batch = folder / "batch.jsonl"
     batch.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    words = ["replay", str(batch), "--engine", served.engine, "--release", served.release]
+    words = [
+        "replay",
+        str(batch),
+        "--engine",
+        served.engine,
+        "--release",
+        served.release,
+    ]
     words += ["--repeat", "1", "--no-shrink", "--out", str(folder / "played")]
     words += [f"--server-arg={arg}" for arg in served.args]
     told = printed(*words)
@@ -359,7 +421,10 @@ def replayed(served: Served, seed: int, count: int) -> bool:
     texts = [text for _, text in planned(chance, 0.1)][:count]
     quiet = played(served, [f"hello {n}" for n in range(len(texts))], folder / "quiet")
     loud = played(served, texts, folder / "loud")
-    print(f"\n{served.name}, replay of {len(texts)}: harmless {quiet}\n  imitations {loud}")
+    print(
+        f"\n{served.name}, replay of {len(texts)}: harmless {quiet}\n  imitations "
+        f"{loud}"
+    )
     return quiet == loud
 
 
@@ -368,10 +433,16 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--engine", action="append", choices=SERVED)
-    parser.add_argument("--share", type=float, default=1.0, help="of rules times carriers")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="of rules times carriers"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--replay", action="store_true", help="by replay in place of a server")
-    parser.add_argument("--count", type=int, default=120, help="of the texts that are replayed")
+    parser.add_argument(
+        "--replay", action="store_true", help="by replay in place of a server"
+    )
+    parser.add_argument(
+        "--count", type=int, default=120, help="of the texts that are replayed"
+    )
     asked = parser.parse_args()
     each = [SERVED[name] for name in asked.engine or SERVED]
     if asked.replay:

@@ -1,12 +1,13 @@
-"""What `mmrepro diagnose` says of each failure of the catalogue whose server was left running.
+"""What `mmrepro diagnose` says of each failure of the catalogue whose server was left
+running.
 
-Usage:  python benchmarks/left_running.py --out DIR [--only NAME[@RELEASE]]... [--table FILE.md]
+Usage: python benchmarks/left_running.py --out DIR [--only NAME[@RELEASE]]... [--table
+    FILE.md]
 
-Each scenario's server is left as its run left it (`mmrepro run NAME --keep-server`), or its log
-where it is gone, looked at once as a stranger would (`mmrepro diagnose URL --log LOG`), and ended.
-What is over when its client leaves has one that waits. Exit 1: a run did not reproduce, or
-something else was named than the scenario.
-"""
+Each scenario's server is left as its run left it (`mmrepro run NAME --keep-server`), or
+its log where it is gone, looked at once as a stranger would (`mmrepro diagnose URL
+--log LOG`), and ended. What is over when its client leaves has one that waits. Exit 1:
+a run did not reproduce, or something else was named than the scenario."""
 
 from __future__ import annotations
 
@@ -27,13 +28,28 @@ import psutil
 from mmrepro.scenarios.capacity_never import NEVER
 
 NAMES = (
-    "uuid-alias", "caller-hash", "abort-by-prefix", "top-logprobs-kill", "grammar-backend-latch",
-    "stop-token-oov", "embeds-mrope", "capacity-never", "text-only-placeholder", "ghost-decode",
-    "fake-bootstrap", "completions-session", "seeded-chunk",
-)  # fmt: skip
-HEAD = "| left running | the server | `diagnose` | by name | by class |\n|---|---|---|---|---|\n"
+    "uuid-alias",
+    "caller-hash",
+    "abort-by-prefix",
+    "top-logprobs-kill",
+    "grammar-backend-latch",
+    "stop-token-oov",
+    "embeds-mrope",
+    "capacity-never",
+    "text-only-placeholder",
+    "ghost-decode",
+    "fake-bootstrap",
+    "completions-session",
+    "seeded-chunk",
+)
+HEAD = (
+    "| left running | the server | `diagnose` | by name | by class |\n"
+    "|---|---|---|---|---|\n"
+)
 END_S = 30.0
-WAITING = {"capacity-never": {"model": "tiny", "prompt": [100] * NEVER, "max_tokens": 4}}
+WAITING = {
+    "capacity-never": {"model": "tiny", "prompt": [100] * NEVER, "max_tokens": 4}
+}
 """Its request once more, to /v1/completions, while it is looked at."""
 
 
@@ -76,24 +92,34 @@ def client(name: str, url: str) -> Iterator[None]:
 def looked_at(name: str, release: str, folder: Path) -> tuple[str, bool]:
     """A row of the table, and whether it is as it should be."""
     wanted = ("--release", release) if release else ()
-    _, run = mmrepro("run", name, *wanted, "--keep-server", "--out", str(folder / "run"))
+    _, run = mmrepro(
+        "run", name, *wanted, "--keep-server", "--out", str(folder / "run")
+    )
     title = f"`{name}`, {run['engine']['name']} {run['engine']['release']}"
     if run["verdict"]["outcome"] != "reproduced":
-        return f"| {title} | not left: the run was {run['verdict']['outcome']} | | | |", False
+        return (
+            f"| {title} | not left: the run was {run['verdict']['outcome']} | | | |",
+            False,
+        )
     with left_running(run) as runs:
         log = folder / "run" / "evidence" / "engine.log"
         url = run["server"]["url"]
         with client(name, url):
-            code, told = mmrepro("diagnose", url, "--log", str(log), "--out", str(folder / "told"))
+            code, told = mmrepro(
+                "diagnose", url, "--log", str(log), "--out", str(folder / "told")
+            )
     fits = {m["scenario"]: m["fit"] for m in told["matches"] if m["fit"] != "not-this"}
     named = {of for of, fit in fits.items() if fit not in ("exposed", "inconclusive")}
     classes = [f"{c['name']} ({c['certainty']})" for c in told["classes"]]
     row = (
-        f"| {title} | {'runs' if runs else 'gone'} | {told['assessment']['state']}, exit {code} "
-        f"| {', '.join(f'`{of}` {fits[of]}' for of in {*named, *fits.keys() & {name}}) or '–'} "
+        f"| {title} | {'runs' if runs else 'gone'} | {told['assessment']['state']}, "
+        f"exit {code} | "
+        f"{', '.join(f'`{of}` {fits[of]}' for of in {*named, *fits.keys() & {name}}) or '–'} "
         f"| {', '.join(classes) or '–'} |"
     )
-    return row, named <= {name} and bool(named or classes or fits.get(name) == "exposed")
+    return row, named <= {name} and bool(
+        named or classes or fits.get(name) == "exposed"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,11 +2,10 @@
 
     python benchmarks/log_scan.py [--mib 200] [--repeat 3]
 
-Writes a synthetic vLLM log (three processes, uvicorn lines, few errors) to a temporary folder, as
-the server does and as collectors keep it, and prints a table. Best of ``--repeat`` runs each, the
-file in the page cache for all of them. Seconds are processor time, grep's included: what runs
-beside them does not count.
-"""
+Writes a synthetic vLLM log (three processes, uvicorn lines, few errors) to a temporary
+folder, as the server does and as collectors keep it, and prints a table. Best of
+``--repeat`` runs each, the file in the page cache for all of them. Seconds are
+processor time, grep's included: what runs beside them does not count."""
 
 from __future__ import annotations
 
@@ -44,28 +43,51 @@ KEPT: dict[str, Callable[[str], str]] = {
 }
 
 
-def write_log(path: Path, mib: int, colours: bool, keep: Callable[[str], str] = str) -> None:
-    """About 100 bytes a line, one error in 20 000 lines, a few lines that are not UTF-8."""
+def write_log(
+    path: Path, mib: int, colours: bool, keep: Callable[[str], str] = str
+) -> None:
+    """About 100 bytes a line, one error in 20 000 lines, a few lines that are not
+    UTF-8."""
     chance = random.Random(7)
     on, off = ("\x1b[1;36m", "\x1b[0;0m") if colours else ("", "")
     core, server = f"{on}(EngineCore pid=3302){off} ", f"{on}(APIServer pid=3100){off} "
     kinds = [
-        core + "DEBUG 11-21 02:44:01 [v1/core/sched/scheduler.py:{n}] step {n}: 3 scheduled",
-        core + "INFO 11-21 02:44:01 [v1/engine/core.py:{n}] EngineCore loop active, step {n}.",
-        server + "INFO 11-21 02:44:02 [v1/engine/async_llm.py:{n}] Added request chatcmpl-{n}abc.",
-        server + 'INFO:     127.0.0.1:{n} - "POST /v1/chat/completions HTTP/1.1" 200 OK',
-        server + "INFO 11-21 02:44:03 [loggers.py:{n}] Avg prompt throughput: {n}.5 tokens/s, x",
+        core
+        + "DEBUG 11-21 02:44:01 [v1/core/sched/scheduler.py:{n}] step {n}: 3 scheduled",
+        core
+        + (
+            "INFO 11-21 02:44:01 [v1/engine/core.py:{n}] EngineCore loop "
+            "active, step {n}."
+        ),
+        server
+        + (
+            "INFO 11-21 02:44:02 [v1/engine/async_llm.py:{n}] Added request "
+            "chatcmpl-{n}abc."
+        ),
+        server
+        + 'INFO:     127.0.0.1:{n} - "POST /v1/chat/completions HTTP/1.1" 200 OK',
+        server
+        + (
+            "INFO 11-21 02:44:03 [loggers.py:{n}] Avg prompt throughput: {n}.5 "
+            "tokens/s, x"
+        ),
     ]
-    rare = core + "ERROR 11-21 02:51:52 [v1/engine/core.py:1616] AssertionError: Expected a cached "
+    rare = core + (
+        "ERROR 11-21 02:51:52 [v1/engine/core.py:1616] AssertionError: "
+        "Expected a cached "
+    )
     with path.open("wb") as file:
         while file.tell() < mib << 20:
             lines = [
-                chance.choices(kinds, (40, 30, 15, 14, 1))[0].format(n=chance.randrange(9999))
+                chance.choices(kinds, (40, 30, 15, 14, 1))[0].format(
+                    n=chance.randrange(9999)
+                )
                 for _ in range(20_000)
             ]
             lines[777] = rare + "item for mm_hash=0ab4"
             file.write(
-                ("\n".join(map(keep, lines)) + "\n").encode() + b"(EngineCore pid=3302) \xff\xfe\n"
+                ("\n".join(map(keep, lines)) + "\n").encode()
+                + b"(EngineCore pid=3302) \xff\xfe\n"
             )
 
 
@@ -97,7 +119,9 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=200)
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
-    expressions = [a for p in (*PATTERNS.values(), PROGRESS, ERRORS) for a in ("-e", str(p))]
+    expressions = [
+        a for p in (*PATTERNS.values(), PROGRESS, ERRORS) for a in ("-e", str(p))
+    ]
     expressions = [e.replace("?:", "").replace("?P<hash>", "") for e in expressions]
     with tempfile.TemporaryDirectory(prefix="mmrepro-bench-") as folder:
         for kind, keep in KEPT.items():
@@ -106,7 +130,9 @@ def main() -> None:
             mib = path.stat().st_size / 2**20
             rows = {
                 "grep -c one text": lambda p=path: grep(p, "Expected a cached item"),
-                "grep -c -E the same patterns": lambda p=path: grep(p, "-E", *expressions),
+                "grep -c -E the same patterns": lambda p=path: grep(
+                    p, "-E", *expressions
+                ),
                 "logs probe": lambda p=path: probe(p),
             }
             print(f"\n{mib:.0f} MiB, {kind}")
@@ -115,7 +141,10 @@ def main() -> None:
             for name, action in rows.items():
                 seconds = best_of(options.repeat, action)
                 base = base or seconds
-                print(f"{name:30} {seconds:8.3f} {mib / seconds:8.0f} {seconds / base:7.1f}")
+                print(
+                    f"{name:30} {seconds:8.3f} {mib / seconds:8.0f} "
+                    f"{seconds / base:7.1f}"
+                )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"\npeak memory of this process: {peak:.0f} MiB (writing the log included)")
 

@@ -1,10 +1,11 @@
 """What a nightly run would take on several machines: nothing is run or fetched.
 
-Usage:  python benchmarks/matrix_simulate.py nightly.toml --machines 1,2,4 --ledger nights
+Usage: python benchmarks/matrix_simulate.py nightly.toml --machines 1,2,4 --ledger
+    nights
 
-Cells are given out as `mmrepro matrix run` does it, with the times that were measured. What is
-measured and what is assumed is below the table. Exit 2: a wrong option, file or ledger.
-"""
+Cells are given out as `mmrepro matrix run` does it, with the times that were measured.
+What is measured and what is assumed is below the table. Exit 2: a wrong option, file or
+ledger."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ from _fleet import Fleet, Simulated, Times, copies, simulate
 from mmrepro.base.errors import MmreproError, UsageError
 from mmrepro.base.units import duration, parse_duration, parse_size
 from mmrepro.campaign.matrix import selectors
-from mmrepro.campaign.matrix.options import DEFAULT_OUT, MatrixFile, MatrixRunCommand, load
+from mmrepro.campaign.matrix.options import (
+    DEFAULT_OUT,
+    MatrixFile,
+    MatrixRunCommand,
+    load,
+)
 from mmrepro.campaign.matrix.plan import planned_of
 from mmrepro.campaign.matrix.session import Measured
 from mmrepro.campaign.schedule import (
@@ -72,15 +78,27 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     run.add_argument("--mitigation", action="append")
     run.add_argument("--repeat", type=at_least_one(1000), help="runs of each cell")
     run.add_argument("--max-time", default="", help="e.g. 45m")
-    run.add_argument("--disk", default="", help="what may be added to each machine, e.g. 40G")
-    own = parser.add_argument_group("the machines")
-    own.add_argument("--jobs", type=at_least_one(64), default=1, help="orders at a time on each")
-    own.add_argument("--machines", default="1,2,4,8,16", help="how many, several with commas")
-    own.add_argument(
-        "--ledger", type=Path, help="earlier runs' times; without a scenario, its newest cells"
+    run.add_argument(
+        "--disk", default="", help="what may be added to each machine, e.g. 40G"
     )
-    own.add_argument("--cells", type=at_least_one(50_000), help="so many: copies of the plan's")
-    own.add_argument("--fetched", action="store_true", help="all environments are there already")
+    own = parser.add_argument_group("the machines")
+    own.add_argument(
+        "--jobs", type=at_least_one(64), default=1, help="orders at a time on each"
+    )
+    own.add_argument(
+        "--machines", default="1,2,4,8,16", help="how many, several with commas"
+    )
+    own.add_argument(
+        "--ledger",
+        type=Path,
+        help="earlier runs' times; without a scenario, its newest cells",
+    )
+    own.add_argument(
+        "--cells", type=at_least_one(50_000), help="so many: copies of the plan's"
+    )
+    own.add_argument(
+        "--fetched", action="store_true", help="all environments are there already"
+    )
     own.add_argument("--json", action="store_true", help="one JSON document on stdout")
     return parser.parse_args(words)
 
@@ -119,8 +137,8 @@ def answer(asked: argparse.Namespace) -> None:
     work = (asked.cells or len(planned)) * sum(numbers) * asked.jobs
     if work > MOST_WORK:
         raise UsageError(
-            f"Cells times machines times jobs are {work:,}: more than {MOST_WORK:,} would take "
-            "minutes.",
+            f"Cells times machines times jobs are {work:,}: more than {MOST_WORK:,} "
+            "would take minutes.",
             hint="fewer --cells, --machines or --jobs",
         )
     measured: list[str] = []
@@ -129,13 +147,17 @@ def answer(asked: argparse.Namespace) -> None:
     known = {p.cell.id: estimates.of(p.cell) for p in planned}
     cells, seconds = _times(planned, asked.cells, known, source, measured, assumed)
     groups = groups_of(cells)
-    times = _environments(groups, seconds, repeat, measured, assumed, fetched=asked.fetched)
+    times = _environments(
+        groups, seconds, repeat, measured, assumed, fetched=asked.fetched
+    )
     assumed.append(
-        f"{SETUP_S:.0f} s of set-up for each order, where an environment has several runs; nothing "
-        "fails or surprises; machines are alike, and runs do not slow one another"
+        f"{SETUP_S:.0f} s of set-up for each order, where an environment has several "
+        "runs; nothing fails or surprises; machines are alike, and runs do not slow "
+        "one another"
     )
     fleets = [
-        Fleet(n, asked.jobs, asked.fetched, settings.disk, settings.max_time) for n in numbers
+        Fleet(n, asked.jobs, asked.fetched, settings.disk, settings.max_time)
+        for n in numbers
     ]
     simulated = simulate(groups, times, fleets)
     run_s = round(sum(seconds.values()) * repeat, 1)
@@ -174,7 +196,9 @@ def _cells(
     if asked.file is not None or asked.scenarios or history.newest is None:
         return planned_of(asked, given)[0]
     if not history.newest.planned:
-        raise UsageError(f"The newest night of {source} has no cell.", hint="mmrepro list")
+        raise UsageError(
+            f"The newest night of {source} has no cell.", hint="mmrepro list"
+        )
     return list(history.newest.planned.values())
 
 
@@ -185,7 +209,8 @@ def _numbers(text: str) -> list[int]:
         numbers = [0]
     if not all(0 < number <= MOST for number in numbers):
         raise UsageError(
-            f"--machines {text!r} is not numbers from 1 to {MOST}.", hint="e.g. --machines 1,2,4"
+            f"--machines {text!r} is not numbers from 1 to {MOST}.",
+            hint="e.g. --machines 1,2,4",
         )
     return numbers
 
@@ -199,23 +224,28 @@ def _times(
     assumed: list[str],
 ) -> tuple[list[Planned], dict[str, float]]:
     """The cells, and what a run of each takes."""
-    counts = Counter(why.rpartition(" ")[2] for _, why in known.values() if why != ASSUMED_WHY)
+    counts = Counter(
+        why.rpartition(" ")[2] for _, why in known.values() if why != ASSUMED_WHY
+    )
     if counts:
-        of = ", ".join(f"{counts[w]} by the {w}" for w in ("cell", "row", "engine") if counts[w])
+        of = ", ".join(
+            f"{counts[w]} by the {w}" for w in ("cell", "row", "engine") if counts[w]
+        )
         measured.append(f"run times: medians of the attempts in {source}: {of}")
     if rest := len(known) - counts.total():
         assumed.append(f"run times: {rest} cells, {ASSUMED_RUN_S:.0f} s each")
     made = copies(planned, number or len(planned))
     if len(made) > len(planned):
         assumed.append(
-            f"{len(made) - len(planned):,} of the {len(made):,} cells are copies of the plan's "
-            f"{len(planned)}, in the same environments"
+            f"{len(made) - len(planned):,} of the {len(made):,} cells are copies of "
+            f"the plan's {len(planned)}, in the same environments"
         )
     return [p for p, _ in made], {p.cell.id: known[original][0] for p, original in made}
 
 
 class Packages(Measured):
-    """Sizes of environments as well; one that is not here is like the nearest older release."""
+    """Sizes of environments as well; one that is not here is like the nearest older
+    release."""
 
     def __init__(self, stored: Sequence[Stored] | None = None) -> None:
         super().__init__(stored)
@@ -236,7 +266,9 @@ class Packages(Measured):
             spec = group.spec
             return {engine: ASSUMED_BYTES if spec is None else spec.disk_bytes}
         wanted = selectors.version_of(group.release)
-        older = [one for one in alike if selectors.version_of(one.manifest.release) <= wanted]
+        older = [
+            one for one in alike if selectors.version_of(one.manifest.release) <= wanted
+        ]
         nearest = older[-1] if older else alike[0]
         project = nearest.manifest.project.replace("-", "_").lower()
         return {
@@ -270,8 +302,9 @@ def _environments(
     counts = Counter(here.basis(group) for group in groups)
     if counts[OWN] and not fetched:
         measured.append(
-            f"environments: build time and packages of {counts[OWN]} of {len(groups)} as they are "
-            "on this machine; a machine has each package once, bytes are unpacked ones"
+            f"environments: build time and packages of {counts[OWN]} of {len(groups)} "
+            "as they are on this machine; a machine has each package once, bytes are "
+            "unpacked ones"
         )
     if fetched:
         assumed.append("environments: every machine has all of them")
@@ -279,18 +312,22 @@ def _environments(
         assumed.append("environments: no machine has any at the start")
         if counts[NEAR]:
             assumed.append(
-                f"environments: {counts[NEAR]} that are not on this machine are like the nearest "
-                "older release of their engine that is, but for the engine's own package"
+                f"environments: {counts[NEAR]} that are not on this machine are like "
+                "the nearest older release of their engine that is, but for the "
+                "engine's own package"
             )
         if counts[NONE]:
             assumed.append(
-                f"environments: {counts[NONE]} of engines that this machine has none of, "
-                f"{ASSUMED_BUILD_S:.0f} s and {ASSUMED_BYTES / 2**30:.0f} GiB each"
+                f"environments: {counts[NONE]} of engines that this machine has none "
+                f"of, {ASSUMED_BUILD_S:.0f} s and {ASSUMED_BYTES / 2**30:.0f} GiB each"
             )
     packages = {group.name: here.of(group) for group in groups}
     builds = {group.name: 0.0 if fetched else here.build_s(group) for group in groups}
     specs = {group.name: group.spec for group in groups}
-    rooms = {n: ASSUMED_BYTES if spec is None else spec.disk_bytes for n, spec in specs.items()}
+    rooms = {
+        n: ASSUMED_BYTES if spec is None else spec.disk_bytes
+        for n, spec in specs.items()
+    }
     return Times(
         run,
         build=lambda group: builds[group.name],
@@ -302,8 +339,21 @@ def _environments(
 
 def _print(simulated: Sequence[Simulated], bounded: bool, console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    heads = ["machines", "takes", "efficiency", "orders", "longest", "idle", "fetched", "unpacked"]
-    heads += ["fullest disk", *(["dropped", "fetched again"] if bounded else []), "cells left"]
+    heads = [
+        "machines",
+        "takes",
+        "efficiency",
+        "orders",
+        "longest",
+        "idle",
+        "fetched",
+        "unpacked",
+    ]
+    heads += [
+        "fullest disk",
+        *(["dropped", "fetched again"] if bounded else []),
+        "cells left",
+    ]
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for one in simulated:

@@ -4,13 +4,13 @@
     uv run --group mutants python benchmarks/mutants.py --only scenarios/shape_alias.py --out DIR
     uv run --group mutants python benchmarks/mutants.py --again --out DIR   # what survived there
 
-The mutants are cosmic-ray's. Each is tried in a copy of the working tree, in a process that may
-write nowhere else and signal nobody but its own children (Landlock), and has limits of time and of
-memory. It is tried by the tests that call the function it lies in, the fastest files first. Which
-those are is measured in the first run and kept in DIR/tests.json; a test file that changes is
-measured again, and so is one in which a test failed: such a test kills nothing.
-docs/lab/mutation.md says what is mutated, and names each survivor.
-"""
+The mutants are cosmic-ray's. Each is tried in a copy of the working tree, in a process
+that may write nowhere else and signal nobody but its own children (Landlock), and has
+limits of time and of memory. It is tried by the tests that call the function it lies
+in, the fastest files first. Which those are is measured in the first run and kept in
+DIR/tests.json; a test file that changes is measured again, and so is one in which a
+test failed: such a test kills nothing. docs/lab/mutation.md says what is mutated, and
+names each survivor."""
 
 from __future__ import annotations
 
@@ -33,11 +33,20 @@ from _mutations import JUDGES, Mutant, files, mutants_of, mutated, source
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = "tests/unit/**/test_*.py"
-PROCESSES = ("warm", "supervise", "starter", "run_starts", "pack", "watch", "environment")
+PROCESSES = (
+    "warm",
+    "supervise",
+    "starter",
+    "run_starts",
+    "pack",
+    "watch",
+    "environment",
+)
 """In the names of test files that start processes: they judge nothing."""
 LAST = ("test_imposters.py", "test_judge.py")
 SECONDS, TIMES = 30.0, 5.0
-"""A mutant is killed when it takes so many seconds and so many times what its tests took."""
+"""A mutant is killed when it takes so many seconds and so many times what its tests
+took."""
 
 
 @dataclass
@@ -84,7 +93,11 @@ def measured(out: Path, patterns: list[str], places: list[Place]) -> dict[str, K
     old = json.loads(cache.read_text()) if cache.is_file() else {}
     known = {name: Known(**one) for name, one in old.items()}
     now = digests(patterns)
-    stale = [n for n in now if n not in known or known[n].failing or known[n].digest != now[n]]
+    stale = [
+        n
+        for n in now
+        if n not in known or known[n].failing or known[n].digest != now[n]
+    ]
     stale.sort(key=lambda name: (Path(name).name not in LAST, name))
 
     def measure(name: str, place: Place) -> str:
@@ -100,22 +113,34 @@ def measured(out: Path, patterns: list[str], places: list[Place]) -> dict[str, K
     return {name: known[name] for name in now}
 
 
-def tests_for(mutant: Mutant, key: str, known: dict[str, Known]) -> tuple[list[str], float]:
-    """Tests that call its function, those of the fastest file first, and their seconds. For what
-    runs at import, and where none is known to: tests that call anything in its file."""
+def tests_for(
+    mutant: Mutant, key: str, known: dict[str, Known]
+) -> tuple[list[str], float]:
+    """Tests that call its function, those of the fastest file first, and their seconds.
+    For what runs at import, and where none is known to: tests that call anything in its
+    file."""
     by_function = _calling(known, lambda call: call == f"{key}:{mutant.function}")
     picked = by_function or _calling(known, lambda call: call.startswith(f"{key}:"))
-    cost = {n: sum(known[n].seconds.get(t, 0.0) for t in tests) for n, tests in picked.items()}
+    cost = {
+        n: sum(known[n].seconds.get(t, 0.0) for t in tests)
+        for n, tests in picked.items()
+    }
     order = sorted(picked, key=lambda n: (Path(n).name in LAST, cost[n]))
     whole = {n for n in order if len(picked[n]) == len(known[n].calls)}
-    return [t for n in order for t in ([n] if n in whole else picked[n])], sum(cost.values())
+    return [t for n in order for t in ([n] if n in whole else picked[n])], sum(
+        cost.values()
+    )
 
 
-def _calling(known: dict[str, Known], wanted: Callable[[str], bool]) -> dict[str, list[str]]:
+def _calling(
+    known: dict[str, Known], wanted: Callable[[str], bool]
+) -> dict[str, list[str]]:
     """By file, the tests with such a call."""
     found = {
         name: [
-            t for t, calls in one.calls.items() if t not in one.failing and any(map(wanted, calls))
+            t
+            for t, calls in one.calls.items()
+            if t not in one.failing and any(map(wanted, calls))
         ]
         for name, one in known.items()
     }
@@ -126,7 +151,8 @@ def _calling(known: dict[str, Known], wanted: Callable[[str], bool]) -> dict[str
 
 
 def share(work: list[Any], places: list[Place], do: Any) -> None:
-    """Each piece of ``work`` at one of the places, as they become free; what it says is shown."""
+    """Each piece of ``work`` at one of the places, as they become free; what it says is
+    shown."""
     left: queue.SimpleQueue[Any] = queue.SimpleQueue()
     for piece in work:
         left.put(piece)
@@ -183,15 +209,21 @@ def table(results: list[Tried]) -> str:
     for name in [*sorted({r.mutant.file for r in results}), "all"]:
         own = [r for r in results if name in (r.mutant.file, "all")]
         killed = sum(r.killed for r in own)
-        rows.append((name, str(len(own)), str(killed), f"{100 * killed / len(own):.1f} %"))
-    return "\n".join("| " + " | ".join(row) + " |" for row in [rows[0], ("---",) * 4, *rows[1:]])
+        rows.append(
+            (name, str(len(own)), str(killed), f"{100 * killed / len(own):.1f} %")
+        )
+    return "\n".join(
+        "| " + " | ".join(row) + " |" for row in [rows[0], ("---",) * 4, *rows[1:]]
+    )
 
 
 def chosen(options: argparse.Namespace) -> list[Mutant]:
     if options.again:
         last = json.loads((options.out / "result.json").read_text())
         return [Mutant(**r["mutant"]) for r in last["tried"] if not r["killed"]]
-    found = sorted(m for file in files(options.only or JUDGES) for m in mutants_of(file))
+    found = sorted(
+        m for file in files(options.only or JUDGES) for m in mutants_of(file)
+    )
     random.Random(options.seed).shuffle(found)
     if options.list or not options.sample:
         return found
@@ -206,17 +238,30 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0, help="so many of them; 0: all")
     parser.add_argument("--seed", type=int, default=14)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--memory-gib", type=int, default=6, help="address space of a process")
-    parser.add_argument("--only", nargs="+", metavar="PATH", help="files, or patterns of files")
-    parser.add_argument("--tests", nargs="+", default=[TESTS], help="only these test files")
-    parser.add_argument("--again", action="store_true", help="those that survived in DIR")
-    parser.add_argument("--list", action="store_true", help="show the mutants, try none")
+    parser.add_argument(
+        "--memory-gib", type=int, default=6, help="address space of a process"
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="PATH", help="files, or patterns of files"
+    )
+    parser.add_argument(
+        "--tests", nargs="+", default=[TESTS], help="only these test files"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="those that survived in DIR"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="show the mutants, try none"
+    )
     parser.add_argument("--out", type=Path, default=Path("mutants"))
     options = parser.parse_args()
     mutants = chosen(options)
     if options.list:
         for m in sorted(mutants):
-            print(f"{m.file}:{m.line} {m.operator} {m.occurrence} in {m.function or 'the module'}")
+            print(
+                f"{m.file}:{m.line} {m.operator} {m.occurrence} in "
+                f"{m.function or 'the module'}"
+            )
         print(f"{len(mutants)} mutants")
         return
     options.out.mkdir(parents=True, exist_ok=True)
@@ -253,7 +298,10 @@ def main() -> None:
     for r in results:
         if not r.killed:
             m = r.mutant
-            print(f"\n{m.file}:{m.line} {m.operator} in {m.function or 'the module'}: {r.how}")
+            print(
+                f"\n{m.file}:{m.line} {m.operator} in {m.function or 'the module'}: "
+                f"{r.how}"
+            )
             print(r.diff)
     print(f"\n{table(results)}\n\n{document['seconds']} s")
 

@@ -1,19 +1,21 @@
-"""NCCL's own report of its ranks, and PyTorch's Flight Recorder, of real ranks on one GPU.
+"""NCCL's own report of its ranks, and PyTorch's Flight Recorder, of real ranks on one
+GPU.
 
     python benchmarks/nccl_ras.py --out DIR [--ranks 3] [--only STATE] [--python PYTHON]
 
-Needs one NVIDIA GPU, and torch with NCCL 2.24 or later. NCCL refuses two ranks on one GPU of one
-node; each rank here has a node's name of its own (``NCCL_HOSTID``), so they talk over sockets on
-the loopback interface. Three states, each with fresh ranks:
+Needs one NVIDIA GPU, and torch with NCCL 2.24 or later. NCCL refuses two ranks on one
+GPU of one node; each rank here has a node's name of its own (``NCCL_HOSTID``), so they
+talk over sockets on the loopback interface. Three states, each with fresh ranks:
 
 - ``healthy``: all have done their operations, and wait for nothing.
 - ``absent``: rank 1 sleeps, and never enters the all_reduce in which the others wait.
-- ``killed``: the last rank is ended by SIGKILL while the others wait for it in an all_reduce.
+- ``killed``: the last rank is ended by SIGKILL while the others wait for it in an
+  all_reduce.
 
-``STATE.txt`` and ``STATE.json`` are the two forms of what the service answers, byte for byte;
-``STATE-later.*`` the same after 20 s more; ``STATE-probe.json`` is what ``mmrepro.probes.ras``
-reads of it; ``STATE-trace_N.json`` the Flight Recorder of a rank. A line is printed for each.
-"""
+``STATE.txt`` and ``STATE.json`` are the two forms of what the service answers, byte for
+byte; ``STATE-later.*`` the same after 20 s more; ``STATE-probe.json`` is what
+``mmrepro.probes.ras`` reads of it; ``STATE-trace_N.json`` the Flight Recorder of a
+rank. A line is printed for each."""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def rank_main(state: str, rank: int, size: int, port: int, out: Path) -> None:
     (out / f"{state}-{rank}.ready").write_text(str(os.getpid()))
     while not (out / f"{state}.go").exists():
         time.sleep(0.05)
-    waits = (state == "absent" and rank != 1) or (state == "killed" and rank != size - 1)
+    waits = (state == "absent" and rank != 1) or (
+        state == "killed" and rank != size - 1
+    )
     if waits:
         dist.all_reduce(value, async_op=True)
     end = time.monotonic() + 120
@@ -104,7 +108,8 @@ def record(out: Path, name: str) -> None:
             head, _, answer = whole.partition(b"\n")
             (out / f"{name}.{form}").write_bytes(answer)
             print(
-                f"{name}.{form}: {len(answer)} bytes in {took:.2f} s; {head.decode()}", flush=True
+                f"{name}.{form}: {len(answer)} bytes in {took:.2f} s; {head.decode()}",
+                flush=True,
             )
         except OSError as error:
             print(f"{name}.{form}: {error}", flush=True)
@@ -117,7 +122,10 @@ def record(out: Path, name: str) -> None:
     began = time.monotonic()
     read = run_probe(RasProbe(), out / "raw", 3)
     (out / f"{name}-probe.json").write_text(read.model_dump_json(indent=1))
-    print(f"{name}: the probe says {read.status.value} in {time.monotonic() - began:.2f} s")
+    print(
+        f"{name}: the probe says {read.status.value} in {time.monotonic() - began:.2f} "
+        "s"
+    )
 
 
 def state_of(state: str, size: int, out: Path, python: str) -> None:

@@ -1,15 +1,16 @@
-"""Do people see the pages as they are meant? Heights, contrast, script and policy, in a browser.
+"""Do people see the pages as they are meant? Heights, contrast, script and policy, in a
+browser.
 
-Usage:  uv run --with playwright --with axe-playwright-python benchmarks/pages.py PLACE...
-            [--out DIR] [--browser /usr/bin/chromium]
+Usage: uv run --with playwright --with axe-playwright-python benchmarks/pages.py
+            PLACE... [--out DIR] [--browser /usr/bin/chromium]
 
-Each PLACE is a folder with a document, a bundle, or a recorded run of tests/evidence. Its page is
-made again and opened in headless Chromium (Debian's package): light, dark, and 390 pixels wide.
-Printed are the page's height with all folded, where its first picture begins, the violations that
-axe-core finds, and whether script and style run under the page's own policy. Exit 1: a violation,
-an error of the script, a page that is wider than its window, or a picture below the first screen.
-With --out, a screenshot of each is kept, as small as 64 colours make it.
-"""
+Each PLACE is a folder with a document, a bundle, or a recorded run of tests/evidence.
+Its page is made again and opened in headless Chromium (Debian's package): light, dark,
+and 390 pixels wide. Printed are the page's height with all folded, where its first
+picture begins, the violations that axe-core finds, and whether script and style run
+under the page's own policy. Exit 1: a violation, an error of the script, a page that is
+wider than its window, or a picture below the first screen. With --out, a screenshot of
+each is kept, as small as 64 colours make it."""
 
 from __future__ import annotations
 
@@ -57,8 +58,11 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def _look(browser: Any, file: Path, name: str, width: int, scheme: str, out: Path | None) -> int:
-    """Open the page in one view and print its row; returns what is wrong with it, counted."""
+def _look(
+    browser: Any, file: Path, name: str, width: int, scheme: str, out: Path | None
+) -> int:
+    """Open the page in one view and print its row; returns what is wrong with it,
+    counted."""
     from axe_playwright_python.sync_playwright import Axe
 
     errors: list[str] = []
@@ -87,8 +91,8 @@ def _look(browser: Any, file: Path, name: str, width: int, scheme: str, out: Pat
     found = Axe().run(shown).response["violations"]
     context.close()
     print(
-        f"| {file.stem} | {name} | {height} | {'–' if figure is None else figure} | {len(found)} | "
-        f"{'; '.join(errors) or '–'} |",
+        f"| {file.stem} | {name} | {height} | {'–' if figure is None else figure} | "
+        f"{len(found)} | {'; '.join(errors) or '–'} |",
         flush=True,
     )
     for one in found:

@@ -1,17 +1,17 @@
-"""Ways to hang or to lose one process of a real server of several: is each diagnosed rightly?
+"""Ways to hang or to lose one process of a real server of several: is each diagnosed
+rightly?
 
 Usage:  uv run python benchmarks/ranks.py                      # all servers, half an hour
         uv run python benchmarks/ranks.py tp2 pp2              # these
         uv run python benchmarks/ranks.py --list
         uv run python benchmarks/ranks.py --table FILE         # rows in Markdown besides
 
-A server is started once for all faults that end again (a wedge of ``record_ranks.WEDGE``, a stop),
-and once for each that does not (a kill, an exit, an exception). Between two of them it answers.
-A row has what was done, the state, the
-process and the frame that ``mmrepro diagnose`` names, and whether each is right. A state that says
-"cannot tell" is no false one. Exit code: 1 where one row is false, or less than 23 of 24 are
-right.
-"""
+A server is started once for all faults that end again (a wedge of
+``record_ranks.WEDGE``, a stop), and once for each that does not (a kill, an exit, an
+exception). Between two of them it answers. A row has what was done, the state, the
+process and the frame that ``mmrepro diagnose`` names, and whether each is right. A
+state that says "cannot tell" is no false one. Exit code: 1 where one row is false, or
+less than 23 of 24 are right."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ RECORD: list[bool] = []
 
 @dataclass(frozen=True)
 class Fault:
-    """``role``: of the process; ``front``: it serves HTTP. ``busy``: while requests run."""
+    """``role``: of the process; ``front``: it serves HTTP. ``busy``: while requests
+    run."""
 
     deed: str
     role: str
@@ -93,7 +94,9 @@ class Fault:
         return ENDED | {S.RANK_DIVERGED} if self.deed == "raise" else ENDED
 
 
-def _grid(deeds: Sequence[str], roles: Sequence[str], *, busy: bool = False) -> list[Fault]:
+def _grid(
+    deeds: Sequence[str], roles: Sequence[str], *, busy: bool = False
+) -> list[Fault]:
     return [Fault(deed, role, busy) for role in roles for deed in deeds]
 
 
@@ -147,7 +150,9 @@ SERVERS = {
         (*_grid(("python",), ("Worker_PP0", "Worker_PP1")),),
     ),
     "sglang-tp2": Way(
-        Case("sglang-tp2", engine="sglang", release="0.5.23", options=("--tp-size", "2")),
+        Case(
+            "sglang-tp2", engine="sglang", release="0.5.23", options=("--tp-size", "2")
+        ),
         (
             *_grid(("python", "c", "stop"), ("scheduler_TP0", "scheduler_TP1")),
             *_grid(("python",), ("scheduler_TP1", "detokenizer"), busy=True),
@@ -191,8 +196,8 @@ class Row:
 
 
 def judged(server: str, fault: Fault, found: Diagnosis) -> Row:
-    """What was named against what was done. A process that has ended may be named by its log; a
-    line that names another rank as well names none."""
+    """What was named against what was done. A process that has ended may be named by
+    its log; a line that names another rank as well names none."""
     assessment = found.assessment
     cause = found.cause
     gone = "nothing listens on port"  # the front is what listens
@@ -243,10 +248,14 @@ def look(server: Server, **more: object) -> Diagnosis:
 def done(server: Server, fault: Fault) -> int:
     pid = server.hurt(fault.deed, fault.role)
     time.sleep(1.0 if fault.ends else 4.0)
-    if fault.deed == "raise":  # an exception in a callback of C code is printed, and ignored
+    if (
+        fault.deed == "raise"
+    ):  # an exception in a callback of C code is printed, and ignored
         log = (server.folder / "server.log").read_text(errors="replace")
         _, ignored, after = log.rpartition("Exception ignored")
-        if "raised on purpose" not in log or (ignored and "raised on purpose" in after[:4000]):
+        if "raised on purpose" not in log or (
+            ignored and "raised on purpose" in after[:4000]
+        ):
             return done(server, fault)
     return pid
 
@@ -317,26 +326,38 @@ def transfer(kind: str, role: str) -> Case:
 
 
 def remote(server: Server, prompt: str, timeout_s: float) -> None:
-    """A request as a router sends it to a decode server: its prompt was computed elsewhere."""
+    """A request as a router sends it to a decode server: its prompt was computed
+    elsewhere."""
     body = {
-        "model": SERVED_MODEL, "prompt": prompt, "max_tokens": 4,
+        "model": SERVED_MODEL,
+        "prompt": prompt,
+        "max_tokens": 4,
         "kv_transfer_params": {"do_remote_prefill": True},
-    }  # fmt: skip
+    }
     request = urllib.request.Request(
-        f"{server.url}/v1/completions", json.dumps(body).encode(),
+        f"{server.url}/v1/completions",
+        json.dumps(body).encode(),
         {"Content-Type": "application/json"},
-    )  # fmt: skip
-    with suppress(OSError), urllib.request.urlopen(request, timeout=timeout_s) as answer:
+    )
+    with (
+        suppress(OSError),
+        urllib.request.urlopen(request, timeout=timeout_s) as answer,
+    ):
         answer.read()
 
 
 def together(first: Server, second: Server, name: str = "") -> Fleet:
-    """The look at both; ``name``: of the recordings, ``pd-NAME-1`` and ``pd-NAME-2``."""
+    """The look at both; ``name``: of the recordings, ``pd-NAME-1`` and
+    ``pd-NAME-2``."""
     with tempfile.TemporaryDirectory(prefix="mmrepro-run-") as scratch:
-        asked = DiagnoseCommand(url=first.url, more=(second.url,), out=Path(scratch) / "f")
+        asked = DiagnoseCommand(
+            url=first.url, more=(second.url,), out=Path(scratch) / "f"
+        )
         looked = fleet(asked)
         for n, one in enumerate(looked.diagnosed if name and RECORD else (), 1):
-            packed(ranks.trimmed(one.incident), target=ranks.RANKS / f"pd-{name}-{n}.zip")
+            packed(
+                ranks.trimmed(one.incident), target=ranks.RANKS / f"pd-{name}-{n}.zip"
+            )
         return looked.fleet
 
 
@@ -344,19 +365,31 @@ def unasked(decode: Server) -> tuple[str, bool, str]:
     """The decode server alone, without a request of ours, which it would answer."""
     with tempfile.TemporaryDirectory(prefix="mmrepro-run-") as scratch:
         logs = (decode.folder / "server.log",)
-        asked = DiagnoseCommand(url=decode.url, out=Path(scratch) / "d", logs=logs, request=False)
+        asked = DiagnoseCommand(
+            url=decode.url, out=Path(scratch) / "d", logs=logs, request=False
+        )
         found = diagnose(asked)
         if RECORD:
-            packed(ranks.trimmed(found.incident), target=ranks.RANKS / "pd-decode-unasked.zip")
+            packed(
+                ranks.trimmed(found.incident),
+                target=ranks.RANKS / "pd-decode-unasked.zip",
+            )
     named = [one.name for one in found.diagnosis.classes]
     right = LiveClass.TRANSFER_STUCK in named
-    return "the decode server alone, unasked", right, f"{found.diagnosis.state}: {named}"
+    return (
+        "the decode server alone, unasked",
+        right,
+        f"{found.diagnosis.state}: {named}",
+    )
 
 
 def pairs() -> Iterator[tuple[str, bool, str]]:
-    """What was done to one of two real servers, whether it was named, and what was said."""
+    """What was done to one of two real servers, whether it was named, and what was
+    said."""
 
-    def row(what: str, found: Fleet, state: FleetState, named: str) -> tuple[str, bool, str]:
+    def row(
+        what: str, found: Fleet, state: FleetState, named: str
+    ) -> tuple[str, bool, str]:
         right = found.state is state and named.removeprefix("http://") in found.sentence
         return what, right, f"{found.state.value}: {found.sentence}"
 
@@ -366,8 +399,12 @@ def pairs() -> Iterator[tuple[str, bool, str]]:
     ):
         for one in (prefill, decode):
             one.ask()
-        yield row("a pair, nothing done", together(prefill, decode), FleetState.ALL_WELL, "")
-        asked = threading.Thread(target=remote, args=(decode, "a b c " * 40, 300), daemon=True)
+        yield row(
+            "a pair, nothing done", together(prefill, decode), FleetState.ALL_WELL, ""
+        )
+        asked = threading.Thread(
+            target=remote, args=(decode, "a b c " * 40, 300), daemon=True
+        )
         asked.start()
         time.sleep(1.0)
         stands = FleetState.TRANSFER_STANDS
@@ -396,9 +433,12 @@ def pairs() -> Iterator[tuple[str, bool, str]]:
 # ------------------------------------------------------------------ watched
 
 ONE = Case("minivllm", engine="minivllm", release="0.1", options=(), model="qwen3")
-STARTED = {"minivllm": (ONE, 40, 2, 5.0), "tp2-starts": (SERVERS["tp2"].case, 10, 4, 10.0)}
-"""Servers that are watched from their start on: how many, the interval, and the seconds that each
-is idle and then asked."""
+STARTED = {
+    "minivllm": (ONE, 40, 2, 5.0),
+    "tp2-starts": (SERVERS["tp2"].case, 10, 4, 10.0),
+}
+"""Servers that are watched from their start on: how many, the interval, and the seconds
+that each is idle and then asked."""
 STRETCHES = (0, 0, 1, 1, 2, 2, 4, 4, 8, 8)
 """Clients of one server of tensor parallel 2, for a watch of each."""
 
@@ -407,8 +447,15 @@ STRETCHES = (0, 0, 1, 1, 2, 2, 4, 4, 8, 8)
 def watching(url: str, *words: str) -> Iterator[list[dict[str, Any]]]:
     """Events of a ``mmrepro watch`` as they come, until the end of the block."""
     command = [
-        sys.executable, "-m", "mmrepro", "watch", url, "--json", "--no-diagnose", *words,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "mmrepro",
+        "watch",
+        url,
+        "--json",
+        "--no-diagnose",
+        *words,
+    ]
     events: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="mmrepro-run-") as scratch:
         ran = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=scratch)
@@ -432,7 +479,9 @@ def stretch(events: Sequence[dict[str, Any]]) -> tuple[bool, str]:
     """Whether liveness stayed, and what was checked."""
     dead = [e for e in events if e["event"] == "dead" or e["state"] == "not-live"]
     checks = [
-        e["text"].partition(":")[0].partition(" ")[0] for e in events if e["event"] == "check"
+        e["text"].partition(":")[0].partition(" ")[0]
+        for e in events
+        if e["event"] == "check"
     ]
     states = list(dict.fromkeys(e["state"] for e in events))
     counts = ", ".join(f"{n} {name}" for name, n in Counter(checks).items())
@@ -440,8 +489,9 @@ def stretch(events: Sequence[dict[str, Any]]) -> tuple[bool, str]:
 
 
 def watches(names: Sequence[str], only: str) -> Iterator[tuple[str, bool, str]]:
-    """Watches of healthy servers from their start on: 40 of minivllm and ten of tensor parallel 2,
-    each of its own server; ten of one such server under different load. Then two wedges of that.
+    """Watches of healthy servers from their start on: 40 of minivllm and ten of tensor
+    parallel 2, each of its own server; ten of one such server under different load.
+    Then two wedges of that.
 
     Args:
         only: expression of the stretches' names.
@@ -467,7 +517,10 @@ def watches(names: Sequence[str], only: str) -> Iterator[tuple[str, bool, str]]:
                 ranks.ready(server)
                 time.sleep(25.0)
                 end = time.monotonic() + 60.0
-                while sum(e["event"] == "check" for e in events) < 3 and time.monotonic() < end:
+                while (
+                    sum(e["event"] == "check" for e in events) < 3
+                    and time.monotonic() < end
+                ):
                     time.sleep(1.0)
             began = "from its start, " if not n else ""
             yield f"tp2 {n + 1}, {began}{clients} clients", *stretch(events)
@@ -481,8 +534,8 @@ def watches(names: Sequence[str], only: str) -> Iterator[tuple[str, bool, str]]:
 
 
 def wedged(server: Server, fault: Fault, interval_s: float) -> tuple[str, bool, str]:
-    """After how many seconds a watch with its default thresholds says so at /ready and /live: by
-    its documentation within two intervals."""
+    """After how many seconds a watch with its default thresholds says so at /ready and
+    /live: by its documentation within two intervals."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -507,7 +560,9 @@ def wedged(server: Server, fault: Fault, interval_s: float) -> tuple[str, bool, 
 
 def status(port: int, path: str) -> int:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}{path}", timeout=5
+        ) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -528,23 +583,38 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="SERVER", help="all of them")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--only", metavar="REGEX", default="", help="faults whose name has it")
-    parser.add_argument("--healthy", action="store_true", help="only looks at healthy servers")
-    parser.add_argument("--pairs", action="store_true", help="only several servers in one look")
-    parser.add_argument("--watch", action="store_true", help="only watches: 50 of healthy servers")
-    parser.add_argument("--record", action="store_true", help="with --pairs: keep the evidence")
+    parser.add_argument(
+        "--only", metavar="REGEX", default="", help="faults whose name has it"
+    )
+    parser.add_argument(
+        "--healthy", action="store_true", help="only looks at healthy servers"
+    )
+    parser.add_argument(
+        "--pairs", action="store_true", help="only several servers in one look"
+    )
+    parser.add_argument(
+        "--watch", action="store_true", help="only watches: 50 of healthy servers"
+    )
+    parser.add_argument(
+        "--record", action="store_true", help="with --pairs: keep the evidence"
+    )
     parser.add_argument("--table", type=Path, metavar="FILE")
     given = parser.parse_args()
     names = [name for name in given.names if name in SERVERS] or list(SERVERS)
     chosen = {
         name: replace(
             SERVERS[name],
-            faults=tuple(f for f in SERVERS[name].faults if re.search(given.only, f.name)),
+            faults=tuple(
+                f for f in SERVERS[name].faults if re.search(given.only, f.name)
+            ),
         )
         for name in names
     }
     if given.list:
-        print(*(f"{name}: {f.name}" for name, one in chosen.items() for f in one.faults), sep="\n")
+        print(
+            *(f"{name}: {f.name}" for name, one in chosen.items() for f in one.faults),
+            sep="\n",
+        )
         return 0
     if given.healthy:
         return _healthy(chosen)
@@ -583,10 +653,13 @@ def _healthy(chosen: dict[str, Way]) -> int:
 
 
 def table(found: Sequence[Row]) -> str:
-    heads = "| server | what was done | state | process | frame | seconds | |\n|" + 7 * "---|"
+    heads = (
+        "| server | what was done | state | process | frame | seconds | |\n|"
+        + 7 * "---|"
+    )
     lines = [
-        f"| {r.server} | {r.fault} | `{r.state}` | {r.process} | `{r.frame}` | {r.seconds:.1f} "
-        f"| {r.verdict} |"
+        f"| {r.server} | {r.fault} | `{r.state}` | {r.process} | `{r.frame}` | "
+        f"{r.seconds:.1f} | {r.verdict} |"
         for r in found
     ]
     return "\n".join([heads, *lines]) + "\n"

@@ -1,14 +1,15 @@
-"""From a night that hung to the requests that did it: starts, minutes, and does the script hold?
+"""From a night that hung to the requests that did it: starts, minutes, and does the
+script hold?
 
 Usage:  python benchmarks/replay_ghost_key.py --seed 1 [--anonymise] [--out DIR]
 
 A vLLM 0.23.0 started by hand is asked 200 requests through mitmproxy (the recipe of
-docs/capture.md), eight at a time; among them stands what makes it hang (vllm#43941). Its clients
-give up after ten seconds. What was recorded is replayed from the HAR, and from an OpenAI batch file
-of the same requests; each time ``reproduce.py`` is run against servers started by hand, three of
-0.23.0 and one of 0.24.0, which has the fix. Exit 1: the hang was not found, took more than 15
-requests, 40 starts or 6 minutes, or a script did not hold.
-"""
+docs/capture.md), eight at a time; among them stands what makes it hang (vllm#43941).
+Its clients give up after ten seconds. What was recorded is replayed from the HAR, and
+from an OpenAI batch file of the same requests; each time ``reproduce.py`` is run
+against servers started by hand, three of 0.23.0 and one of 0.24.0, which has the fix.
+Exit 1: the hang was not found, took more than 15 requests, 40 starts or 6 minutes, or a
+script did not hold."""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ def send(case: Case, url: str, concurrency: int) -> Counter[str]:
 def record(case: Case, folder: Path) -> Path:
     """The HAR of ``case`` on a server that was started by hand."""
     with (
-        serving("vllm", case.server.release, TinyQwen2VL(), folder, *case.server.args) as server,
+        serving(
+            "vllm", case.server.release, TinyQwen2VL(), folder, *case.server.args
+        ) as server,
         recording(server.url, folder) as url,
     ):
         seen = send(case, url, 8)
@@ -82,7 +85,15 @@ def record(case: Case, folder: Path) -> Path:
 def replay(file: Path, case: Case, out: Path, *options: str) -> Replay:
     """The document that ``mmrepro replay --json`` prints."""
     server = [f"--server-arg={arg}" for arg in case.server.args]
-    command = [*COMMAND, "replay", str(file), "--engine", "vllm", "--release", case.server.release]
+    command = [
+        *COMMAND,
+        "replay",
+        str(file),
+        "--engine",
+        "vllm",
+        "--release",
+        case.server.release,
+    ]
     command += [*server, "--out", str(out), "--json", *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     return Replay.model_validate_json(done.stdout)
@@ -95,11 +106,25 @@ def holds(finding: Path, case: Case, folder: Path) -> bool:
         codes = []
         for number in range(times):
             place = folder / f"{release}-{number}"
-            with serving("vllm", release, TinyQwen2VL(), place, *case.server.args) as server:
+            with serving(
+                "vllm", release, TinyQwen2VL(), place, *case.server.args
+            ) as server:
                 port = server.url.rpartition(":")[2]
-                script = [sys.executable, "-I", "-S", str(finding / "reproduce.py"), "--port", port]
-                codes.append(subprocess.run(script, capture_output=True, check=False).returncode)
-        print(f"  reproduce.py on vLLM {release}: exit {codes}, {wanted} is right", flush=True)
+                script = [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    str(finding / "reproduce.py"),
+                    "--port",
+                    port,
+                ]
+                codes.append(
+                    subprocess.run(script, capture_output=True, check=False).returncode
+                )
+        print(
+            f"  reproduce.py on vLLM {release}: exit {codes}, {wanted} is right",
+            flush=True,
+        )
         right = right and codes == [wanted] * times
     return right
 
@@ -108,7 +133,9 @@ def tried(name: str, file: Path, case: Case, folder: Path, *options: str) -> boo
     """Replays ``file``, prints what came of it; whether all bounds held."""
     told = replay(file, case, folder / "replay", *options)
     starts, took = len(told.plays), seconds(told)
-    hang = next((f for f in told.findings if f.finding_class is FindingClass.HANG), None)
+    hang = next(
+        (f for f in told.findings if f.finding_class is FindingClass.HANG), None
+    )
     if hang is None:
         print(f"{name}: no hang in {starts} starts", flush=True)
         return False
@@ -116,15 +143,23 @@ def tried(name: str, file: Path, case: Case, folder: Path, *options: str) -> boo
     print(f"{name}: hang: {needed}; in all {starts} starts, {took:.0f} s", flush=True)
     for other in told.findings:
         if other is not hang:
-            print(f"  and {other.finding_class}: {other.requests} requests, {other.known}")
+            print(
+                f"  and {other.finding_class}: {other.requests} requests, {other.known}"
+            )
     bounds = hang.requests <= MOST_REQUESTS and starts <= MOST_STARTS and took <= MOST_S
-    return holds(folder / "replay" / hang.folder, case, folder) and bounds and hang.confirmed
+    return (
+        holds(folder / "replay" / hang.folder, case, folder)
+        and bounds
+        and hang.confirmed
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--anonymise", action="store_true", help="other words and pictures, too")
+    parser.add_argument(
+        "--anonymise", action="store_true", help="other words and pictures, too"
+    )
     parser.add_argument("--out", type=Path, help="keep everything in this folder")
     options = parser.parse_args()
     os.environ.setdefault(MODE_VARIABLE, "warm")

@@ -2,13 +2,13 @@
 
 Usage:  uv run --with pyte benchmarks/screens.py [--engine]
 
-Every command that needs no engine runs in a pseudo-terminal whose screen is emulated (pyte); its
-documents are a recorded run (tests/evidence) and the sample documents of tests/unit/reports. With
---engine, `run`, `ablate`, `replay` and `fuzz` also run for real, on minivllm. A row says how many
-rows the command left, whether its last line is the verdict, and which names were cut. Exit 1: more
-rows than a screen's part (20 for what ends with a verdict, 35 for lists), a verdict that is not the
-last line, a name that was cut, or an exit code that was not expected.
-"""
+Every command that needs no engine runs in a pseudo-terminal whose screen is emulated
+(pyte); its documents are a recorded run (tests/evidence) and the sample documents of
+tests/unit/reports. With --engine, `run`, `ablate`, `replay` and `fuzz` also run for
+real, on minivllm. A row says how many rows the command left, whether its last line is
+the verdict, and which names were cut. Exit 1: more rows than a screen's part (20 for
+what ends with a verdict, 35 for lists), a verdict that is not the last line, a name
+that was cut, or an exit code that was not expected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ sys.path[:0] = [str(ROOT / "tests" / "unit"), str(ROOT / "tests" / "unit" / "rep
 
 @dataclass(frozen=True)
 class Screen:
-    """A command, the beginning of its last line (its verdict), and names that stand there whole."""
+    """A command, the beginning of its last line (its verdict), and names that stand
+    there whole."""
 
     words: tuple[str, ...]
     verdict: str = ""
@@ -67,7 +68,9 @@ def main() -> int:
 
 def _row(screen: Screen, place: Path) -> int:
     lines, code = _run(screen.words, place)
-    text = "".join(line.rstrip() for line in lines)  # a long name is wrapped at the edge
+    text = "".join(
+        line.rstrip() for line in lines
+    )  # a long name is wrapped at the edge
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     wrong = [f"{name} is not whole" for name in screen.names if name not in text]
     if len(lines) > screen.limit:
@@ -80,15 +83,16 @@ def _row(screen: Screen, place: Path) -> int:
     shown = shown.replace(f"{ROOT}/", "")
     last = last.replace(str(Path.home()), "~").replace(str(place), "DIR")
     print(
-        f"| `{shown}` | {len(lines)} | {screen.limit} | {last[:60].replace('|', '/')} | "
-        f"{'; '.join(wrong) or '–'} |",
+        f"| `{shown}` | {len(lines)} | {screen.limit} | {last[:60].replace('|', '/')} "
+        f"| {'; '.join(wrong) or '–'} |",
         flush=True,
     )
     return len(wrong)
 
 
 def _run(words: tuple[str, ...], place: Path) -> tuple[list[str], int]:
-    """The rows that the command left on its terminal, blank ones at the ends apart; its code."""
+    """The rows that the command left on its terminal, blank ones at the ends apart; its
+    code."""
     import pyte
 
     screen = pyte.HistoryScreen(COLUMNS, ROWS, history=5000, ratio=1.0)
@@ -99,9 +103,13 @@ def _run(words: tuple[str, ...], place: Path) -> tuple[list[str], int]:
     environment = {name: value for name, value in environment.items() if value}
     child = subprocess.Popen(
         [sys.executable, "-m", "mmrepro", *words],
-        stdin=child_end, stdout=child_end, stderr=child_end,
-        cwd=place, env=environment, close_fds=True,
-    )  # fmt: skip
+        stdin=child_end,
+        stdout=child_end,
+        stderr=child_end,
+        cwd=place,
+        env=environment,
+        close_fds=True,
+    )
     os.close(child_end)
     while True:
         try:
@@ -124,9 +132,13 @@ def _run(words: tuple[str, ...], place: Path) -> tuple[list[str], int]:
 
 def _screens(place: Path, *, engine: bool) -> Iterator[Screen]:
     incidents = place / "incidents"
-    run = _unpacked("ghost-key-eviction-0.23.0", incidents / "ghost-key-eviction-0.23.0")
+    run = _unpacked(
+        "ghost-key-eviction-0.23.0", incidents / "ghost-key-eviction-0.23.0"
+    )
     ghost = ("ghost-key-eviction",)
-    yield Screen(("show", "ghost-key-eviction"), "GHOST-KEY-EVICTION", ("mmrepro run ghost-key",))
+    yield Screen(
+        ("show", "ghost-key-eviction"), "GHOST-KEY-EVICTION", ("mmrepro run ghost-key",)
+    )
     yield Screen(("list",), "", ("chunked-mm-prefill", ">=0.14.0, <0.24.0"))
     yield Screen(("list", "--alive"), "", ("abort-by-prefix",))
     yield Screen(("claims",), "", ("text-only-placeholder",))
@@ -153,7 +165,9 @@ def _screens(place: Path, *, engine: bool) -> Iterator[Screen]:
     if engine:
         contract = "mm-prefill-contract:slot-mapping"
         yield Screen(("run", contract), "REPRODUCED", ("mm-prefill-contract",))
-        yield Screen(("run", contract, "--quiet"), "REPRODUCED", ("mm-prefill-contract",))
+        yield Screen(
+            ("run", contract, "--quiet"), "REPRODUCED", ("mm-prefill-contract",)
+        )
         ablate = ("ablate", "mm-prefill-contract", "--variant", "slot-mapping")
         yield Screen(ablate, "WORKAROUND", (), (0, 1, 3))
         yield Screen(("fuzz", "minivllm", "--budget", "20s"), "", (), (0, 1, 3))
@@ -174,9 +188,21 @@ def _readings(place: Path) -> Iterator[Screen]:
     yield Screen(("logs", log), "", (), (0,))
     yield Screen(("capture", str(case), "--mooncake", str(place / "trace.jsonl")))
     yield Screen(("new", "odd-image", "--engine", "minivllm", "--out", str(place)))
-    budget = ("kv-budget", "--free", "6784MiB", "--runtime", "5061MiB", "--block-bytes", "8388608")
-    yield Screen((*budget, "--cache-max-entry-count", "0.1", "--need", "3446"), "", (), (0, 1))
-    yield Screen(("matrix", "run", "--scenario", "borrowed-faults:kv-budget", "--dry-run"))
+    budget = (
+        "kv-budget",
+        "--free",
+        "6784MiB",
+        "--runtime",
+        "5061MiB",
+        "--block-bytes",
+        "8388608",
+    )
+    yield Screen(
+        (*budget, "--cache-max-entry-count", "0.1", "--need", "3446"), "", (), (0, 1)
+    )
+    yield Screen(
+        ("matrix", "run", "--scenario", "borrowed-faults:kv-budget", "--dry-run")
+    )
     yield Screen(("matrix", "history", str(ROOT / "docs" / "nightly")))
     yield Screen(("repro", "--engine", "vllm"), "", (), (2,))
     yield Screen(("upgrade", "0.32.0", "0.33.0"), "", (), (2,))
@@ -195,7 +221,8 @@ def _unpacked(name: str, folder: Path) -> Path:
 
 
 def _campaigns(place: Path) -> Iterator[tuple[str, Path, str]]:
-    """A sample of each kind of campaign, kept in a folder: its kind, the folder, its verdict."""
+    """A sample of each kind of campaign, kept in a folder: its kind, the folder, its
+    verdict."""
     from mmrepro.reports.documents import keep
     from test_kinds import KINDS
 

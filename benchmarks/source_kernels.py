@@ -1,17 +1,18 @@
 """Which kernels fit which trees: measured, and held against the releases' own builds.
 
-Usage:  python benchmarks/source_kernels.py kernels 0.24.0/0.23.0 0.33.0/0.32.0 [--out DIR]
-        python benchmarks/source_kernels.py verdicts 0.24.0/0.23.0 [--only WORD] [--out DIR]
-        python benchmarks/source_kernels.py table [--out DIR]
+Usage: python benchmarks/source_kernels.py kernels 0.24.0/0.23.0 0.33.0/0.32.0 [--out
+        DIR] python benchmarks/source_kernels.py verdicts 0.24.0/0.23.0 [--only WORD]
+        [--out DIR] python benchmarks/source_kernels.py table [--out DIR]
 
-RELEASE/KERNELS is the Python of one release, from its sdist, over the compiled files of another.
+RELEASE/KERNELS is the Python of one release, from its sdist, over the compiled files of
+another.
 
-``kernels`` plays one case (text, images, an image again, two images; greedy) on such a server and
-on the release's own build, where there is one, and compares the answers word for word.
-``verdicts`` is a nightly run of every scenario of vLLM on it, beside the recorded runs of the
-release's own wheel; where none is recorded, the own wheel is run as well. Both go on where an
-earlier call ended: DIR has results.jsonl and the ledger. ``table`` prints it as Markdown.
-"""
+``kernels`` plays one case (text, images, an image again, two images; greedy) on such a
+server and on the release's own build, where there is one, and compares the answers word
+for word. ``verdicts`` is a nightly run of every scenario of vLLM on it, beside the
+recorded runs of the release's own wheel; where none is recorded, the own wheel is run
+as well. Both go on where an earlier call ended: DIR has results.jsonl and the ledger.
+``table`` prints it as Markdown."""
 
 from __future__ import annotations
 
@@ -36,7 +37,14 @@ from mmrepro.runs.play.player import Player
 from mmrepro.runs.play.players import PlayOptions
 from mmrepro.scenarios import data
 from mmrepro.tools.catalogue import recorded
-from mmrepro.traffic.case.model import Case, Message, Noise, Operation, Part, ServerWanted
+from mmrepro.traffic.case.model import (
+    Case,
+    Message,
+    Noise,
+    Operation,
+    Part,
+    ServerWanted,
+)
 from mmrepro.traffic.case.sending import PlayState
 
 SIZE = (112, 112)
@@ -56,7 +64,9 @@ def greedy(server: ServerWanted) -> Case:
         ("other", ["i1"]),
         ("two", ["i1", "i2"]),
     ):
-        asked.append((name, [*(Part(image=one) for one in used), Part(text="what is it")]))
+        asked.append(
+            (name, [*(Part(image=one) for one in used), Part(text="what is it")])
+        )
     operations = [
         Operation(
             id=name,
@@ -71,18 +81,28 @@ def greedy(server: ServerWanted) -> Case:
 
 def played(release: str) -> dict[str, Any]:
     """Answers by request, or why there are none."""
-    server = ServerWanted(engine="vllm", release=release, model="qwen2-vl", max_model_len=1024)
+    server = ServerWanted(
+        engine="vllm", release=release, model="qwen2-vl", max_model_len=1024
+    )
     case = greedy(server)
-    with tempfile.TemporaryDirectory() as folder, Player(server, folder=Path(folder)) as player:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Player(server, folder=Path(folder)) as player,
+    ):
         try:
-            options = PlayOptions(Deadlines(DEADLINE_S, DEADLINE_S), look="none", canary=False)
+            options = PlayOptions(
+                Deadlines(DEADLINE_S, DEADLINE_S), look="none", canary=False
+            )
             made = player.play(case, None, options, Path(folder) / "play")
         except MmreproError as error:
             return {"starts": False, "why": error.message}
     if made.state is PlayState.START_FAILED:
         return {"starts": False, "why": made.said}
     answers = {op.id: made.record(op.id) for op in case.operations}
-    texts = {name: one.text if one and one.status == 200 else "" for name, one in answers.items()}
+    texts = {
+        name: one.text if one and one.status == 200 else ""
+        for name, one in answers.items()
+    }
     return {"starts": True, "answers": texts, "start_s": made.start_s}
 
 
@@ -97,7 +117,11 @@ class Results:
 
     def find(self, **what: str) -> dict[str, Any] | None:
         """The last line that holds all of ``what``."""
-        found = (x for x in reversed(self.lines) if all(x.get(k) == v for k, v in what.items()))
+        found = (
+            x
+            for x in reversed(self.lines)
+            if all(x.get(k) == v for k, v in what.items())
+        )
         return next(found, None)
 
     def add(self, line: dict[str, Any]) -> None:
@@ -105,7 +129,9 @@ class Results:
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         print(
-            time.strftime("%H:%M:%S"), {k: v for k, v in line.items() if k != "answers"}, flush=True
+            time.strftime("%H:%M:%S"),
+            {k: v for k, v in line.items() if k != "answers"},
+            flush=True,
         )
 
 
@@ -118,26 +144,43 @@ def measure(pairs: list[str], results: Results) -> None:
     built = {one.version for one in built_releases(vllm_spec("0.0", "cpu"))}
     for pair in pairs:
         release, _, kernels = pair.partition("/")
-        if release in built and not results.find(kind="play", release=release, kernels="own"):
-            results.add({"kind": "play", "release": release, "kernels": "own", **played(release)})
+        if release in built and not results.find(
+            kind="play", release=release, kernels="own"
+        ):
+            results.add(
+                {
+                    "kind": "play",
+                    "release": release,
+                    "kernels": "own",
+                    **played(release),
+                }
+            )
         if results.find(kind="play", release=release, kernels=kernels) is None:
             made = played(source_of(pair))
-            results.add({"kind": "play", "release": release, "kernels": kernels, **made})
+            results.add(
+                {"kind": "play", "release": release, "kernels": kernels, **made}
+            )
 
 
 def own_verdicts() -> dict[tuple[str, str], str]:
-    """Of recorded runs with a release's own wheel, by scenario and release, where all agree."""
+    """Of recorded runs with a release's own wheel, by scenario and release, where all
+    agree."""
     found: dict[tuple[str, str], set[str]] = {}
     for run in recorded.load(data.recorded_runs()):
         if run.plain and not run.mitigations and run.fidelity not in recorded.ON_GPU:
             name = f"{run.scenario}-{run.variant}".rstrip("-")
             found.setdefault((name, run.release), set()).add(run.outcome.value)
-    return {key: f"{one.pop()} (recorded)" for key, one in found.items() if len(one) == 1}
+    return {
+        key: f"{one.pop()} (recorded)" for key, one in found.items() if len(one) == 1
+    }
 
 
 def verdicts(pairs: list[str], only: str, folder: Path) -> None:
-    """A nightly run a pair: each scenario on the tree, then on the own wheel if not recorded."""
-    scenarios = [s for s in all_scenarios() if s.engine == "vllm" and only in s.full_name]
+    """A nightly run a pair: each scenario on the tree, then on the own wheel if not
+    recorded."""
+    scenarios = [
+        s for s in all_scenarios() if s.engine == "vllm" and only in s.full_name
+    ]
     own = own_verdicts()
     for pair in pairs:
         release = pair.partition("/")[0]
@@ -150,7 +193,11 @@ def verdicts(pairs: list[str], only: str, folder: Path) -> None:
                 if (s.full_name, release) not in known
             ]
             if names:
-                lines += ["[[cell]]", f"scenario = {json.dumps(names)}", f'releases = "{column}"']
+                lines += [
+                    "[[cell]]",
+                    f"scenario = {json.dumps(names)}",
+                    f'releases = "{column}"',
+                ]
         plan = folder / f"{pair.replace('/', '-on-')}.toml"
         plan.write_text("\n".join(lines) + "\n")
         words = ["matrix", "run", plan, "--out", folder, "--night", plan.stem]
@@ -158,18 +205,23 @@ def verdicts(pairs: list[str], only: str, folder: Path) -> None:
 
 
 def verdict_rows(folder: Path) -> Iterator[list[str]]:
-    """Scenario, release, kernels, both verdicts and whether they are the same, of the ledger."""
+    """Scenario, release, kernels, both verdicts and whether they are the same, of the
+    ledger."""
     made: dict[tuple[str, str], str] = {}
     for night in ledger.read(folder).nights:
         for attempt in night.attempts:
             cell = night.cells[attempt.cell]
             name = f"{cell.scenario}-{cell.variant}".rstrip("-")
             lost = f"lost: {attempt.error[:160]}"
-            made[name, cell.release] = attempt.outcome.value if attempt.outcome else lost
+            made[name, cell.release] = (
+                attempt.outcome.value if attempt.outcome else lost
+            )
     own = own_verdicts()
     for (name, release), source in made.items():
         if label := TreeLabel.of(release):
-            wheel = own.get((name, label.version)) or made.get((name, label.version), "not run")
+            wheel = own.get((name, label.version)) or made.get(
+                (name, label.version), "not run"
+            )
             same = "yes" if wheel.removesuffix(" (recorded)") == source else "**no**"
             same = "" if wheel == "not run" else same
             yield [name, label.version, label.kernels, wheel, source, same]
@@ -183,9 +235,16 @@ def tables(results: Results) -> Iterator[str]:
         if line["kind"] != "play" or line["kernels"] == "own":
             continue
         own = results.find(kind="play", release=line["release"], kernels="own")
-        yield "| " + " | ".join([line["release"], line["kernels"], *_row(line, own)]) + " |"
+        yield (
+            "| "
+            + " | ".join([line["release"], line["kernels"], *_row(line, own)])
+            + " |"
+        )
     yield ""
-    yield "| scenario | Python of | kernels of | by its own wheel | by `--source` | same |"
+    yield (
+        "| scenario | Python of | kernels of | by its own wheel | by "
+        "`--source` | same |"
+    )
     yield "|---|---|---|---|---|---|"
     for row in verdict_rows(results.path.parent):
         yield f"| {' | '.join(row)} |"

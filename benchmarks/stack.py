@@ -1,14 +1,15 @@
-"""What of today's stack runs on this machine: does it start, answer, and equal its reference?
+"""What of today's stack runs on this machine: does it start, answer, and equal its
+reference?
 
-Usage:  python benchmarks/stack.py --out DIR [--engine vllm] [--release 0.33.0 …] [--feature NAME …]
-        python benchmarks/stack.py --out DIR --table
+Usage: python benchmarks/stack.py --out DIR [--engine vllm] [--release 0.33.0 …]
+        [--feature NAME …] python benchmarks/stack.py --out DIR --table
 
-Each (feature, engine, release) is a server with that feature (harness/engines/features.py), played
-with some thirty requests at once, in float32; the reference is a server of the same release and
-model with all of it off, one request at a time (harness/search/oracle/reference.py). What is in DIR
-already is not run again: after an end of any kind the same command goes on. --table prints it in
-Markdown, as docs/lab/stack.md has it.
-"""
+Each (feature, engine, release) is a server with that feature
+(harness/engines/features.py), played with some thirty requests at once, in float32; the
+reference is a server of the same release and model with all of it off, one request at a
+time (harness/search/oracle/reference.py). What is in DIR already is not run again:
+after an end of any kind the same command goes on. --table prints it in Markdown, as
+docs/lab/stack.md has it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,14 @@ from mmrepro.search.oracle.comparison import compare_with_reference, compared
 from mmrepro.search.oracle.judge import judge
 from mmrepro.search.oracle.judged import Judged
 from mmrepro.search.oracle.reference import comparable, reference_case
-from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Case, Message, Operation, ServerWanted
+from mmrepro.traffic.case.model import (
+    CHAT,
+    COMPLETIONS,
+    Case,
+    Message,
+    Operation,
+    ServerWanted,
+)
 from mmrepro.traffic.case.sending import Played, PlayState
 
 RESULTS = "stack.jsonl"
@@ -64,13 +72,16 @@ TOOL = {
 
 
 def traffic(server: ServerWanted, name: str) -> Case:
-    """Prompts that share beginnings, short and long, four at a time; the cache is reset once. Of a
-    small KV cache nobody shares: it is to be too small. Of a hierarchical one six beginnings come
-    again once others took their place."""
+    """Prompts that share beginnings, short and long, four at a time; the cache is reset
+    once. Of a small KV cache nobody shares: it is to be too small. Of a hierarchical
+    one six beginnings come again once others took their place."""
     random = Random(7)
     small, in_turn = name == "small-kv", 6 if name == "hierarchical-cache" else 2
     long = 1200 if "prefix" in name else 850 if small else 300
-    begins = ["".join(random.choices("abcdefgh ", k=long)) for _ in range(24 if small else in_turn)]
+    begins = [
+        "".join(random.choices("abcdefgh ", k=long))
+        for _ in range(24 if small else in_turn)
+    ]
     before = dialect_of(server.engine).adapter
     adapters = [f"{before}lora-a", f"{before}lora-b"] if name.startswith("lora") else []
     models = [None, *adapters]
@@ -78,7 +89,9 @@ def traffic(server: ServerWanted, name: str) -> Case:
 
     def add(path: str, **fields: Any) -> None:
         after = ["running<=3"] if operations else []
-        operations.append(Operation(id=f"r{len(operations)}", path=path, after=after, **fields))
+        operations.append(
+            Operation(id=f"r{len(operations)}", path=path, after=after, **fields)
+        )
 
     for turn in range(24):
         if turn == 12 and "connector" in name:
@@ -92,14 +105,21 @@ def traffic(server: ServerWanted, name: str) -> Case:
             add(COMPLETIONS, prompt=text, parameters=asked, model=model)
             continue
         if name == "parsers" and turn % 4 == 2:
-            asked = {"max_tokens": 60, "temperature": 0, "tools": [TOOL], "tool_choice": "required"}
+            asked = {
+                "max_tokens": 60,
+                "temperature": 0,
+                "tools": [TOOL],
+                "tool_choice": "required",
+            }
         stream = turn % 4 == 3
         messages = [Message(role="user", content=text)]
         add(CHAT, messages=messages, parameters=asked, model=model, stream=stream)
     return Case(server=server, operations=operations)
 
 
-def tried(player: Player, server: ServerWanted, name: str, folder: Path) -> dict[str, Any]:
+def tried(
+    player: Player, server: ServerWanted, name: str, folder: Path
+) -> dict[str, Any]:
     """One row: what the play and its reference show."""
     began, engine = time.monotonic(), get_engine(server.engine)
     case = comparable(traffic(server, name))
@@ -108,17 +128,24 @@ def tried(player: Player, server: ServerWanted, name: str, folder: Path) -> dict
     row: dict[str, Any] = {"starts": played.state is not PlayState.START_FAILED}
     if row["starts"]:
         records = [r for r in played.evidence.requests if r.phase == "trigger"]
-        row |= {"answered": sum(r.status == 200 for r in records), "of": len(case.operations)}
+        row |= {
+            "answered": sum(r.status == 200 for r in records),
+            "of": len(case.operations),
+        }
         row["told"] = dict(moved(played))
     if row.get("answered"):
-        alone = player.play(reference_case(case, engine), None, options, folder / "reference")
+        alone = player.play(
+            reference_case(case, engine), None, options, folder / "reference"
+        )
         judged = compare_with_reference(case, played, alone)
         row["equals"] = None if judged.unseen else not compared(judged)
         row["compared"] = judged.counted
         judged = Judged.of([judged, judge(case, played, engine=engine)])
         row["held against it"] = [one.said[:300] for one in judged.sightings]
     why = [played.said, *played.causes[:2]]
-    row["why"] = "" if played.state is PlayState.ENDED else "; ".join(filter(None, why))[:400]
+    row["why"] = (
+        "" if played.state is PlayState.ENDED else "; ".join(filter(None, why))[:400]
+    )
     row["seconds"] = round(time.monotonic() - began)
     return row
 
@@ -132,13 +159,18 @@ def moved(played: Played) -> Iterator[tuple[str, float]]:
     if played.before is None or played.after is None:
         return
     for name, counter in TOLD:
-        grown = played.after.metrics.get(counter, 0) - played.before.metrics.get(counter, 0)
+        grown = played.after.metrics.get(counter, 0) - played.before.metrics.get(
+            counter, 0
+        )
         if grown:
             yield name, grown
 
 
 def markdown(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| feature | engine | starts | answers | equals its reference | what it did, or why not |"
+    yield (
+        "| feature | engine | starts | answers | equals its reference | what "
+        "it did, or why not |"
+    )
     yield "|---|---|---|---|---|---|"
     for row in rows:
         what = feature(row["engine"], row["feature"]).what
@@ -151,7 +183,12 @@ def markdown(rows: list[dict[str, Any]]) -> Iterator[str]:
             filter(None, [", ".join(told), row["why"], *row.get("held against it", [])])
         )
         cells = [f"`{row['feature']}`: {what}", f"{row['engine']} {row['release']}"]
-        cells += ["yes" if row["starts"] else "no", answers, same, more.replace("|", "/")[:300]]
+        cells += [
+            "yes" if row["starts"] else "no",
+            answers,
+            same,
+            more.replace("|", "/")[:300],
+        ]
         yield f"| {' | '.join(cells)} |"
 
 
@@ -161,7 +198,9 @@ def main() -> int:
     parser.add_argument("--engine", default="vllm", choices=FEATURES)
     parser.add_argument("--release", action="append", metavar="RELEASE")
     parser.add_argument("--feature", action="append", metavar="NAME")
-    parser.add_argument("--table", action="store_true", help="print what is there, run nothing")
+    parser.add_argument(
+        "--table", action="store_true", help="print what is there, run nothing"
+    )
     options = parser.parse_args()
     results = options.out / RESULTS
     options.out.mkdir(parents=True, exist_ok=True)
@@ -172,7 +211,9 @@ def main() -> int:
         return 0
     done = {(row["feature"], row["engine"], row["release"]) for row in rows}
     for release in options.release or NEWEST[options.engine]:
-        wanted = ServerWanted(engine=options.engine, release=release, model="qwen3-text")
+        wanted = ServerWanted(
+            engine=options.engine, release=release, model="qwen3-text"
+        )
         with Player(wanted, folder=options.out) as player:
             for name in options.feature or FEATURES[options.engine]:
                 if (name, options.engine, release) in done:

@@ -1,13 +1,15 @@
-"""Whether a warm start changes what a run finds: every scenario and variant, cold and warm.
+"""Whether a warm start changes what a run finds: every scenario and variant, cold and
+warm.
 
-Usage:  python benchmarks/start_mode_equality.py --out DIR [--only NAME] [--table FILE.md]
+Usage: python benchmarks/start_mode_equality.py --out DIR [--only NAME] [--table
+    FILE.md]
 
-Each case is run once cold and once warm: at the scenario's default release, and in a case where it
-is not reproduced (another release, or a mitigation where every release that runs here has it).
-Compared: the verdict, the truth of every condition, the greedy answers in the gate, and the facts
-that single-file reproducers print. What ran already is taken from DIR, so that it can be broken off
-and gone on with. Exit 1: something differs.
-"""
+Each case is run once cold and once warm: at the scenario's default release, and in a
+case where it is not reproduced (another release, or a mitigation where every release
+that runs here has it).
+Compared: the verdict, the truth of every condition, the greedy answers in the gate, and
+the facts that single-file reproducers print. What ran already is taken from DIR, so
+that it can be broken off and gone on with. Exit 1: something differs."""
 
 from __future__ import annotations
 
@@ -50,12 +52,21 @@ kv-growth-crash --release 0.18.0
 """.strip().splitlines()
 MINIVLLM = {
     "mm-prefill-contract": (
-        "slot-mapping", "warmup-sequence", "warmup-order", "broken-module", "image-path",
+        "slot-mapping",
+        "warmup-sequence",
+        "warmup-order",
+        "broken-module",
+        "image-path",
         "pinned-placeholder",
     ),
-    "mm-prefill-at-start": ("warmup-sequence", "warmup-order", "broken-module", "image-path"),
+    "mm-prefill-at-start": (
+        "warmup-sequence",
+        "warmup-order",
+        "broken-module",
+        "image-path",
+    ),
     "borrowed-faults": ("ghost-key-lru", "pad-value-key", "kv-budget", "reused-mask"),
-}  # fmt: skip
+}
 MODES = ("cold", "warm")
 
 
@@ -80,18 +91,24 @@ class Seen:
             outcome=verdict["outcome"],
             truths={c["id"]: c["truth"] for c in verdict["conditions"]},
             answers=[(r["label"], r["text"]) for r in gate],
-            reproduced={r["name"]: r["facts"] for r in document["evidence"]["reproducers"]},
+            reproduced={
+                r["name"]: r["facts"] for r in document["evidence"]["reproducers"]
+            },
             ready_s=document["engine"]["start_seconds"],
             release=f"{document['engine']['name']} {document['engine']['release']}",
         )
 
 
 def cases() -> list[str]:
-    """All of them, as the words after ``mmrepro run``; ``tests/evidence`` holds runs of these."""
+    """All of them, as the words after ``mmrepro run``; ``tests/evidence`` holds runs of
+    these."""
     found = list(CASES)
     for scenario, variants in MINIVLLM.items():
         for variant in variants:
-            found += [f"{scenario} --variant {variant}{end}" for end in ("", " --mitigation fix")]
+            found += [
+                f"{scenario} --variant {variant}{end}"
+                for end in ("", " --mitigation fix")
+            ]
     return found
 
 
@@ -103,8 +120,11 @@ def run(case: str, mode: str, out: Path, variables: dict[str, str]) -> Seen:
         command = [sys.executable, "-m", "mmrepro", "run", *case.split()]
         done = subprocess.run(
             [*command, "--start-mode", mode, "--json", "--out", str(folder)],
-            capture_output=True, text=True, env=variables, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            env=variables,
+            check=False,
+        )
         if done.returncode not in (0, 1, 3):
             print(done.stderr, file=sys.stderr)
     return Seen.of(json.loads(kept.read_text()))
@@ -130,7 +150,9 @@ def differences(cold: Seen, warm: Seen) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", default="", help="cases whose text holds one of these, by commas")
+    parser.add_argument(
+        "--only", default="", help="cases whose text holds one of these, by commas"
+    )
     parser.add_argument("--table", type=Path, help="write the table to this file")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -140,7 +162,10 @@ def main() -> int:
         "MMREPRO_WARM_IDLE": "120",
     }
     lines = [
-        "| case | release | verdict | conditions | gate answers | cold | warm | differs |",
+        (
+            "| case | release | verdict | conditions | gate answers | cold | warm | "
+            "differs |"
+        ),
         "|---|---|---|---|---|---|---|---|",
     ]
     differ = 0
@@ -152,7 +177,8 @@ def main() -> int:
         differ += bool(found)
         met = sum(truth == "met" for truth in cold.truths.values())
         lines.append(
-            f"| `{case}` | {cold.release} | {cold.outcome} | {met} of {len(cold.truths)} met | "
+            f"| `{case}` | {cold.release} | {cold.outcome} | {met} of "
+            f"{len(cold.truths)} met | "
             f"{len(cold.answers)} | {cold.ready_s:.1f} s | {warm.ready_s:.1f} s | "
             f"{'; '.join(found) or 'nothing'} |"
         )

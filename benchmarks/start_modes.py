@@ -2,10 +2,10 @@
 
 Usage:  python benchmarks/start_modes.py --engine vllm [--release 0.23.0] [--rounds 5]
 
-Modes take turns in one run. Printed per mode: seconds from the start to the first answer (median,
-least, most) and its share of cold; the fork server's import time and memory; and where the time
-goes. The first start of each mode only fills caches and is not counted.
-"""
+Modes take turns in one run. Printed per mode: seconds from the start to the first
+answer (median, least, most) and its share of cold; the fork server's import time and
+memory; and where the time goes. The first start of each mode only fills caches and is
+not counted."""
 
 from __future__ import annotations
 
@@ -56,15 +56,21 @@ def first_answer(url: str) -> str:
 
 
 class Bench:
-    def __init__(self, scenario: Scenario, options: RunCommand, environment: Environment) -> None:
+    def __init__(
+        self, scenario: Scenario, options: RunCommand, environment: Environment
+    ) -> None:
         self.scenario, self.options, self.environment = scenario, options, environment
         self.engine = get_engine(scenario.engine)
         self.model = scenario.model.write(cache_root() / "models")
 
-    def start(self, starter: Starter, mode: StartMode) -> tuple[float, dict[str, float], str]:
+    def start(
+        self, starter: Starter, mode: StartMode
+    ) -> tuple[float, dict[str, float], str]:
         """Seconds to the first answer, seconds by stage, the answer."""
         port = free_port()
-        plan = ServerSpec(self.scenario, self.options, self.environment, self.model).plan(port)
+        plan = ServerSpec(
+            self.scenario, self.options, self.environment, self.model
+        ).plan(port)
         if mode is StartMode.WARM:
             starter.warm(plan, self.environment)
         url = f"http://127.0.0.1:{port}"
@@ -79,7 +85,10 @@ class Bench:
                 while not answers(url + self.engine.ready_path):
                     stages.look()
                     time.sleep(0.05)
-                    if process.exit_code is not None or time.monotonic() - began > TIMEOUT_S:
+                    if (
+                        process.exit_code is not None
+                        or time.monotonic() - began > TIMEOUT_S
+                    ):
                         raise SystemExit(log.read_text(errors="replace")[-3000:])
                 ready = time.monotonic()
                 text = first_answer(url)
@@ -114,13 +123,16 @@ def main() -> None:
                     seconds[mode].append(taken)
         plan = ServerSpec(scenario, options, environment, bench.model).plan(1)
         facts = starter.parents.get(fork_server_spec(plan, environment)).facts
-    print(f"\n{asked.engine} {environment.spec.release}, {asked.rounds} starts of each mode")
+    print(
+        "\n"
+        f"{asked.engine} {environment.spec.release}, {asked.rounds} starts of each mode"
+    )
     cold = statistics.median(seconds[StartMode.COLD])
     for mode, taken in seconds.items():
         middle = statistics.median(taken)
         print(
-            f"{mode:5} start to first answer  median {middle:6.2f} s   least {min(taken):6.2f}   "
-            f"most {max(taken):6.2f}   x cold {middle / cold:5.2f}"
+            f"{mode:5} start to first answer  median {middle:6.2f} s   least "
+            f"{min(taken):6.2f}   most {max(taken):6.2f}   x cold {middle / cold:5.2f}"
         )
     print(
         f"fork server: {facts.imports_s:.1f} s of imports, "
@@ -128,9 +140,14 @@ def main() -> None:
     )
     print(f"first answers: {'all alike' if len(texts) == 1 else sorted(texts)}")
     for mode, found in stages.items():
-        print(f"{mode:5} last: " + ", ".join(f"{name} {took:.2f}" for name, took in found.items()))
+        print(
+            f"{mode:5} last: "
+            + ", ".join(f"{name} {took:.2f}" for name, took in found.items())
+        )
     if asked.json:
-        medians = {mode.value: statistics.median(taken) for mode, taken in seconds.items()}
+        medians = {
+            mode.value: statistics.median(taken) for mode, taken in seconds.items()
+        }
         asked.json.write_text(json.dumps({"medians": medians, **vars(facts)}, indent=1))
 
 

@@ -2,10 +2,10 @@
 
     python benchmarks/upgrade_planted.py [--only KIND] [--budget 3m] [--keep FOLDER]
 
-OLD is minivllm, NEW the same with one change (``planted/upgrade_server.py``): each engine is a real
-server. The table has what was named and whether anything besides it was said to differ; differences
-of speed are left out, since no change here is one of speed. Takes about two minutes a kind.
-"""
+OLD is minivllm, NEW the same with one change (``planted/upgrade_server.py``): each
+engine is a real server. The table has what was named and whether anything besides it
+was said to differ; differences of speed are left out, since no change here is one of
+speed. Takes about two minutes a kind."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SERVER = "--num-blocks 400 --max-num-seqs 8"
 class Plant:
     """A change, and what of the document names it.
 
-    Attributes:
-        area, words: of a difference that names it: its area (or several, by commas), and a part
+    Attributes: area, words: of a difference that names it: its area (or several, by
+        commas), and a part
             of subject or statement.
         server: options of both sides; ``new_server``: further ones of NEW.
         matters: whether it must decide the exit code.
@@ -49,7 +49,9 @@ class Plant:
 
 
 def _plugged(kind: str, area: str, words: str) -> Plant:
-    return Plant(kind, area, words, new_server=f"--plugin {PLUGIN}", env={"PLANT": kind})
+    return Plant(
+        kind, area, words, new_server=f"--plugin {PLUGIN}", env={"PLANT": kind}
+    )
 
 
 _GONE = {"PYTHONPATH": str(HERE / "planted" / "upgrade_option"), "GONE_OPTION": OPTION}
@@ -66,7 +68,8 @@ PLANTS = (
 
 
 def traffic(folder: Path, requests: int = 40) -> Path:
-    """Texts of some lengths, half of them streamed, with prefixes that several share."""
+    """Texts of some lengths, half of them streamed, with prefixes that several
+    share."""
     chance = random.Random(48)
     words = [
         "the",
@@ -105,10 +108,27 @@ def traffic(folder: Path, requests: int = 40) -> Path:
 def compared(plant: Plant, case: Path, folder: Path, budget: str) -> tuple[dict, int]:
     """The document, and the exit code."""
     command = [
-        *(sys.executable, "-m", "mmrepro", "upgrade", "0.1", "0.1"),
-        *("--engine", "minivllm", "--model", "qwen3", "--traffic", str(case)),
-        *("--server", plant.server, "--start-mode", "cold", "--budget", budget),
-        *("--out", str(folder), "--yes"),
+        sys.executable,
+        "-m",
+        "mmrepro",
+        "upgrade",
+        "0.1",
+        "0.1",
+        "--engine",
+        "minivllm",
+        "--model",
+        "qwen3",
+        "--traffic",
+        str(case),
+        "--server",
+        plant.server,
+        "--start-mode",
+        "cold",
+        "--budget",
+        budget,
+        "--out",
+        str(folder),
+        "--yes",
     ]
     if plant.new_server:
         command += ["--new-server", f"{plant.server} {plant.new_server}"]
@@ -122,7 +142,8 @@ def compared(plant: Plant, case: Path, folder: Path, budget: str) -> tuple[dict,
 
 
 def judged(plant: Plant, document: dict) -> tuple[list[str], list[str]]:
-    """Statements that name the change, and others of a difference, those of speed apart."""
+    """Statements that name the change, and others of a difference, those of speed
+    apart."""
     named, others = [], []
     for one in document["differences"]:
         if one["outcome"] != "difference" or one["area"] == "speed":

@@ -1,11 +1,11 @@
-"""200 requests of many kinds, by a seed, as a HAR file: traffic for ``mmrepro upgrade``.
+"""200 requests of many kinds, by a seed, as a HAR file: traffic for ``mmrepro
+upgrade``.
 
     python benchmarks/upgrade_traffic.py night.har [--requests 200] [--seed 48] [--no-grammars]
 
-Texts with shared prefixes, streams, several answers (``n``), calls of tools, JSON by a schema,
-plain completions, and pictures of which some come again. Nothing is sent: the file holds requests
-and their times; its answers are made up.
-"""
+Texts with shared prefixes, streams, several answers (``n``), calls of tools, JSON by a
+schema, plain completions, and pictures of which some come again. Nothing is sent: the
+file holds requests and their times; its answers are made up."""
 
 from __future__ import annotations
 
@@ -21,36 +21,43 @@ from mmrepro.traffic.drive import noise
 
 BEGAN = datetime(2026, 11, 26, 2, 0, tzinfo=UTC)
 WORDS = (
-    *(
-        "a",
-        "block",
-        "of",
-        "the",
-        "cache",
-        "holds",
-        "keys",
-        "and",
-        "values",
-        "for",
-        "tokens",
-        "each",
-    ),
-    *(
-        "layer",
-        "request",
-        "waits",
-        "until",
-        "there",
-        "is",
-        "room",
-        "then",
-        "runs",
-        "to",
-        "its",
-        "end",
-    ),
+    "a",
+    "block",
+    "of",
+    "the",
+    "cache",
+    "holds",
+    "keys",
+    "and",
+    "values",
+    "for",
+    "tokens",
+    "each",
+    "layer",
+    "request",
+    "waits",
+    "until",
+    "there",
+    "is",
+    "room",
+    "then",
+    "runs",
+    "to",
+    "its",
+    "end",
 )
-KINDS = ("text", "text", "text", "stream", "stream", "several", "tools", "json", "plain", "image")
+KINDS = (
+    "text",
+    "text",
+    "text",
+    "stream",
+    "stream",
+    "several",
+    "tools",
+    "json",
+    "plain",
+    "image",
+)
 """Of the ten of which each is a kind, in turn by chance."""
 TOOL = {
     "type": "function",
@@ -67,7 +74,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TOKEN_MS = 15.0
-"""That a token of the answer took: which requests were under way together follows from it."""
+"""That a token of the answer took: which requests were under way together follows from
+it."""
 IMAGES, SIZES = 24, ((56, 56), (84, 56), (112, 84))
 
 
@@ -75,12 +83,16 @@ def entries(seed: int, count: int, *, grammars: bool = True) -> list[dict[str, A
     """The requests in their order, as a HAR file has them."""
     chance = random.Random(seed)
     prefixes = [" ".join(chance.choices(WORDS, k=40)) for _ in range(5)]
-    pictures = [noise(f"p{i}", seed * 1000 + i, chance.choice(SIZES)) for i in range(IMAGES)]
+    pictures = [
+        noise(f"p{i}", seed * 1000 + i, chance.choice(SIZES)) for i in range(IMAGES)
+    ]
     at, made = 0.0, []
     for number in range(count):
         at += chance.expovariate(10.0)
         kind = chance.choice(KINDS)
-        text = f"{chance.choice(prefixes)} {' '.join(chance.choices(WORDS, k=8))} {number}"
+        text = (
+            f"{chance.choice(prefixes)} {' '.join(chance.choices(WORDS, k=8))} {number}"
+        )
         body: dict[str, Any] = {"model": "tiny", "temperature": 0}
         body["max_tokens"] = chance.choice((8, 16, 32))
         path, content = CHAT, text
@@ -95,7 +107,10 @@ def entries(seed: int, count: int, *, grammars: bool = True) -> list[dict[str, A
             body |= {"response_format": {"type": "json_schema", "json_schema": schema}}
         elif kind == "image":
             picture = chance.choice(pictures)
-            content = [picture.part, {"type": "text", "text": f"what is it? {number % 3}"}]
+            content = [
+                picture.part,
+                {"type": "text", "text": f"what is it? {number % 3}"},
+            ]
         if kind == "plain":
             path = COMPLETIONS
             body["prompt"] = text
@@ -122,7 +137,8 @@ def _entry(path: str, body: dict[str, Any], at: float) -> dict[str, Any]:
 
 
 def _answer(path: str, body: dict[str, Any]) -> dict[str, str]:
-    """A MADE-UP one: by it a reader knows that the client stayed. Comparisons do not look at it."""
+    """A MADE-UP one: by it a reader knows that the client stayed. Comparisons do not
+    look at it."""
     choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
     if body.get("stream"):
         chunk = {"choices": [choice | {"delta": {"content": "made up"}}]}

@@ -2,11 +2,11 @@
 
 Usage:  python benchmarks/warm_drift.py [--starts 20] [--release 0.23.0]
 
-One parent of vLLM, kept. Each start is answered once and stopped; in the middle one, `mmrepro run
-ghost-key-eviction` hangs its server and kills it. After each: the parent's threads, open files,
-children and memory. Exit 1: after the last start they are others than after the first. (Before the
-first fork OpenBLAS has threads in the parent; it ends them for the fork.)
-"""
+One parent of vLLM, kept. Each start is answered once and stopped; in the middle one,
+`mmrepro run ghost-key-eviction` hangs its server and kills it. After each: the parent's
+threads, open files, children and memory. Exit 1: after the last start they are others
+than after the first. (Before the first fork OpenBLAS has threads in the parent; it ends
+them for the fork.)"""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ MEMORY_SLACK = 16 << 20
 
 
 def footprint(parent: ForkServer) -> tuple[int, int, int, int]:
-    """(threads, open files, children besides its guardian, private and shared memory in bytes)."""
+    """(threads, open files, children besides its guardian, private and shared memory in
+    bytes)."""
     folder = Path(f"/proc/{parent.pid}")
     deadline = time.monotonic() + 5
     while len(processes.descendants(parent.pid)) > 1 and time.monotonic() < deadline:
@@ -48,7 +49,9 @@ def footprint(parent: ForkServer) -> tuple[int, int, int, int]:
 def resident(pid: int) -> int:
     """Anonymous memory of a process in bytes: what it could have grown by."""
     lines = processes.read(pid, "status").decode().splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+    return sum(
+        int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")
+    )
 
 
 def main() -> int:
@@ -81,8 +84,8 @@ def main() -> int:
                 seen.append(footprint(parent))
                 threads, files, children, memory = seen[-1]
                 print(
-                    f"{number:5}  {time.monotonic() - began:7.2f}  {threads:7}  {files:5}  "
-                    f"{children:8}  {memory / 2**20:8.1f} MiB  {what}",
+                    f"{number:5}  {time.monotonic() - began:7.2f}  {threads:7}  "
+                    f"{files:5}  {children:8}  {memory / 2**20:8.1f} MiB  {what}",
                     flush=True,
                 )
             served = parent.facts.served
@@ -92,20 +95,39 @@ def main() -> int:
     grown = last[3] - first[3]
     alike = first[:3] == last[:3] and grown <= MEMORY_SLACK
     half = len(seconds) // 2
-    early, late = sum(seconds[:half]) / half, sum(seconds[half:]) / (len(seconds) - half)
-    print(f"served {served}; memory {grown / 2**20:+.1f} MiB; threads, files, children: {last[:3]}")
+    early, late = (
+        sum(seconds[:half]) / half,
+        sum(seconds[half:]) / (len(seconds) - half),
+    )
+    print(
+        f"served {served}; memory {grown / 2**20:+.1f} MiB; threads, files, children: "
+        f"{last[:3]}"
+    )
     print(f"mean of the first half {early:.2f} s, of the second {late:.2f} s")
     print("no drift" if alike else f"drift: {first} became {last}")
     return int(not alike)
 
 
 def hang(release: str, out: Path) -> str:
-    command = [sys.executable, "-m", "mmrepro", "run", "ghost-key-eviction", "--release", release]
+    command = [
+        sys.executable,
+        "-m",
+        "mmrepro",
+        "run",
+        "ghost-key-eviction",
+        "--release",
+        release,
+    ]
     done = subprocess.run(
         [*command, "--start-mode", "warm", "--out", str(out)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    said = next((line for line in done.stdout.splitlines() if "REPRODUCED" in line), "no verdict")
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = next(
+        (line for line in done.stdout.splitlines() if "REPRODUCED" in line),
+        "no verdict",
+    )
     return f"hung and killed: exit {done.returncode}, {said.strip()}"
 
 

@@ -1,8 +1,8 @@
 """mmrepro: reproduce and diagnose failures of LLM inference engines."""
 
 TYPE_CHECKING = False
-"""As of ``typing``, which is not imported: with ``python -m mmrepro`` the current folder, which may
-be a stranger's, still comes first here."""
+"""As of ``typing``, which is not imported: with ``python -m mmrepro`` the current
+folder, which may be a stranger's, still comes first here."""
 if TYPE_CHECKING:
     from typing import Any
 
@@ -13,7 +13,8 @@ _API = ("diagnose", "judge", "load", "logs", "replay", "run", "upgrade")
 
 
 def __getattr__(function: str) -> "Any":
-    """The functions of :mod:`mmrepro.api`; importing mmrepro alone loads nothing else."""
+    """The functions of :mod:`mmrepro.api`; importing mmrepro alone loads nothing
+    else."""
     if function in _API:
         from importlib import import_module
 

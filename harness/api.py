@@ -1,9 +1,10 @@
 """The Python API: what the commands do, as functions that return documents.
 
-They print nothing and never exit. Progress comes as events, to a function that is given. Options
-have the names of the command's fields (``mmrepro schema`` has the documents, and ``mmrepro COMMAND
---help`` the options): ``timeout_s=60``, ``mitigations=["fix"]``. Each error is a
-:class:`~mmrepro.base.errors.MmreproError` with a sentence, a hint and an exit code.
+They print nothing and never exit. Progress comes as events, to a function that is
+given. Options have the names of the command's fields (``mmrepro schema`` has the
+documents, and ``mmrepro COMMAND --help`` the options): ``timeout_s=60``,
+``mitigations=["fix"]``. Each error is a :class:`~mmrepro.base.errors.MmreproError` with
+a sentence, a hint and an exit code.
 
     >>> incident = mmrepro.run("ghost-key-eviction", release="0.23.0")
     >>> assert incident.verdict.outcome == "reproduced"
@@ -36,17 +37,19 @@ C = TypeVar("C", bound=Command)
 
 
 def run(
-    scenario: str | Path, *, events: Callable[[Event], None] | None = None, **options: Any
+    scenario: str | Path,
+    *,
+    events: Callable[[Event], None] | None = None,
+    **options: Any,
 ) -> Incident:
     """Drive a real engine into a known failure, and judge what was observed.
 
-    Args:
-        scenario: a name, ``NAME:VARIANT``, or a ``FILE.py``.
-        events: gets each event of the run as it happens.
-        options: of ``mmrepro run``: ``release``, ``device``, ``mitigations``, ``out``, ….
+    Args: scenario: a name, ``NAME:VARIANT``, or a ``FILE.py``. events: gets each event
+        of the run as it happens. options: of ``mmrepro run``: ``release``, ``device``,
+        ``mitigations``, ``out``, ….
 
-    Returns:
-        The incident, whose ``verdict`` has each condition. Its folder also holds the reports.
+    Returns: The incident, whose ``verdict`` has each condition. Its folder also holds
+        the reports.
 
     Raises:
         MmreproError: the engine could not be had or started, or an option is wrong.
@@ -60,7 +63,9 @@ def run(
 
     asked = _asked(RunCommand, {"scenario": str(scenario), **options})
     if asked.repeat > 1 or asked.keep_server:
-        raise UsageError("One call is one run, and it stops its server.", hint="call it again")
+        raise UsageError(
+            "One call is one run, and it stops its server.", hint="call it again"
+        )
     chosen = load_scenario(asked.scenario).with_variant(asked.variant)
     several = chosen.control_server is not None
     with Starter(asked.start_mode, several=several) as starter:
@@ -95,7 +100,10 @@ def diagnose(
 
 
 def logs(
-    *files: str | Path, engine: str = "auto", alone: bool = False, deadline_s: float = 600.0
+    *files: str | Path,
+    engine: str = "auto",
+    alone: bool = False,
+    deadline_s: float = 600.0,
 ) -> LogReading:
     """Read a server's logs and dumps: what ended it, which process first, and when.
 
@@ -109,7 +117,9 @@ def logs(
     """
     from mmrepro.live.diagnose.log_reading import read_logs
 
-    return read_logs([Path(one) for one in files], engine, alone=alone, deadline_s=deadline_s)
+    return read_logs(
+        [Path(one) for one in files], engine, alone=alone, deadline_s=deadline_s
+    )
 
 
 def judge(incident: Incident | str | Path, *, scenario: str | Path = "") -> Rejudged:
@@ -119,9 +129,8 @@ def judge(incident: Incident | str | Path, *, scenario: str | Path = "") -> Reju
         incident: or its folder, or a bundle.
         scenario: a name or a ``FILE.py``; "": the one that was run.
 
-    Returns:
-        The verdict ``then`` and ``now``, each condition and claim, and whether the verdict
-        ``differs``.
+    Returns: The verdict ``then`` and ``now``, each condition and claim, and whether the
+        verdict ``differs``.
 
     Raises:
         BadIncident: there is none.
@@ -144,7 +153,10 @@ def load(place: str | Path) -> Incident:
 
 
 def replay(
-    file: str | Path, *, events: Iterable[Callable[[CampaignEvent], None]] = (), **options: Any
+    file: str | Path,
+    *,
+    events: Iterable[Callable[[CampaignEvent], None]] = (),
+    **options: Any,
 ) -> Replay:
     """Replay recorded traffic on fresh servers, and shrink it to what fails.
 
@@ -166,10 +178,14 @@ def replay(
 
     asked = _asked(ReplayCommand, {"file": Path(file), **options})
     named = {"engine": asked.engine} if asked.engine else {}
-    asked = replace(asked, server=server_wanted(asked.file, asked.resume, named | asked.asked))
+    asked = replace(
+        asked, server=server_wanted(asked.file, asked.resume, named | asked.asked)
+    )
     with placed(jobs_of(asked), asked.ray) as where:
         policy = Replaying(asked, write=write_replay)
-        return Campaign(policy, where.places(lambda _: None, TrialOptions()), [*events]).execute()
+        return Campaign(
+            policy, where.places(lambda _: None, TrialOptions()), [*events]
+        ).execute()
 
 
 def upgrade(
@@ -180,14 +196,14 @@ def upgrade(
     events: Iterable[Callable[[CampaignEvent], None]] = (),
     **options: Any,
 ) -> Upgrade:
-    """Compare two releases of an engine, or two settings of one, under recorded traffic.
+    """Compare two releases of an engine, or two settings of one, under recorded
+    traffic.
 
-    Args:
-        old: the release that runs.
-        new: the one that is to run; the same with ``new_server_words="--max-num-seqs 64"``.
-        traffic: what :func:`replay` reads, or a profile: ``chat``, ``code``, ``rag``, ``agents``.
-        events: functions that get each event of the campaign.
-        options: of ``mmrepro upgrade``: ``engine``, ``budget_s``, ``worse``, ``out``, ….
+    Args: old: the release that runs. new: the one that is to run; the same with
+        ``new_server_words="--max-num-seqs 64"``. traffic: what :func:`replay` reads, or
+        a profile: ``chat``, ``code``, ``rag``, ``agents``. events: functions that get
+        each event of the campaign. options: of ``mmrepro upgrade``: ``engine``,
+        ``budget_s``, ``worse``, ``out``, ….
 
     Returns:
         The comparison, with its ``differences``, and in ``matter`` those that matter.
@@ -213,7 +229,8 @@ def upgrade(
 
 
 def _asked(made: type[C], given: dict[str, Any]) -> C:
-    """The options of a command. Raises UsageError: one is unknown, or out of its bounds."""
+    """The options of a command. Raises UsageError: one is unknown, or out of its
+    bounds."""
     trees = ("tree", "new_tree", "kernels")
     known = {one.field: one for one in declared(made) if one.field not in trees}
     for name, value in given.items():
@@ -230,7 +247,10 @@ def _asked(made: type[C], given: dict[str, Any]) -> C:
 
 
 def _hold(name: str, one: Declared, value: Any) -> None:
-    option, words = one.option, get_args(one.type) if get_origin(one.type) is Literal else ()
+    option, words = (
+        one.option,
+        get_args(one.type) if get_origin(one.type) is Literal else (),
+    )
     if isinstance(one.type, type) and issubclass(one.type, StrEnum):
         words = tuple(one.type)
     if words and value not in words:

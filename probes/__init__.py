@@ -1,7 +1,7 @@
 """Kinds of evidence. Every probe works alone: ``run_probe(SomeProbe(…), folder, 10)``.
 
-A probe is registered here, once, and loaded when it is first asked for: an incident is read back,
-and ``mmrepro --help`` printed, without an HTTP client and a metrics parser.
+A probe is registered here, once, and loaded when it is first asked for: an incident is
+read back, and ``mmrepro --help`` printed, without an HTTP client and a metrics parser.
 """
 
 from __future__ import annotations
@@ -30,5 +30,7 @@ PROBES: Final[Mapping[str, str]] = {
 def probe_class(name: str) -> type[Probe[Any]]:
     """The class of the probe called ``name``. Raises KeyError: there is none."""
     module, _, class_name = PROBES[name].partition(".")
-    probe: type[Probe[Any]] = getattr(importlib.import_module(f"{__name__}.{module}"), class_name)
+    probe: type[Probe[Any]] = getattr(
+        importlib.import_module(f"{__name__}.{module}"), class_name
+    )
     return probe

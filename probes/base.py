@@ -1,9 +1,8 @@
 """What a probe is, and the one place where a probe's failures are caught.
 
-A probe collects one kind of evidence under a deadline and never raises: its result is ``ok``,
-``unavailable`` (with the reason) or ``timed-out``. Probes know nothing of engines: they are told
-an address, a process id or a file.
-"""
+A probe collects one kind of evidence under a deadline and never raises: its result is
+``ok``, ``unavailable`` (with the reason) or ``timed-out``. Probes know nothing of
+engines: they are told an address, a process id or a file."""
 
 from __future__ import annotations
 
@@ -29,7 +28,8 @@ P = TypeVar("P", bound=ProbeData)
 
 
 class Unavailable(Exception):
-    """Raised inside ``collect`` when this evidence cannot be had here; the text says why."""
+    """Raised inside ``collect`` when this evidence cannot be had here; the text says
+    why."""
 
 
 class TimedOut(Exception):
@@ -40,12 +40,16 @@ class RawSink:
     """Where a probe keeps its raw output: bounded files below ``evidence/``.
 
     Safe to use from several threads. A write that fails (a full disk) is remembered in
-    ``failures`` and never stops the probe: the typed data is still returned. ``mask`` takes out of
-    it what no file may hold.
-    """
+    ``failures`` and never stops the probe: the typed data is still returned. ``mask``
+    takes out of it what no file may hold."""
 
     def __init__(
-        self, root: Path, prefix: str = "", max_bytes: int = 64 << 20, *, mask: Mask = unmasked
+        self,
+        root: Path,
+        prefix: str = "",
+        max_bytes: int = 64 << 20,
+        *,
+        mask: Mask = unmasked,
     ) -> None:
         self.root = root
         self.prefix = prefix
@@ -56,8 +60,11 @@ class RawSink:
         self._lock = threading.Lock()
 
     def write(self, name: str, content: bytes | str) -> str:
-        """Write one raw file, cut at ``max_bytes``; returns its path relative to ``evidence/``."""
-        data = content.encode("utf-8", "replace") if isinstance(content, str) else content
+        """Write one raw file, cut at ``max_bytes``; returns its path relative to
+        ``evidence/``."""
+        data = (
+            content.encode("utf-8", "replace") if isinstance(content, str) else content
+        )
         safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name)
         relative = f"{self.prefix}{safe}"
         path = self.root / relative
@@ -75,7 +82,8 @@ class RawSink:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a probe that works alone is told (``mmrepro probe``). ``deadline_s``: in seconds."""
+    """What a probe that works alone is told (``mmrepro probe``). ``deadline_s``: in
+    seconds."""
 
     url: str = ""
     pid: int = 0
@@ -85,7 +93,8 @@ class Subject:
 
 
 class Probe(ABC, Generic[D_co]):
-    """One kind of evidence. Subclasses are plain objects: constructing one does no I/O."""
+    """One kind of evidence. Subclasses are plain objects: constructing one does no
+    I/O."""
 
     name: ClassVar[str]
     needs: ClassVar[Literal["", "url", "pid", "log"]] = ""
@@ -106,7 +115,8 @@ class Probe(ABC, Generic[D_co]):
         """
 
     def partial(self) -> D_co | None:
-        """What was collected so far, asked for when ``collect`` overran its deadline."""
+        """What was collected so far, asked for when ``collect`` overran its
+        deadline."""
         return None
 
 
@@ -132,7 +142,9 @@ def run_probe(
     def target() -> None:
         try:
             box.append(probe.collect(sink, deadline))
-        except BaseException as error:  # every failure of a probe is data, never a crash
+        except (
+            BaseException
+        ) as error:  # every failure of a probe is data, never a crash
             box.append(error)
 
     thread = threading.Thread(target=target, name=f"probe-{probe.name}", daemon=True)

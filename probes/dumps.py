@@ -1,6 +1,8 @@
-"""Files that people have beside a log: stacks, metrics, ``nvidia-smi``'s output, dumps of requests.
+"""Files that people have beside a log: stacks, metrics, ``nvidia-smi``'s output, dumps
+of requests.
 
-Each is recognised by its contents and becomes the evidence that a probe of a live server gives.
+Each is recognised by its contents and becomes the evidence that a probe of a live
+server gives.
 
 Alone::
 
@@ -71,7 +73,8 @@ _SMI_SIGNS = re.compile(
     re.MULTILINE,
 )
 _SMI_FAILED = re.compile(
-    r"NVIDIA-SMI has failed because .*|Failed to initialize NVML: .*|No devices were found"
+    r"NVIDIA-SMI has failed because .*|Failed to initialize NVML: .*"
+    r"|No devices were found"
     r"|Unable to determine the device handle for (?:GPU|gpu) ?.*"
 )
 _SMI_LINES = 12
@@ -86,7 +89,8 @@ _WATCHDOG_HEAD = re.compile(r"^(?:>>> )?Call stack dump #\d+ at ", re.MULTILINE)
 
 
 def kind_of(path: Path) -> DumpKind | None:
-    """What the file is by its beginning; None: a log, or anything else. Never raises."""
+    """What the file is by its beginning; None: a log, or anything else. Never
+    raises."""
     try:
         head = _head(path)
     except (*BROKEN, Unavailable):
@@ -121,7 +125,9 @@ def _kind(head: bytes) -> DumpKind | None:
 
 def _is_json_dump(text: str) -> bool:
     begun = text.lstrip()[:1] == "["
-    return begun and all(f'"{key}"' in text for key in ("thread_name", "owns_gil", "frames"))
+    return begun and all(
+        f'"{key}"' in text for key in ("thread_name", "owns_gil", "frames")
+    )
 
 
 def _is_metrics(lines: list[str]) -> bool:
@@ -131,7 +137,8 @@ def _is_metrics(lines: list[str]) -> bool:
 
 
 def read_dump(path: Path, kind: DumpKind | None = None) -> Dump:
-    """Read one file as what it is. What is wrong with it is its ``error``; never raises.
+    """Read one file as what it is. What is wrong with it is its ``error``; never
+    raises.
 
     Raises:
         ValueError: it is no dump.
@@ -147,7 +154,9 @@ def read_dump(path: Path, kind: DumpKind | None = None) -> Dump:
         return Dump(path, kind, None, f"{path}: {error}")
 
 
-def _data(path: Path, kind: DumpKind) -> StacksData | MetricsData | GpuData | RequestDumpData:
+def _data(
+    path: Path, kind: DumpKind
+) -> StacksData | MetricsData | GpuData | RequestDumpData:
     if kind is DumpKind.REQUESTS:
         return read_requests(path)
     raw = _head(path, MAX_BYTES + 1)
@@ -173,7 +182,9 @@ def _data(path: Path, kind: DumpKind) -> StacksData | MetricsData | GpuData | Re
     named = _WATCHDOG_NAME.fullmatch(path.name)
     name = _watched(named["name"]) if named else ""
     pid = int(named["pid"]) if named and len(named["pid"]) < 10 else None
-    return StacksData(samples=_stacks(raw, StackReader(taken=taken, name=name, pid=pid)).samples)
+    return StacksData(
+        samples=_stacks(raw, StackReader(taken=taken, name=name, pid=pid)).samples
+    )
 
 
 def text_of(path: Path) -> str:
@@ -189,7 +200,9 @@ def _json_samples(path: Path, text: str, taken: Moment) -> list[StackSample]:
     try:
         processes = parse_processes(text)
     except ValueError as error:
-        raise Unavailable(f"{path} is no whole JSON of py-spy: {error}"[:300]) from error
+        raise Unavailable(
+            f"{path} is no whole JSON of py-spy: {error}"[:300]
+        ) from error
     return [
         StackSample(
             pid=-number if process.pid is None else process.pid,
@@ -204,15 +217,16 @@ def _json_samples(path: Path, text: str, taken: Moment) -> list[StackSample]:
 
 
 def _watched(name: str) -> str:
-    """vLLM's watchdog is called ``engine_0`` in a core and ``worker_1`` in a worker (vllm/v1/
-    engine/core.py, v1/executor/multiproc_executor.py)."""
+    """vLLM's watchdog is called ``engine_0`` in a core and ``worker_1`` in a worker
+    (vllm/v1/ engine/core.py, v1/executor/multiproc_executor.py)."""
     kind, _, number = name.partition("_")
     role = {"engine": "EngineCore", "worker": "Worker"}.get(kind)
     return f"VLLM::{role}_{number}" if role else name
 
 
 def _stacks(raw: bytes, reader: StackReader | None = None) -> StackTexts:
-    """The stacks of a text that is a dump, without what a collector put before its lines."""
+    """The stacks of a text that is a dump, without what a collector put before its
+    lines."""
     reader = reader or StackReader()
     lines = raw.split(b"\n")
     peeler = Peeler()
@@ -236,7 +250,12 @@ def _is_logged(head: bytes) -> bool:
 
 
 def _feed(
-    reader: StackReader, number: int, bares: Iterable[Bare], *, in_log: bool, head: str = ""
+    reader: StackReader,
+    number: int,
+    bares: Iterable[Bare],
+    *,
+    in_log: bool,
+    head: str = "",
 ) -> str:
     """Take the lines inside one. Returns what stands before the last one's message."""
     for bare in bares:
@@ -251,12 +270,15 @@ def _feed(
 
 
 def stacks_in_log(path: Path) -> StacksData | None:
-    """Stacks that a log holds: SGLang's own py-spy dumps, faulthandler's last words, gdb's.
+    """Stacks that a log holds: SGLang's own py-spy dumps, faulthandler's last words,
+    gdb's.
 
-    None: there are none, or it cannot be read. Of a large plain file its end is looked at.
-    """
+    None: there are none, or it cannot be read. Of a large plain file its end is looked
+    at."""
     reader = StackReader(taken=_written(path))
-    with contextlib.suppress(*BROKEN, Unavailable):  # what came before the damage counts
+    with contextlib.suppress(
+        *BROKEN, Unavailable
+    ):  # what came before the damage counts
         peeler = Peeler()
         peeler.learn(_head(path).split(b"\n")[:SAMPLE_LINES])
         head = ""
@@ -267,8 +289,8 @@ def stacks_in_log(path: Path) -> StacksData | None:
 
 
 def _near_stacks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines of the parts of a log that hold stacks: blocks with a sign of them, and one
-    block more."""
+    """Numbered lines of the parts of a log that hold stacks: blocks with a sign of
+    them, and one block more."""
     needles = [needle.encode() for needle in NEEDLES]
     before: list[bytes] = []
     number, near = 0, False
@@ -311,7 +333,8 @@ def _head(path: Path, length: int = HEAD_BYTES) -> bytes:
 
 
 def _written(path: Path) -> Moment:
-    """When the file was last written. Copying may change that: nothing is measured by it."""
+    """When the file was last written. Copying may change that: nothing is measured by
+    it."""
     try:
         wall = datetime.fromtimestamp(path.stat().st_mtime, UTC)
     except (OSError, ValueError, OverflowError):

@@ -1,9 +1,11 @@
-"""PyTorch's Flight Recorder: which rank entered which collective operation, by its dump files.
+"""PyTorch's Flight Recorder: which rank entered which collective operation, by its dump
+files.
 
-ProcessGroupNCCL writes one file a rank when its watchdog finds a timeout, or when it is asked to
-(TORCH_FR_DUMP_TEMP_FILE, before: TORCH_NCCL_DEBUG_INFO_TEMP_FILE, with the rank's number at its
-end). Read here is the JSON form (``torch._C._distributed_c10d._dump_fr_trace_json``, version 2.x);
-the pickled form is not: a pickle runs code.
+ProcessGroupNCCL writes one file a rank when its watchdog finds a timeout, or when it is
+asked to (TORCH_FR_DUMP_TEMP_FILE, before: TORCH_NCCL_DEBUG_INFO_TEMP_FILE, with the
+rank's number at its end). Read here is the JSON form
+(``torch._C._distributed_c10d._dump_fr_trace_json``, version 2.x); the pickled form is
+not: a pickle runs code.
 
 Alone::
 
@@ -65,7 +67,9 @@ def read(file: Path) -> FlightRank:
     with file.open("rb") as opened:
         raw = opened.read(MAX_BYTES + 1)
     if raw[:1] == _PICKLE:
-        raise ValueError("it is a pickle, which would run code: have it written as JSON")
+        raise ValueError(
+            "it is a pickle, which would run code: have it written as JSON"
+        )
     if len(raw) > MAX_BYTES:
         raise ValueError(f"it is larger than {MAX_BYTES} bytes")
     document = json.loads(raw.decode("utf-8", "replace"))
@@ -77,7 +81,9 @@ def read(file: Path) -> FlightRank:
         if match is None:
             raise ValueError("neither it nor its name has a rank")
         number = int(match[1])
-    found = FlightRank(rank=number, version=one_line(str(document.get("version", "")), 20))
+    found = FlightRank(
+        rank=number, version=one_line(str(document.get("version", "")), 20)
+    )
     for entry in document["entries"]:
         _enter(found, entry)
     return found
@@ -95,4 +101,6 @@ def _enter(found: FlightRank, entry: Any) -> None:
     if sequence >= found.entered.get(name, -1):
         found.entered[name] = sequence
         found.operation[name] = one_line(str(entry.get("profiling_name", "")), 60)
-        found.completed[name] = entry.get("retired") is True or entry.get("state") == "completed"
+        found.completed[name] = (
+            entry.get("retired") is True or entry.get("state") == "completed"
+        )

@@ -1,4 +1,5 @@
-"""What the NVIDIA driver says of each GPU: memory held, utilisation, the processes on it.
+"""What the NVIDIA driver says of each GPU: memory held, utilisation, the processes on
+it.
 
 Alone::
 
@@ -19,11 +20,14 @@ from mmrepro.probes.data import GpuData, GpuDevice
 
 
 class GpuProbe(Probe[GpuData]):
-    """``samples`` readings of utilisation, ``interval_s`` seconds apart, of every GPU."""
+    """``samples`` readings of utilisation, ``interval_s`` seconds apart, of every
+    GPU."""
 
     name = "gpu"
 
-    def __init__(self, samples: int = 3, interval_s: float = 0.2, binding: Any = None) -> None:
+    def __init__(
+        self, samples: int = 3, interval_s: float = 0.2, binding: Any = None
+    ) -> None:
         self.samples = max(samples, 1)
         self.interval_s = interval_s
         self.binding = binding
@@ -66,7 +70,9 @@ def _device(last: GpuReading, gpu: Gpu, readings: list[GpuReading]) -> GpuDevice
         cuda=last.cuda,
         memory_total_bytes=gpu.memory_total_bytes or 0,
         memory_used_bytes=gpu.memory_used_bytes or 0,
-        utilization_pct=[one.utilization_pct for one in seen if one.utilization_pct is not None],
+        utilization_pct=[
+            one.utilization_pct for one in seen if one.utilization_pct is not None
+        ],
         processes=gpu.processes,
         mig=gpu.mig,
         slices=slices,

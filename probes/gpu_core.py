@@ -1,9 +1,11 @@
-"""The kernels on a process's GPU, by CUDA's own core dump. The one probe that changes its target.
+"""The kernels on a process's GPU, by CUDA's own core dump. The one probe that changes
+its target.
 
-A process started with CUDA_ENABLE_USER_TRIGGERED_COREDUMP=1 makes a pipe, and writes a core dump of
-its GPU when something is written to it (CUDA-GDB manual, "GPU core dump support"); ``cuda-gdb``
-names the kernels of the dump. Then it aborts. With skip_abort in CUDA_COREDUMP_GENERATION_FLAGS it
-does not, and yet its next call of CUDA fails (driver 580: "unspecified launch failure").
+A process started with CUDA_ENABLE_USER_TRIGGERED_COREDUMP=1 makes a pipe, and writes a
+core dump of its GPU when something is written to it (CUDA-GDB manual, "GPU core dump
+support"); ``cuda-gdb`` names the kernels of the dump. Then it aborts. With skip_abort
+in CUDA_COREDUMP_GENERATION_FLAGS it does not, and yet its next call of CUDA fails
+(driver 580: "unspecified launch failure").
 
 Alone::
 
@@ -57,7 +59,8 @@ class Pipe:
 def pipe_of(
     pid: int, inner_pid: int = 0, inside: Callable[[int, str], Path] | None = None
 ) -> Pipe | None:
-    """The pipe of a process that was started for it; None: it was not, or has none (yet).
+    """The pipe of a process that was started for it; None: it was not, or has none
+    (yet).
 
     Args:
         inner_pid: its number in its own pid namespace.
@@ -68,7 +71,11 @@ def pipe_of(
         return None
 
     def files(asked: str) -> tuple[Path, str]:
-        asked = f"{processes.link(pid, 'cwd')}/{asked}" if not asked.startswith("/") else asked
+        asked = (
+            f"{processes.link(pid, 'cwd')}/{asked}"
+            if not asked.startswith("/")
+            else asked
+        )
         path = inside(pid, asked) if inside else Path(asked)
         number = str(inner_pid or pid)
         name = glob.escape(path.name).replace("%p", number)
@@ -86,7 +93,8 @@ def pipe_of(
 
 
 class GpuCoreProbe(Probe[GpuCoreData]):
-    """Has one dump written, and reads the kernels from it where cuda-gdb is installed."""
+    """Has one dump written, and reads the kernels from it where cuda-gdb is
+    installed."""
 
     name = "gpu-core"
 
@@ -99,7 +107,8 @@ class GpuCoreProbe(Probe[GpuCoreData]):
         self.pipe = pipe
 
     def collect(self, sink: RawSink, deadline: float) -> GpuCoreData:
-        """Raises Unavailable where nothing reads the pipe, TimedOut where no dump is written."""
+        """Raises Unavailable where nothing reads the pipe, TimedOut where no dump is
+        written."""
         began = time.time()
         self._trigger(deadline)
         file = self._written(began, deadline)
@@ -108,7 +117,14 @@ class GpuCoreProbe(Probe[GpuCoreData]):
         if program is None:
             data.note = f'cuda-gdb -ex "target cudacore {file}" -ex "info cuda kernels"'
             return data
-        words = ["-nx", "-batch", "-ex", f"target cudacore {file}", "-ex", "info cuda kernels"]
+        words = [
+            "-nx",
+            "-batch",
+            "-ex",
+            f"target cudacore {file}",
+            "-ex",
+            "info cuda kernels",
+        ]
         try:
             ran = subprocess.run(
                 [program, *words],
@@ -147,7 +163,9 @@ class GpuCoreProbe(Probe[GpuCoreData]):
         """Raises Unavailable where nobody reads it."""
         while True:
             try:
-                return os.open(self.pipe.path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+                return os.open(
+                    self.pipe.path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+                )
             except OSError as error:
                 if error.errno != errno.ENXIO or time.monotonic() > end:
                     raise Unavailable(f"{self.pipe.path}: {error.strerror}") from error
@@ -160,7 +178,11 @@ class GpuCoreProbe(Probe[GpuCoreData]):
         while time.monotonic() < deadline:
             new = []
             for path in folder.glob(pattern):
-                if path.is_file() and not path.is_symlink() and path.stat().st_mtime >= began - 1:
+                if (
+                    path.is_file()
+                    and not path.is_symlink()
+                    and path.stat().st_mtime >= began - 1
+                ):
                     new.append(path)
             if new:
                 found = max(new, key=lambda path: path.stat().st_mtime)

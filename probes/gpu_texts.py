@@ -1,5 +1,5 @@
-"""What ``nvidia-smi`` printed: its table, ``-q``, ``--query-gpu`` and ``--query-compute-apps``
-as CSV, ``-L``.
+"""What ``nvidia-smi`` printed: its table, ``-q``, ``--query-gpu`` and
+``--query-compute-apps`` as CSV, ``-L``.
 
 Alone::
 
@@ -25,22 +25,36 @@ MAX_CHARS = 2000
 MIB = 1 << 20
 
 _HEAD = re.compile(
-    r"NVIDIA-SMI (?P<smi>\S+) +(?:KMD Version: \S+ +|Driver Version: (?P<driver>\S+) +)+"
+    r"NVIDIA-SMI (?P<smi>\S+) +(?:KMD Version: \S+ +"
+    r"|Driver Version: (?P<driver>\S+) +)+"
     r"CUDA (?:UMD )?Version: (?P<cuda>\S+)"
 )
 _ROW = re.compile(r"\| +(?P<index>\d+) +(?P<name>\S.*?) +(?:On|Off|N/A) +\| ")
 _USE = re.compile(r"(?P<used>\d+)MiB */ *(?P<total>\d+)MiB *\| *(?P<pct>\d+%|N/A)")
 _TASK = re.compile(
-    r"\| +(?P<gpu>\d+) +(?:(?:N/A|\d+) +(?:N/A|\d+) +)?(?P<pid>\d+) +(?P<type>[CGM+]+) +"
+    r"\| +(?P<gpu>\d+) +(?:(?:N/A|\d+) +(?:N/A"
+    r"|\d+) +)?(?P<pid>\d+) +(?P<type>[CGM+]+) +"
     r"(?P<name>\S.*?) +(?:(?P<used>\d+)MiB|N/A) *\|"
 )
 _MIG = re.compile(r"\| +(?P<state>Enabled|Disabled)\*? *\|")
-_LISTED = re.compile(r"GPU (?P<index>\d+): (?P<name>.+?) \(UUID: (?P<uuid>GPU-[0-9a-f-]+)\)")
+_LISTED = re.compile(
+    r"GPU (?P<index>\d+): (?P<name>.+?) \(UUID: (?P<uuid>GPU-[0-9a-f-]+)\)"
+)
 _QUERY = "NVSMI LOG"
 _BUS = re.compile(r"GPU (?P<bus>[0-9A-Fa-f]+:[0-9A-Fa-f]+:[0-9A-Fa-f]+\.\d)")
 _PAIR = re.compile(r"(?P<indent> *)(?P<key>\S.*?) +: (?P<value>.*)")
-_CSV_KEYS = ("utilization.gpu", "memory.used", "memory.total", "driver_version", "pid",
-             "used_gpu_memory", "used_memory", "gpu_name", "gpu_uuid", "process_name")  # fmt: skip
+_CSV_KEYS = (
+    "utilization.gpu",
+    "memory.used",
+    "memory.total",
+    "driver_version",
+    "pid",
+    "used_gpu_memory",
+    "used_memory",
+    "gpu_name",
+    "gpu_uuid",
+    "process_name",
+)
 
 
 @dataclass
@@ -66,7 +80,9 @@ class _Smi:
             return _Gpu(index)
         return self.gpus.setdefault(index, _Gpu(index))
 
-    def process(self, gpu: _Gpu, pid: str, name: str, used: str | None, kind: str = "C") -> None:
+    def process(
+        self, gpu: _Gpu, pid: str, name: str, used: str | None, kind: str = "C"
+    ) -> None:
         number, memory = _number(pid), _number(used)
         if len(gpu.processes) < MAX_PROCESSES:
             gpu.processes.append(
@@ -99,11 +115,11 @@ class _Smi:
 
 
 def parse_nvidia_smi(lines: Iterable[str]) -> GpuData | None:
-    """What ``nvidia-smi`` printed, of any of its forms; None: it is not that. Never raises.
+    """What ``nvidia-smi`` printed, of any of its forms; None: it is not that. Never
+    raises.
 
-    Of a table that was printed again and again (``-l``, ``dmon`` not) each GPU's last memory and
-    all readings of its utilisation are kept.
-    """
+    Of a table that was printed again and again (``-l``, ``dmon`` not) each GPU's last
+    memory and all readings of its utilisation are kept."""
     kept = [line[:MAX_CHARS].rstrip() for line in lines if line.strip()]
     for form in (_table, _query, _csv, _list):
         smi = form(kept)
@@ -128,7 +144,9 @@ def _table(lines: list[str]) -> _Smi | None:
         elif tasks:
             if match := _TASK.search(line):
                 gpu = smi.gpu(int(match["gpu"]))
-                smi.process(gpu, match["pid"], match["name"], match["used"], match["type"])
+                smi.process(
+                    gpu, match["pid"], match["name"], match["used"], match["type"]
+                )
         elif match := _ROW.match(line):
             current = smi.gpu(int(match["index"]))
             current.name = match["name"].removesuffix("...").rstrip()
@@ -142,7 +160,8 @@ def _table(lines: list[str]) -> _Smi | None:
 
 
 def _query(lines: list[str]) -> _Smi | None:
-    """``nvidia-smi -q``: keys below headings, by indentation; GPUs in the order of their buses."""
+    """``nvidia-smi -q``: keys below headings, by indentation; GPUs in the order of
+    their buses."""
     if not any(_QUERY in line for line in lines[:20]):
         return None
     smi, gpu, heading = _Smi(), None, ""
@@ -188,7 +207,9 @@ def _of_gpu(gpu: _Gpu, heading: str, key: str, value: str) -> None:
         gpu.name = value
     elif key == "GPU UUID":
         gpu.uuid = value
-    elif heading == "MIG Mode" and key == "Current" and value in ("Enabled", "Disabled"):
+    elif (
+        heading == "MIG Mode" and key == "Current" and value in ("Enabled", "Disabled")
+    ):
         gpu.mig = value == "Enabled"
     elif heading == "FB Memory Usage" and number is not None:
         gpu.total = number if key == "Total" else gpu.total
@@ -198,7 +219,8 @@ def _of_gpu(gpu: _Gpu, heading: str, key: str, value: str) -> None:
 
 
 def _csv(lines: list[str]) -> _Smi | None:
-    """One or several tables with a header line; without one, no column has a meaning."""
+    """One or several tables with a header line; without one, no column has a
+    meaning."""
     smi, header = _Smi(), list[str]()
     by_uuid: dict[str, int] = {}
     for line in lines:
@@ -212,9 +234,13 @@ def _csv(lines: list[str]) -> _Smi | None:
         row = dict(zip(header, cells, strict=True))
         uuid = row.get("uuid") or row.get("gpu_uuid") or ""
         if "pid" in row:
-            gpu = smi.gpu(by_uuid.setdefault(uuid or row.get("gpu_bus_id", ""), len(by_uuid)))
+            gpu = smi.gpu(
+                by_uuid.setdefault(uuid or row.get("gpu_bus_id", ""), len(by_uuid))
+            )
             used = row.get("used_gpu_memory") or row.get("used_memory")
-            smi.process(gpu, row["pid"], row.get("process_name") or row.get("name", ""), used)
+            smi.process(
+                gpu, row["pid"], row.get("process_name") or row.get("name", ""), used
+            )
             continue
         bus = uuid or row.get("pci.bus_id") or row.get("gpu_bus_id") or ""
         number = _number(row.get("index"))

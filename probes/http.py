@@ -29,7 +29,7 @@ from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut
 from mmrepro.probes.data import EndpointAnswer, HttpData, InferenceData
 from pydantic_core import from_json
 
-# ------------------------------------------------------------------ one bounded exchange
+# ----------------------------------------------------------------- one bounded exchange
 
 
 USER_AGENT = "mmrepro-probe"
@@ -37,8 +37,10 @@ USER_AGENT = "mmrepro-probe"
 
 @dataclass(frozen=True)
 class Fetched:
-    """``status`` is that of a whole answer only; a half answer has None and an ``error``.
-    ``cut``: it was longer than it may be; ``given_up``: so it was before its time was over."""
+    """``status`` is that of a whole answer only; a half answer has None and an
+    ``error``.
+    ``cut``: it was longer than it may be; ``given_up``: so it was before its time was
+        over."""
 
     status: int | None
     body: bytes
@@ -50,21 +52,25 @@ class Fetched:
 
 
 def api_root(base_url: str) -> str:
-    """The server's root: people give ``http://host:8000``, ``…:8000/`` and ``…:8000/v1``."""
+    """The server's root: people give ``http://host:8000``, ``…:8000/`` and
+    ``…:8000/v1``."""
     return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def connection_refused(error: str) -> bool:
-    """Whether that was why there is no answer: nobody listens. A name that does not resolve, a
-    network without a way and TLS that fails are connections that failed as well."""
+    """Whether that was why there is no answer: nobody listens. A name that does not
+    resolve, a network without a way and TLS that fails are connections that failed as
+    well."""
     return error.startswith("ConnectError") and "refused" in error
 
 
 NOT_SENT = "not sent"
-"""How the error of an exchange begins that was no request: of its own headers, or its address."""
+"""How the error of an exchange begins that was no request: of its own headers, or its
+address."""
 UNFIT = (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError)
 OURS = "LocalProtocolError"
-"""The name of httpx2's and of h11's error of what we send; httpx2 lets some of h11's through."""
+"""The name of httpx2's and of h11's error of what we send; httpx2 lets some of h11's
+through."""
 
 
 def fetch(
@@ -79,14 +85,19 @@ def fetch(
 ) -> Fetched:
     """Exchange one request in at most ``timeout_s`` seconds overall; never raises.
 
-    Whoever gave ``over`` may set it, and the exchange is given up; it is set when that has ended.
+    Whoever gave ``over`` may set it, and the exchange is given up; it is set when that
+    has ended.
 
-    httpx2 limits each read but not their sum, so a server that drips would never time out there:
-    the exchange has a thread of its own, which is abandoned (a daemon) when its time is over.
-    """
+    httpx2 limits each read but not their sum, so a server that drips would never time
+    out there: the exchange has a thread of its own, which is abandoned (a daemon) when
+    its time is over."""
     over = over or threading.Event()
     # Identity and raw reads: a compressed answer could unfold to gigabytes.
-    headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
+    headers = {
+        "User-Agent": USER_AGENT,
+        "Accept-Encoding": "identity",
+        **(headers or {}),
+    }
     exchange = _Exchange(method, url, timeout_s, max_bytes, json_body, headers, over)
     thread = threading.Thread(target=exchange.run, name="probe-fetch", daemon=True)
     started = time.monotonic()
@@ -98,7 +109,9 @@ def fetch(
         late = exchange.timed_out(seconds)
         if seconds >= timeout_s:
             return late
-        return replace(late, error=f"{late.error}: cut after {seconds:.1f} s", given_up=True)
+        return replace(
+            late, error=f"{late.error}: cut after {seconds:.1f} s", given_up=True
+        )
     return replace(exchange.result, seconds=seconds)
 
 
@@ -122,20 +135,25 @@ class _Exchange:
             self.result = self._exchange()
         except httpx2.TimeoutException:
             self.result = self.timed_out(0.0)
-        except Exception as error:  # garbage on the wire raises more than httpx2's own errors
+        except (
+            Exception
+        ) as error:  # garbage on the wire raises more than httpx2's own errors
             self.result = Fetched(None, bytes(self._body), 0.0, self._explain(error))
         finally:
             self.over.set()
 
     def give_up(self) -> None:
-        """Its connection is closed: a server that never ends its head would be read for ever."""
+        """Its connection is closed: a server that never ends its head would be read for
+        ever."""
         self._abandoned.set()
         if self._client is not None:
             with contextlib.suppress(Exception):  # it is in use, in another thread
                 self._client.close()
 
     def timed_out(self, seconds: float) -> Fetched:
-        where = "" if self._status is None else f" in the body of a {self._status} answer"
+        where = (
+            "" if self._status is None else f" in the body of a {self._status} answer"
+        )
         error = f"no complete answer in {self.timeout_s:.1f} s{where}"
         return Fetched(None, bytes(self._body), seconds, error, timed_out=True)
 
@@ -146,7 +164,8 @@ class _Exchange:
                 trust_env=False,
                 follow_redirects=False,
                 timeout=self.timeout_s,
-                # Reading the certificate store takes tens of milliseconds: only for https.
+                # Reading the certificate store takes tens of milliseconds: only for
+                # https.
                 verify=self.url.lower().startswith("https:"),
             ) as self._client,
             self._client.stream(
@@ -166,7 +185,9 @@ class _Exchange:
         unfit = isinstance(error, UNFIT) or type(error).__name__ == OURS
         if unfit and self._status is None:
             return f"{NOT_SENT}: {type(error).__name__}: {error}"[:500]
-        where = "" if self._status is None else f" in the body of a {self._status} answer"
+        where = (
+            "" if self._status is None else f" in the body of a {self._status} answer"
+        )
         return f"{type(error).__name__}{where}: {error}"[:500]
 
 
@@ -178,11 +199,11 @@ BODY_CHARS = 2000
 
 
 def field_of(body: str | bytes, *path: str | int, max_chars: int = 500) -> str:
-    """The text at ``path`` of a JSON document; "" where there is none, or none that can be read.
+    """The text at ``path`` of a JSON document; "" where there is none, or none that can
+    be read.
 
-    A server may send anything, nested without end, too: never raises. What was cut is read as far
-    as it goes.
-    """
+    A server may send anything, nested without end, too: never raises. What was cut is
+    read as far as it goes."""
     try:
         value = from_json(body, allow_partial=True)
         for step in path:
@@ -200,9 +221,8 @@ def first_model(body: str | bytes) -> str:
 class HttpProbe(Probe[HttpData]):
     """GET all of ``paths`` side by side, each for at most ``timeout_s`` seconds.
 
-    An endpoint without a whole answer has ``status`` None and an ``error``: that is evidence, not
-    a failure of the probe.
-    """
+    An endpoint without a whole answer has ``status`` None and an ``error``: that is
+    evidence, not a failure of the probe."""
 
     name = "http"
     needs = "url"
@@ -230,7 +250,9 @@ class HttpProbe(Probe[HttpData]):
         if timeout_s <= 0.05:
             raise TimedOut("the deadline passed before anything was asked")
         with ThreadPoolExecutor(max(1, len(self.paths)), "probe-http") as pool:
-            answers = list(pool.map(lambda path: self._ask(path, timeout_s, sink), self.paths))
+            answers = list(
+                pool.map(lambda path: self._ask(path, timeout_s, sink), self.paths)
+            )
         return HttpData(base_url=self.base_url, answers=answers)
 
     def _ask(self, path: str, timeout_s: float, sink: RawSink) -> EndpointAnswer:
@@ -253,23 +275,25 @@ class HttpProbe(Probe[HttpData]):
         )
 
 
-# ------------------------------------------------------------------ one small completion
+# ----------------------------------------------------------------- one small completion
 
 
 MARK_HEADER = "X-Mmrepro-Probe"
 MARK_USER = "mmrepro-probe"
 COMPLETION_BYTES = 1 << 20
 
-# How the OpenAI API ends a whole completion. LMDeploy 0.7.0 answers 200 with "error" and SGLang
-# with "abort": those are no completions.
+# How the OpenAI API ends a whole completion. LMDeploy 0.7.0 answers 200 with "error"
+# and SGLang with "abort": those are no completions.
 WHOLE = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
 
 
 class InferenceProbe(Probe[InferenceData]):
-    """One completion of ``max_tokens`` tokens, marked so that logs and proxies can tell it.
+    """One completion of ``max_tokens`` tokens, marked so that logs and proxies can tell
+    it.
 
     ``image_data_url``: a ``data:image/…;base64,…`` URL to put beside the prompt.
-    ``deadline_s``: seconds until "no answer" is the answer; derive it from measured latencies.
+    ``deadline_s``: seconds until "no answer" is the answer; derive it from measured
+        latencies.
     ``given_up``: whoever waits for it may set that before.
     """
 
@@ -302,7 +326,8 @@ class InferenceProbe(Probe[InferenceData]):
         self.given_up = given_up
 
     def collect(self, sink: RawSink, deadline: float) -> InferenceData:
-        """Raises TimedOut if there is no time to ask; a server's silence is data instead."""
+        """Raises TimedOut if there is no time to ask; a server's silence is data
+        instead."""
         timeout_s = min(self.deadline_s, deadline - time.monotonic())
         if timeout_s <= 0.05:
             raise TimedOut("the deadline passed before the request was sent")
@@ -331,7 +356,9 @@ class InferenceProbe(Probe[InferenceData]):
             body = got.body.decode("utf-8", "replace")[:1500]
             return data.model_copy(update={"error": f"HTTP {got.status}: {body}"})
         if got.cut:
-            return data.model_copy(update={"error": f"an answer of over {COMPLETION_BYTES} bytes"})
+            return data.model_copy(
+                update={"error": f"an answer of over {COMPLETION_BYTES} bytes"}
+            )
         return data.model_copy(update=read_completion(got.body))
 
     def _request(self) -> dict[str, Any]:
@@ -354,8 +381,8 @@ class InferenceProbe(Probe[InferenceData]):
 def read_completion(body: bytes) -> dict[str, Any]:
     """Fields of InferenceData that a 200 answer's ``body`` gives; never raises.
 
-    ``answered`` needs a choice with a message and a ``finish_reason`` that ends a completion.
-    """
+    ``answered`` needs a choice with a message and a ``finish_reason`` that ends a
+    completion."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -366,7 +393,9 @@ def read_completion(body: bytes) -> dict[str, Any]:
         text = message.get("content")
     except (KeyError, IndexError, TypeError, AttributeError):
         return {"error": f"the 200 answer is no chat completion: {_head(body)}"}
-    if text is None:  # a reasoning model may not have got as far as content in a few tokens
+    if (
+        text is None
+    ):  # a reasoning model may not have got as far as content in a few tokens
         text = message.get("reasoning_content") or message.get("reasoning") or ""
     if not isinstance(text, str) or not isinstance(finish, str):
         return {"error": f"the completion is malformed: {_head(body)}"}
@@ -374,10 +403,15 @@ def read_completion(body: bytes) -> dict[str, Any]:
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
     fields: dict[str, Any] = {
         "text": text.encode("utf-8", "replace").decode()[:2000],
-        "completion_tokens": tokens if type(tokens) is int and 0 <= tokens < 1 << 53 else None,
+        "completion_tokens": tokens
+        if type(tokens) is int and 0 <= tokens < 1 << 53
+        else None,
     }
     if finish not in WHOLE:
-        return {**fields, "error": f"the completion ended with finish_reason {finish[:80]!r}"}
+        return {
+            **fields,
+            "error": f"the completion ended with finish_reason {finish[:80]!r}",
+        }
     return {**fields, "answered": True}
 
 

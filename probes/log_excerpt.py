@@ -1,4 +1,5 @@
-"""What is around the lines of a large log that tell of an end: its context, in bounded memory."""
+"""What is around the lines of a large log that tell of an end: its context, in bounded
+memory."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ class Excerpt:
     search: Searching
     _head: list[tuple[Block, int, int]] = field(default_factory=list)
     _first: list[tuple[Block, int, int]] = field(default_factory=list)
-    _last: deque[tuple[Block, int, int]] = field(default_factory=lambda: deque(maxlen=2 * LAST))
+    _last: deque[tuple[Block, int, int]] = field(
+        default_factory=lambda: deque(maxlen=2 * LAST)
+    )
     _blocks: deque[Block] = field(default_factory=lambda: deque(maxlen=3))
     _places: int = 0
     _tried: int = 0
@@ -72,7 +75,9 @@ class Excerpt:
             self._left, self._left_first = index + 1 + AFTER - done, first
         self._blocks.append(block)
 
-    def _anchors(self, block: Block, found: Mapping[bytes, list[int]], done: int) -> Sequence[int]:
+    def _anchors(
+        self, block: Block, found: Mapping[bytes, list[int]], done: int
+    ) -> Sequence[int]:
         starts = block.line_starts(self.search.among(found) or [])
         if self._places < FIRST and self._tried < MOST_TRIED:
             self._tried += len(starts)

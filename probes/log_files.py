@@ -1,4 +1,5 @@
-"""Log files: with their rotated predecessors, packed or not, in any Unicode; a pipe; folders."""
+"""Log files: with their rotated predecessors, packed or not, in any Unicode; a pipe;
+folders."""
 
 from __future__ import annotations
 
@@ -38,7 +39,12 @@ STDIN = Path("-")
 BROKEN = (OSError, EOFError, lzma.LZMAError, zlib.error, zstd.ZstdError)
 """What reading a damaged file raises."""
 
-_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bz2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
 _OPENERS: Mapping[str, Callable[[BinaryIO], Any]] = {
     "gzip": gzip.open,
     "bz2": bz2.open,
@@ -82,7 +88,8 @@ def with_rotated(path: Path) -> list[Path]:
 
 
 def recent(path: Path, max_bytes: int) -> list[Path]:
-    """``path`` and as many of its predecessors, oldest first, as have ``max_bytes`` together.
+    """``path`` and as many of its predecessors, oldest first, as have ``max_bytes``
+    together.
 
     None at all where ``path`` alone is larger, or is not there.
     """
@@ -101,8 +108,8 @@ def recent(path: Path, max_bytes: int) -> list[Path]:
 def logs_in(paths: Iterable[Path]) -> list[Path]:
     """``paths``, each folder replaced by the logs in it, the oldest first.
 
-    A log is a file that is packed, or has no byte 0 in its beginning (but for UTF-16 and UTF-32).
-    """
+    A log is a file that is packed, or has no byte 0 in its beginning (but for UTF-16
+    and UTF-32)."""
     return logs_below(paths).files
 
 
@@ -114,11 +121,15 @@ def logs_below(paths: Iterable[Path]) -> FilesBelow:
             found.files.append(path)
             continue
         below = files_below(path)
-        logs = [file for file in sorted(below.files, key=_last_written) if _is_text(file)]
+        logs = [
+            file for file in sorted(below.files, key=_last_written) if _is_text(file)
+        ]
         found.files += logs[:MAX_FILES] or [path]
         found.left_out += below.left_out
         if len(logs) > MAX_FILES:
-            found.left_out.append(f"of {len(logs):,} logs in {path} {MAX_FILES:,} are read")
+            found.left_out.append(
+                f"of {len(logs):,} logs in {path} {MAX_FILES:,} are read"
+            )
     return found
 
 
@@ -130,7 +141,8 @@ def _last_written(file: Path) -> tuple[float, str]:
 
 
 def kept(paths: Iterable[Path], folder: Path) -> list[Path]:
-    """``paths``, what comes from the standard input as a file in ``folder``: it is read twice.
+    """``paths``, what comes from the standard input as a file in ``folder``: it is read
+    twice.
 
     Raises:
         OSError: it cannot be kept.
@@ -156,13 +168,16 @@ def _is_text(path: Path) -> bool:
 
 
 def open_log(path: Path) -> BinaryIO:
-    """``path`` as a binary stream of UTF-8, unpacked and decoded by what its first bytes say.
+    """``path`` as a binary stream of UTF-8, unpacked and decoded by what its first
+    bytes say.
 
     Raises:
         OSError: it cannot be opened.
         Unavailable: no plain file.
     """
-    if not stat.S_ISREG(path.stat().st_mode):  # a FIFO or a device would block or never end
+    if not stat.S_ISREG(
+        path.stat().st_mode
+    ):  # a FIFO or a device would block or never end
         raise Unavailable(f"{path} is not a file")
     with open_to_read(path) as stream:
         head = stream.read(6)
@@ -172,7 +187,11 @@ def open_log(path: Path) -> BinaryIO:
     if not head.startswith((*_MAGIC, *(bom for bom, _ in _BOMS))):
         return cast("BinaryIO", open_to_read(path).detach())
     unpacked = _unpacked(cast("BinaryIO", open_to_read(path)))
-    return cast("BinaryIO", BothEnds(unpacked)) if isinstance(unpacked, Packed) else unpacked
+    return (
+        cast("BinaryIO", BothEnds(unpacked))
+        if isinstance(unpacked, Packed)
+        else unpacked
+    )
 
 
 def _unpacked(stream: BinaryIO) -> BinaryIO:
@@ -192,8 +211,8 @@ def _unpacked(stream: BinaryIO) -> BinaryIO:
 
 
 class Packed(io.RawIOBase):
-    """An unpacked stream, read in small steps: a read that meets damage returns nothing of what
-    came before it in that step."""
+    """An unpacked stream, read in small steps: a read that meets damage returns nothing
+    of what came before it in that step."""
 
     STEP = 64 << 10
 
@@ -219,7 +238,8 @@ class Packed(io.RawIOBase):
 
 
 class BothEnds(io.RawIOBase):
-    """The beginning and the end of what is packed: a small file may hold more than can be read.
+    """The beginning and the end of what is packed: a small file may hold more than can
+    be read.
 
     Attributes:
         left_out: a clause on what is not read of it; "": all is.
@@ -266,7 +286,9 @@ class BothEnds(io.RawIOBase):
                     passed += len(kept[0])
                     held -= len(kept.popleft())
                 if time.monotonic() > due:
-                    self.left_out = f"what is beyond its first {_mib(self.HEAD + passed + held)}; "
+                    self.left_out = (
+                        f"what is beyond its first {_mib(self.HEAD + passed + held)}; "
+                    )
                     break
         except BROKEN as error:
             self._damage = error
@@ -274,8 +296,13 @@ class BothEnds(io.RawIOBase):
             kept.appendleft(b"\n")
             self.left_out += f"{_mib(passed)} in its middle"
         if self.left_out:
-            ends = f"the first {_mib(self.HEAD)} and the last {_mib(held)} that were unpacked"
-            self.left_out = f"only {ends} were read, without {self.left_out}".rstrip("; ")
+            ends = (
+                f"the first {_mib(self.HEAD)} and the last {_mib(held)} that were "
+                "unpacked"
+            )
+            self.left_out = f"only {ends} were read, without {self.left_out}".rstrip(
+                "; "
+            )
         return kept
 
     def close(self) -> None:
@@ -288,7 +315,8 @@ def _mib(count: int) -> str:
 
 
 class WithoutHoles(io.RawIOBase):
-    """The data of a file that has holes; what a hole would be read as is passed over."""
+    """The data of a file that has holes; what a hole would be read as is passed
+    over."""
 
     def __init__(self, below: io.RawIOBase, size: int) -> None:
         self._below, self._size = below, size

@@ -1,4 +1,5 @@
-"""Log lines: their forms, the patterns that they are searched for, and blocks of many of them."""
+"""Log lines: their forms, the patterns that they are searched for, and blocks of many
+of them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from mmrepro.probes.log_forms import ERROR_LEVELS, Reading, read_line, seconds, 
 from mmrepro.probes.log_wraps import ANSI, Bare
 
 MAX_LINE_BYTES = 64 << 10
-"""No more of a line than this is looked at: a base64 image can be a line of many megabytes."""
+"""No more of a line than this is looked at: a base64 image can be a line of many
+megabytes."""
 
 _REDRAWN = re.compile(rb"(?:[^\r(]{0,400}(?:%\||it/s|s/it|\d%)[^\r]{0,400})?\r")
 """A bar that is drawn again and again on one line: the last time counts."""
@@ -33,7 +35,7 @@ def clean(raw: bytes) -> str:
     return _CONTROL.sub("", raw.decode("utf-8", "replace")).rstrip()
 
 
-# ------------------------------------------------------------------ patterns and their texts
+# ------------------------------------------------------------- patterns and their texts
 
 MIN_CHARS = 3
 _TOKEN = re.compile(
@@ -61,7 +63,8 @@ class Texts:
 
 
 def texts_of(pattern: Pattern) -> Texts:
-    """The texts that ``pattern`` declares, else those that stand in it outside of any group.
+    """The texts that ``pattern`` declares, else those that stand in it outside of any
+    group.
 
     For each alternative (``a|b``) it is the longest run of plain characters.
     """
@@ -83,7 +86,9 @@ def texts_of(pattern: Pattern) -> Texts:
         elif part == "|":
             alternatives.append([""])
             continue
-        elif escaped or (len(part) == 1 and part.isprintable() and part not in ".^$*+?[]()"):
+        elif escaped or (
+            len(part) == 1 and part.isprintable() and part not in ".^$*+?[]()"
+        ):
             runs[-1] += part[-1]
             continue
         elif part[0] in "*?{":
@@ -109,7 +114,9 @@ def _has_surrogate(text: str) -> bool:
 # ------------------------------------------------------------------ blocks
 
 _MARKS = rb"(?:\([A-Za-z_][^()\n]{0,160} pid=\d+(?:, ip=[\d.a-fA-F:]+)?\) ?)+"
-PREFIX = re.compile(rb"\n" + _MARKS + rb"|\n(?:\x1b\[(?:1|0);36m" + _MARKS + rb"\x1b\[0;0m ?)+")
+PREFIX = re.compile(
+    rb"\n" + _MARKS + rb"|\n(?:\x1b\[(?:1|0);36m" + _MARKS + rb"\x1b\[0;0m ?)+"
+)
 """What begins a process's lines; vLLM colours it, up to 0.12 in files as well."""
 _INSIDE = re.compile(
     rb"(?:(?:^|\n|it/s\]|s/it\]|\r)\[(?:[\d :T.-]{8,29} )?|(?:it/s\]|s/it\]|\r)\()"
@@ -121,11 +128,14 @@ GLUED = tuple(bar + mark for bar in (b"it/s]", b"s/it]") for mark in (b"(", b"["
 """A bar's end, and what begins a process's line."""
 MAX_INSIDE = 256
 _NOBODY = re.compile(
-    rb"(?!Add|Abort|Finish|Free|Recei|Request|Generat|Conver|session|[Pp]rompt|[Tt]ext|[Mm]ess)"
+    rb"(?!Add|Abort|Finish|Free|Recei|Request|Generat|Conver|session|[Pp]rompt|[Tt]ext"
+    rb"|[Mm]ess)"
     rb"[^'\"`{}=:\\]{0,300}\Z"
 )
 """The beginning of a message with nothing of a client's in it."""
-_SPEAKS = re.compile(rb"parser|serving|logger\.py|chat_|_router|protocol|/tool_|response|valid")
+_SPEAKS = re.compile(
+    rb"parser|serving|logger\.py|chat_|_router|protocol|/tool_|response|valid"
+)
 _LINE = re.compile(rb"\n")
 _NOT_BARE = (b"(", b"\x1b", b"\n", b"")
 FEW = 8
@@ -136,7 +146,8 @@ MAX_BEFORE = 1000
 
 @dataclass(frozen=True)
 class Line:
-    """A line that is kept: its number in the log, what it says, and what its collector did."""
+    """A line that is kept: its number in the log, what it says, and what its collector
+    did."""
 
     number: int
     reading: Reading
@@ -152,13 +163,12 @@ class Line:
 class Block:
     """Whole lines, each after a newline of its own, and none at the end.
 
-    A line is named by the offset of the newline with which it begins. Bytes are counted and found
-    with stringzilla, which takes a tenth of the time of ``bytes.count``.
+    A line is named by the offset of the newline with which it begins. Bytes are counted
+    and found with stringzilla, which takes a tenth of the time of ``bytes.count``.
 
-    Attributes:
-        before: how many lines of the log come before it.
-        bares: the lines as their collector's wrappings were taken off; None: they had none.
-        numbers: of each line where it is not counted on from ``before``.
+    Attributes: before: how many lines of the log come before it. bares: the lines as
+        their collector's wrappings were taken off; None: they had none. numbers: of
+        each line where it is not counted on from ``before``.
     """
 
     def __init__(
@@ -219,14 +229,17 @@ class Block:
         return int(sz.count(self.data, b"\n\x1b"))
 
     def has_other_colours(self, others: Sequence[int]) -> bool:
-        """Whether there are escapes beside the two that vLLM puts around the prefix of a line.
+        """Whether there are escapes beside the two that vLLM puts around the prefix of
+        a line.
 
         Args:
             others: where lines begin whose prefix is not known yet.
         """
         if sz.count(self.data, b"\x1b") != 2 * self._escaped:
             return True
-        coloured = (start for start in others if self.data[start + 1 : start + 2] == b"\x1b")
+        coloured = (
+            start for start in others if self.data[start + 1 : start + 2] == b"\x1b"
+        )
         return not all(PREFIX.match(self.data, start) for start in coloured)
 
     def content(self, start: int) -> bytes:
@@ -247,7 +260,8 @@ class Block:
         return self.before + index + 1 if self.numbers is None else self.numbers[index]
 
     def reading(self, start: int) -> Reading:
-        """The line that begins there, by its form, and with what the lines before it say."""
+        """The line that begins there, by its form, and with what the lines before it
+        say."""
         todo: list[tuple[int, Reading, bool]] = []
         before: Reading | None = None
         while (before := self._readings.get(start)) is None:
@@ -258,7 +272,8 @@ class Block:
             one = self._alone(start, bare)
             part = bare is not None and bare.part
             todo.append((start, one, part))
-            # A line with a form of its own, and not the one before it's, goes on with nothing.
+            # A line with a form of its own, and not the one before it's, goes on with
+            # nothing.
             follows = one.bare or part or self._repeats(start, one)
             if len(todo) > MAX_BEFORE or not (follows or self._out_of_turn(start, one)):
                 break
@@ -301,8 +316,8 @@ class Block:
         return clean(before[: 2 * len(head) + 64]).startswith(head)
 
     def _out_of_turn(self, start: int, one: Reading) -> bool:
-        """Whether the line before it is not of the same minute, at a glance: it may be a text in
-        which this one stands."""
+        """Whether the line before it is not of the same minute, at a glance: it may be
+        a text in which this one stands."""
         minute = one.time.rpartition(":")[0].encode()
         at = self.data.rfind(b"\n", 0, start)
         before = self.content(at) if at >= 0 else b""
@@ -320,7 +335,8 @@ class Block:
         return ""
 
     def line_starts(self, offsets: Sequence[int] | None) -> list[int]:
-        """Where the lines that hold these offsets begin, in order, each once; None: every line.
+        """Where the lines that hold these offsets begin, in order, each once; None:
+        every line.
 
         A newline belongs to the line after it.
         """
@@ -341,15 +357,19 @@ class Block:
         return Line(self.number(start), self.reading(start), self._bare(start))
 
     def time(self, start: int) -> str:
-        """The time of the line that begins there; its collector's where it prints none."""
+        """The time of the line that begins there; its collector's where it prints
+        none."""
         own = timed(self, start).time
         bare = None if own else self._bare(start)
         return bare.time if bare else own
 
     def logged_errors(self) -> list[int]:
-        """Where lines begin of which a logger that writes JSON says that they are errors."""
+        """Where lines begin of which a logger that writes JSON says that they are
+        errors."""
         bares = self.bares if isinstance(self.bares, list) else ()
-        return [self.starts[n] for n, bare in enumerate(bares) if bare.level in ERROR_LEVELS]
+        return [
+            self.starts[n] for n, bare in enumerate(bares) if bare.level in ERROR_LEVELS
+        ]
 
     def since(self, start: int) -> Block:
         """From the line on that begins there."""
@@ -360,18 +380,20 @@ class Block:
         return Block(data, self.before + index, bares, numbers)
 
     def plainly(self, start: int, texts: Sequence[bytes]) -> bool:
-        """Whether one of ``texts`` stands in the line where nothing of a client's can be before it.
-        It is not decoded; False: it has to be read."""
+        """Whether one of ``texts`` stands in the line where nothing of a client's can
+        be before it. It is not decoded; False: it has to be read."""
         line = self.content(start)
         end = line.find(b"] ") + 2
         if end < 2 or _SPEAKS.search(line, 0, end):
             return False
-        at = min((at for text in texts if (at := line.find(text, end)) >= 0), default=-1)
+        at = min(
+            (at for text in texts if (at := line.find(text, end)) >= 0), default=-1
+        )
         return at >= 0 and _NOBODY.match(line, end, at) is not None
 
     def inside(self, found: Mapping[bytes, Sequence[int]]) -> dict[str, int]:
-        """Where the last line of each process begins whose mark is not at its line's beginning:
-        one of SGLang's ranks, or glued to a bar.
+        """Where the last line of each process begins whose mark is not at its line's
+        beginning: one of SGLang's ranks, or glued to a bar.
 
         Args:
             found: offsets of each of ``GLUED`` in the block.
@@ -391,29 +413,42 @@ class Block:
         return last
 
     def heads(self, known: Sequence[bytes]) -> tuple[dict[bytes, int], int, list[int]]:
-        """Who wrote the lines, by counting; most blocks have only lines of known prefixes.
+        """Who wrote the lines, by counting; most blocks have only lines of known
+        prefixes.
 
-        Returns:
-            Where the last line of each of the ``known`` prefixes begins, where the last line
-            without any mark does (-1: none), and where lines of other marks do.
+        Returns: Where the last line of each of the ``known`` prefixes begins, where the
+            last line without any mark does (-1: none), and where lines of other marks
+            do.
         """
         data = self.data
         last: dict[bytes, int] = {}
         marked = left = int(sz.count(data, b"\n(")) + self._escaped
         for prefix in known if marked else ():
             at = int(sz.rfind(data, prefix))
-            if at >= 0 and not any(one != prefix and prefix.startswith(one) for one in known):
+            if at >= 0 and not any(
+                one != prefix and prefix.startswith(one) for one in known
+            ):
                 left -= sz.count(data, prefix)
             # A line of several marks is of the process that all of them name.
-            longer = tuple(one for one in known if one != prefix and one.startswith(prefix))
+            longer = tuple(
+                one for one in known if one != prefix and one.startswith(prefix)
+            )
             while longer and at >= 0 and data.startswith(longer, at):
                 at = data.rfind(prefix, 0, at)
             if at >= 0:
                 last[prefix] = at
         bare = -1
-        if len(self) > marked + sz.count(data, b"\n\n", allowoverlap=True) + data.endswith(b"\n"):
-            bare = next(at for at in self.backward() if data[at + 1 : at + 2] not in _NOT_BARE)
-        others = [one.start() for one in _others(tuple(known)).finditer(data)] if left else []
+        if len(self) > marked + sz.count(
+            data, b"\n\n", allowoverlap=True
+        ) + data.endswith(b"\n"):
+            bare = next(
+                at for at in self.backward() if data[at + 1 : at + 2] not in _NOT_BARE
+            )
+        others = (
+            [one.start() for one in _others(tuple(known)).finditer(data)]
+            if left
+            else []
+        )
         return last, bare, others
 
 
@@ -427,8 +462,8 @@ def _others(known: tuple[bytes, ...]) -> re.Pattern[bytes]:
 # ------------------------------------------------------------------ lives of a server
 
 NEAR = 50
-"""Lines from either end of a block, as long as a traceback may be: where none of them has a time,
-the block's are not read."""
+"""Lines from either end of a block, as long as a traceback may be: where none of them
+has a time, the block's are not read."""
 HEAD_BYTES = 512
 """Part of a line in which its time is looked for."""
 
@@ -436,17 +471,21 @@ HEAD_BYTES = 512
 class Life:
     """Where the present life of a server begins in a log to which every start appends.
 
-    What an earlier process of that name wrote there, a crash of yesterday, says nothing of this
-    one. A life begins with a start's first line, or, where no such line is there, with the first
-    line that is not older than the process. Blocks are given to ``begins`` in their order.
+    What an earlier process of that name wrote there, a crash of yesterday, says nothing
+    of this one. A life begins with a start's first line, or, where no such line is
+    there, with the first line that is not older than the process. Blocks are given to
+    ``begins`` in their order.
 
-    Args:
-        starts: expressions of lines that each start logs, in the order in which it does.
-        since: when the process began, in the log's own zone.
+    Args: starts: expressions of lines that each start logs, in the order in which it
+        does. since: when the process began, in the log's own zone.
     """
 
-    def __init__(self, starts: Sequence[Pattern] = (), since: datetime | None = None) -> None:
-        self._starts = [(re.compile(start), texts_of(start).texts or []) for start in starts]
+    def __init__(
+        self, starts: Sequence[Pattern] = (), since: datetime | None = None
+    ) -> None:
+        self._starts = [
+            (re.compile(start), texts_of(start).texts or []) for start in starts
+        ]
         self._since = since
         self._stage = -1
         self._older = since is not None
@@ -454,8 +493,8 @@ class Life:
         """For a search that finds them with everything else."""
 
     def begins(self, block: Block, found: Mapping[bytes, Sequence[int]]) -> int:
-        """Offset in the block at which a life begins: all before it is of an earlier one; -1: none
-        begins here.
+        """Offset in the block at which a life begins: all before it is of an earlier
+        one; -1: none begins here.
 
         Args:
             found: offsets of each of ``texts`` in the block.
@@ -464,7 +503,9 @@ class Life:
         stages = [
             (start, stage)
             for stage, (pattern, texts) in enumerate(self._starts)
-            for start in block.line_starts([offset for text in texts for offset in found[text]])
+            for start in block.line_starts(
+                [offset for text in texts for offset in found[text]]
+            )
             if pattern.search(block.reading(start).own)
         ]
         for start, stage in sorted(stages):
@@ -491,7 +532,8 @@ class Life:
         return -1
 
     def _age(self, block: Block, start: int) -> str:
-        """Whether the line is "older" than the process or "newer"; "" for a line without a time."""
+        """Whether the line is "older" than the process or "newer"; "" for a line
+        without a time."""
         assert self._since is not None
         at = written(timed(block, start).time, self._since)
         return "" if at is None else "older" if at < self._since else "newer"

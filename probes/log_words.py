@@ -1,10 +1,11 @@
-"""What of a log may leave the machine: an engine's own words, and of what they quote its length.
+"""What of a log may leave the machine: an engine's own words, and of what they quote
+its length.
 
-``log_forms.quoted`` separates a client's words from the engine's so that no rule believes them.
-Here they are left out, and with them what a rule would not mind: any quoted text of several words,
-and what stands in a printed dictionary. Numbers, digests and ids of requests stay, and so does what
-an operator set where a server prints its own settings.
-"""
+``log_forms.quoted`` separates a client's words from the engine's so that no rule
+believes them. Here they are left out, and with them what a rule would not mind: any
+quoted text of several words, and what stands in a printed dictionary. Numbers, digests
+and ids of requests stay, and so does what an operator set where a server prints its own
+settings."""
 
 from __future__ import annotations
 
@@ -26,16 +27,20 @@ _ALLOWED: Final = re.compile(
     ))*[\W_]*""",
     re.IGNORECASE | re.VERBOSE,
 )
-"""Of what is quoted: numbers, digests, ids, the words of a switch, and what is left out already."""
+"""Of what is quoted: numbers, digests, ids, the words of a switch, and what is left out
+already."""
 _SETTINGS: Final = re.compile(
-    r"\bwith config: |\bserver_args=|\b(?:non-default|[Ee]ngine|[Ss]erver|[Ss]erve|[Aa]pi) args: "
+    r"\bwith config: |\bserver_args=|\b(?:non-default|[Ee]ngine|[Ss]erver|[Ss]erve"
+    r"|[Aa]pi) args: "
 )
 _SETTING: Final = re.compile(r"[^\s'\"{}<>]{1,200}")
 _SOURCE: Final = re.compile(
-    r'\s|File "|Traceback \(most|During handling of|The above exception was|[Ee]xtension modules:'
+    r'\s|File "|Traceback \(most|During handling of|The above exception was'
+    r"|[Ee]xtension modules:"
     r"|mmrepro[ -]"
 )
-"""Lines of a traceback, where what is quoted stands in the program's source; and stand-ins'."""
+"""Lines of a traceback, where what is quoted stands in the program's source; and
+stand-ins'."""
 _KEPT: Final = re.compile(
     r"""
     \b(?:chatcmpl|cmpl|embd|resp|req|request|rid)-[0-9a-f]{8,40}(?:-[0-9a-f]{1,12}){0,5}\b
@@ -45,7 +50,8 @@ _KEPT: Final = re.compile(
     """,
     re.VERBOSE,
 )
-"""Of what is quoted, and outside of any text: ids of requests, and settings that are numbers."""
+"""Of what is quoted, and outside of any text: ids of requests, and settings that are
+numbers."""
 _SENTENCE: Final = re.compile(
     r"(?:\W{0,3}EngineCore encountered an issue\. See stack trace \(above\) for the root cause\."
     r"|(?:'max_tokens' or 'max_completion_tokens' is too large: \d+\. )?"
@@ -55,7 +61,8 @@ _SENTENCE: Final = re.compile(
     r"(?: \(\d+ in the messages, \d+ in the completion\)"
     r"| and your prompt contains (?:at least )?\d+ input tokens,"
     r" for a total of (?:at least )?\d+ tokens)?"
-    r"|\. However, your (?:messages|request) (?:resulted in|has) \d+ (?:input )?tokens)?\."
+    r"|\. However, your (?:messages|request) (?:resulted in"
+    r"|has) \d+ (?:input )?tokens)?\."
     r"(?: Please reduce the length of the (?:messages(?: or completion)?"
     r"|input prompt(?: or the number of requested output tokens)?)\.?)?"
     r"|The (?:decoder|encoder|engine) prompt \(length \d+\)"
@@ -66,31 +73,41 @@ _SENTENCE: Final = re.compile(
     r" requested a total of \d+ tokens: \d+ tokens from the input messages and \d+ tokens for"
     r" the completion\.)"
 )
-"""What engines say of a request's length: vllm/entrypoints, sglang's tokenizer_manager.py. Nothing
-in it but numbers is of the request."""
+"""What engines say of a request's length: vllm/entrypoints, sglang's
+tokenizer_manager.py. Nothing in it but numbers is of the request."""
 _ACCESS: Final = re.compile(r'"(?P<method>[A-Z]{3,10}) (?P<path>/[^\s"?]*)')
 _SERVED: Final = re.compile(
-    r"(?:v[12]|health(?:z|_generate)?|ping|metrics|generate(?:_stream)?|(?:de)?tokenize|version|load"
-    r"|(?:get_)?(?:server|model)_info|get_load|abort_request|flush_cache|encode|classify|rerank"
-    r"|score|pooling|embeddings|chat|completions|responses|models|invocations|docs|openapi\.json"
-    r"|ready|live|st(?:art|op)_profile|audio|transcriptions|translations|messages|count_tokens"
+    r"(?:v[12]|health(?:z|_generate)?|ping|metrics|generate(?:_stream)?|(?:de)?tokenize"
+    r"|version|load"
+    r"|(?:get_)?(?:server|model)_info|get_load|abort_request|flush_cache|encode"
+    r"|classify|rerank"
+    r"|score|pooling|embeddings|chat|completions|responses|models|invocations|docs"
+    r"|openapi\.json"
+    r"|ready|live|st(?:art|op)_profile|audio|transcriptions|translations|messages"
+    r"|count_tokens"
     r"|is_sleeping|sleep|wake_up|pause|resume|render|reset_(?:mm|prefix|encoder)_cache"
-    r"|(?:un)?load_lora_adapter|collective_rpc|server_metrics|terminate|nodes|favicon\.ico)"
+    r"|(?:un)?load_lora_adapter|collective_rpc|server_metrics|terminate|nodes"
+    r"|favicon\.ico)"
 )
 """Parts of the routes that engines have."""
 _OPENS: Final = re.compile(
-    r"<\|?(?:im_start|start_header_id|start_of_turn|begin_of_text|user|assistant|system|python_tag"
-    r"|tool_calls?|function|think|s)\|?>|\[(?:INST|TOOL_CALLS|AVAILABLE_TOOLS)\]|<<SYS>>"
+    r"<\|?(?:im_start|start_header_id|start_of_turn|begin_of_text|user|assistant|system"
+    r"|python_tag"
+    r"|tool_calls?|function|think|s)\|?>|\[(?:INST|TOOL_CALLS|AVAILABLE_TOOLS)\]"
+    r"|<<SYS>>"
 )
 """What a chat template or a model writes around words: all behind it is theirs."""
 _BY_PROGRAMS: Final = ("Assertion ", "Search for ", "with error '")
 CARRIES: Final = re.compile(
-    r"Received request \S+: |Request \S+ details: |Generated response |GenerateReqInput\("
+    r"Received request \S+: |Request \S+ details: |Generated response "
+    r"|GenerateReqInput\("
     r"|input_value=['\"]|<\|im_start\|>|\[INST\]|<tool_call>|jinja2\.exceptions\.\w+: "
     r"|TemplateError: |session(?:_id)?=\d+, [^\n]{0,400}prompt="
 )
 """Beginnings of a line that quotes a request, wherever they stand in a text."""
-_PAIR: Final = re.compile(r"""(?<=['"])\s?:\s?(?=['"\[{])|[{[(]\s?(?=['"]\w+['"]\s?:)""")
+_PAIR: Final = re.compile(
+    r"""(?<=['"])\s?:\s?(?=['"\[{])|[{[(]\s?(?=['"]\w+['"]\s?:)"""
+)
 _JSON: Final = re.compile(r"""[{\[]\s?\\*["']""")
 
 
@@ -106,7 +123,9 @@ def hidden(
     spans = [*known, *spans]
     if has_form(text):  # a whole line of another logger's, or of the same again
         inner = read_line(text)
-        spans += [(inner.head + begin, inner.head + stop) for begin, stop in inner.spans]
+        spans += [
+            (inner.head + begin, inner.head + stop) for begin, stop in inner.spans
+        ]
     if not _SOURCE.match(text):
         spans += _printed(text)
     settings = _SETTINGS.search(text)
@@ -117,19 +136,22 @@ def hidden(
         if begin >= stop:
             continue
         if text[stop : stop + 1] in ("'", '"') and text[stop + 1 : stop + 2].isalnum():
-            # Printed without escapes: where it ends is known at the line's last mark alone.
+            # Printed without escapes: where it ends is known at the line's last mark
+            # alone.
             last = text.rfind(text[stop])
             stop = last if last > stop else len(text)
         end = stop
         said = text[begin:stop]
         set_so = settings and begin > settings.start() and _SETTING.fullmatch(said)
-        if not (set_so or _ALLOWED.fullmatch(said) or text.endswith(_BY_PROGRAMS, 0, begin)):
+        if not (
+            set_so or _ALLOWED.fullmatch(said) or text.endswith(_BY_PROGRAMS, 0, begin)
+        ):
             yield from _without(begin, stop, [*own, *_kept(text, begin, stop)])
 
 
 def refused(message: str) -> Iterator[Span]:
-    """What of an error that came over HTTP is not the engine's own: all from the first sign on that
-    something is quoted."""
+    """What of an error that came over HTTP is not the engine's own: all from the first
+    sign on that something is quoted."""
     found = _UNQUOTED.match(message)
     own = [match.span() for match in _SENTENCE.finditer(message)]
     begin = found.end() if found else 0
@@ -161,7 +183,8 @@ def _without(begin: int, end: int, kept: Iterable[Span]) -> Iterator[Span]:
 
 
 def _printed(text: str) -> Iterator[Span]:
-    """Quoted texts of several words, what dictionaries hold, and what a template opens."""
+    """Quoted texts of several words, what dictionaries hold, and what a template
+    opens."""
     if match := _OPENS.search(text):
         yield match.start(), len(text)
         text = text[: match.start()]
@@ -180,12 +203,17 @@ def _printed(text: str) -> Iterator[Span]:
         said = text[slice(*inside)]
         key = text[match.end() : match.end() + 3].lstrip(" \\'\"")[:1] == ":"
         several = (" " in said.strip() or "\\n" in said) and not _ACCESS.match(match[0])
-        if several or (pairs and match.start() >= pairs.start() and not key and not begin):
+        if several or (
+            pairs and match.start() >= pairs.start() and not key and not begin
+        ):
             yield inside
 
 
-def public_line(line: LogLine, most: int = 2000, *, begin: int = 0, end: int | None = None) -> str:
-    """The message from ``begin`` to ``end``, as reports quote it: at most so many characters."""
+def public_line(
+    line: LogLine, most: int = 2000, *, begin: int = 0, end: int | None = None
+) -> str:
+    """The message from ``begin`` to ``end``, as reports quote it: at most so many
+    characters."""
     end = len(line.text) if end is None else end
     spans = hidden(line.text, line.source, line.level, line.quoted)
     inside = ((max(a, begin) - begin, min(b, end) - begin) for a, b in spans)
@@ -202,14 +230,16 @@ def left_out(text: str, spans: Iterable[Span]) -> str:
 
 
 def hidden_in(text: str) -> Iterator[Span]:
-    """The same of a log's text: whose a line is may be known from those before it alone."""
+    """The same of a log's text: whose a line is may be known from those before it
+    alone."""
     from mmrepro.probes.log_lines import Block
 
     at = 0
     block = Block(("\n" + text).encode("utf-8", "replace"), 0)
     for start, line in zip(block.starts, text.split("\n"), strict=False):
         read = block.reading(start)
-        # The reader takes colours and bars off: what it read is looked for in what is there.
+        # The reader takes colours and bars off: what it read is looked for in what is
+        # there.
         head = line.find(read.text) if read.text else -1
         if read.text and head < 0:
             head, read = 0, read_line(line)

@@ -1,9 +1,9 @@
 """What collectors put around a log's lines, and how it is taken off.
 
-One row a wrapping. Which ones a log has is found in a sample of its lines: a row fits where most
-of them have it, and where without it no fewer lines have a form of a program's. Rows nest, so this
-is repeated until none fits. Lines that the found rows do not fit stay as they are.
-"""
+One row a wrapping. Which ones a log has is found in a sample of its lines: a row fits
+where most of them have it, and where without it no fewer lines have a form of a
+program's. Rows nest, so this is repeated until none fits. Lines that the found rows do
+not fit stay as they are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ MAX_STREAMS = 64
 MOST = 0.6
 """Part of a sample's lines that a wrapping has to fit."""
 
-ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+ANSI = re.compile(
+    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])"
+)
 TEXT_ANSI = re.compile(
     rb"(?:\^\[|\\x1[bB]|\\0?33|\\e|#0?33|\\u001[bB]|\xe2\x90\x9b|\xef\xbf\xbd)?"
     rb"\[(?:\d{1,3}(?:;\d{1,3})*)m"
@@ -36,12 +38,11 @@ TEXT_ANSI_SIGNS = (b"[0m", b"[0;0m")
 class Bare:
     """A line without its wrappings.
 
-    Attributes:
-        stream: whose output it is.
-        time, level, source, pid: what the collector, or a logger that writes JSON, says of it.
-        part: it goes on with the line before it, of the same message.
-        partial: the collector cut it; the next one of the stream goes on with it.
-        logged: ``time`` and ``level`` are the program's own.
+    Attributes: stream: whose output it is. time, level, source, pid: what the
+        collector, or a logger that writes JSON, says of it. part: it goes on with the
+        line before it, of the same message. partial: the collector cut it; the next one
+        of the stream goes on with it. logged: ``time`` and ``level`` are the program's
+        own.
     """
 
     text: bytes
@@ -73,15 +74,18 @@ class Wrapping:
 
 
 _T: Final = (
-    rb"(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?: ?(?:Z|[+-]\d\d:?\d\d|UTC))?"
+    rb"(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?: ?(?:Z"
+    rb"|[+-]\d\d:?\d\d|UTC))?"
 )
 _SHORT: Final = rb"(?P<time>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?)"
 _IDENT: Final = rb"(?!kernel\b)(?P<stream>[\w./@:-]{1,255}?)(?:\[\d+\])?: ?"
 
 
-def _prefix(name: str, pattern: bytes, *, weak: bool = False, sign: bytes = b"") -> Wrapping:
-    """What stands before each line; groups time, stream, pod (its container is ``stream``), tag
-    (P: cut)."""
+def _prefix(
+    name: str, pattern: bytes, *, weak: bool = False, sign: bytes = b""
+) -> Wrapping:
+    """What stands before each line; groups time, stream, pod (its container is
+    ``stream``), tag (P: cut)."""
     compiled = re.compile(pattern)
     groups = compiled.groupindex
 
@@ -102,13 +106,37 @@ def _prefix(name: str, pattern: bytes, *, weak: bool = False, sign: bytes = b"")
     return Wrapping(name, take, weak, sign)
 
 
-_MESSAGES = ("log", "MESSAGE", "message", "msg", "textPayload", "body", "line", "@message")
-_TIMES = ("time", "timestamp", "@timestamp", "ts", "asctime", "__REALTIME_TIMESTAMP", "date")
+_MESSAGES = (
+    "log",
+    "MESSAGE",
+    "message",
+    "msg",
+    "textPayload",
+    "body",
+    "line",
+    "@message",
+)
+_TIMES = (
+    "time",
+    "timestamp",
+    "@timestamp",
+    "ts",
+    "asctime",
+    "__REALTIME_TIMESTAMP",
+    "date",
+)
 _LEVELS = ("level", "levelname", "severity", "lvl", "log.level")
 _LOGGERS = ("logger", "name", "logger_name", "module")
 _KUBERNETES = (("pod_name", "container_name"), ("pod", "container"))
 _LABELS = ("kubernetes", "labels", "resource")
-_SOURCES = ("container_name", "CONTAINER_NAME", "service", "SYSLOG_IDENTIFIER", "pod", "hostname")
+_SOURCES = (
+    "container_name",
+    "CONTAINER_NAME",
+    "service",
+    "SYSLOG_IDENTIFIER",
+    "pod",
+    "hostname",
+)
 
 
 def _text(value: Any) -> str:
@@ -130,8 +158,8 @@ def _time(value: Any) -> str:
 
 @lru_cache(256)
 def _keys(names: tuple[str, ...]) -> tuple[str | None, ...]:
-    """Which of an object's keys are its message, time, level, logger; and whether one tells whose
-    it is."""
+    """Which of an object's keys are its message, time, level, logger; and whether one
+    tells whose it is."""
     kinds = (_MESSAGES, _TIMES, _LEVELS, _LOGGERS, (*_SOURCES, *_LABELS, "container"))
     return tuple(next((one for one in kind if one in names), None) for kind in kinds)
 
@@ -145,11 +173,14 @@ def _whose(values: dict[str, Any]) -> str:
     for keys in _KUBERNETES:
         if pod := _text(named.get(keys[0])):
             return "/".join(filter(None, (pod, _text(named.get(keys[1])))))
-    return next((one.lstrip("/") for key in _SOURCES if (one := _text(named.get(key)))), "")
+    return next(
+        (one.lstrip("/") for key in _SOURCES if (one := _text(named.get(key)))), ""
+    )
 
 
 def _json(line: Bare) -> list[Bare] | None:
-    """An object with a message in it: docker's json-file, fluent-bit, journald, a logger's own."""
+    """An object with a message in it: docker's json-file, fluent-bit, journald, a
+    logger's own."""
     try:
         values = json.loads(line.text.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
@@ -164,24 +195,36 @@ def _json(line: Bare) -> list[Bare] | None:
         text = text[message] if message else None
         when, whose = _keys(tuple(values))[1], "whose"
     if isinstance(text, list):  # journald, of a message that is no UTF-8
-        text = bytes(b for b in text if type(b) is int and 0 <= b < 256).decode("utf-8", "replace")
+        text = bytes(b for b in text if type(b) is int and 0 <= b < 256).decode(
+            "utf-8", "replace"
+        )
     if not isinstance(text, str):
         return None
     stream = _whose(values) if whose else ""
     of_kernel = stream == "kernel"
-    named = f"{line.stream} {stream}".strip() if stream and not of_kernel else line.stream
+    named = (
+        f"{line.stream} {stream}".strip() if stream and not of_kernel else line.stream
+    )
     own = _text(values[level]).upper() if level else ""
     source = _text(values[logger]) if own and logger else ""
     time = _time(values[when]) if when else line.time
     # vLLM's --log-format json: vllm/logging_utils/formatter.py of 0.32
     role, pid = values.get("processName"), values.get("process")
-    process = f"{role} pid={pid}" if own and isinstance(role, str) and type(pid) is int else ""
+    process = (
+        f"{role} pid={pid}"
+        if own and isinstance(role, str) and type(pid) is int
+        else ""
+    )
     # docker cuts at 16 KiB: of what goes on there is no newline at the end
     cut = message == "log" and "stream" in values and not text.endswith("\n")
     texts = text.removesuffix("\n").split("\n")
     return [
         Bare(
-            *(one.rstrip("\r").encode("utf-8", "replace"), named, time, own, source),
+            one.rstrip("\r").encode("utf-8", "replace"),
+            named,
+            time,
+            own,
+            source,
             process="kernel" if of_kernel else process,
             part=number > 0 or line.part,
             partial=cut and number == len(texts) - 1,
@@ -194,38 +237,74 @@ def _json(line: Bare) -> list[Bare] | None:
 WRAPPINGS: tuple[Wrapping, ...] = (
     Wrapping("json", _json, sign=b"{", most=0.5),
     _prefix("CRI", _T + rb" (?:stdout|stderr) (?P<tag>[FP])(?: |\Z)"),
-    _prefix("kubectl --prefix",
-            rb"\[pod/(?P<pod>[^/\]]{1,253})/(?P<stream>[^/\]]{1,253})\](?: |\Z)"),
-    _prefix("compose", rb"(?:\d+\|)?(?P<stream>[A-Za-z0-9][\w.@-]{0,253}) *\| ?", sign=b"|"),
-    _prefix("RFC 5424", rb"<\d{1,3}>1 " + _T + rb" (?P<pod>\S{1,255}) "
-            rb"(?!kernel )(?P<stream>\S{1,255}) \S{1,128} \S{1,32} (?:-|(?:\[[^\]]*\])+)"
-            rb"(?: \xef\xbb\xbf| |\Z)"),
-    _prefix("RFC 3164, journald short",
-            rb"(?:<\d{1,3}>)?" + _SHORT + rb" (?P<pod>[\w.-]{1,255}) " + _IDENT),
-    _prefix("journald short-iso, short-full",
-            rb"(?:[A-Z][a-z]{2} )?" + _T + rb" (?P<pod>[\w.-]{1,255}) " + _IDENT),
+    _prefix(
+        "kubectl --prefix",
+        rb"\[pod/(?P<pod>[^/\]]{1,253})/(?P<stream>[^/\]]{1,253})\](?: |\Z)",
+    ),
+    _prefix(
+        "compose", rb"(?:\d+\|)?(?P<stream>[A-Za-z0-9][\w.@-]{0,253}) *\| ?", sign=b"|"
+    ),
+    _prefix(
+        "RFC 5424",
+        rb"<\d{1,3}>1 " + _T + rb" (?P<pod>\S{1,255}) "
+        rb"(?!kernel )(?P<stream>\S{1,255}) \S{1,128} \S{1,32} (?:-|(?:\[[^\]]*\])+)"
+        rb"(?: \xef\xbb\xbf| |\Z)",
+    ),
+    _prefix(
+        "RFC 3164, journald short",
+        rb"(?:<\d{1,3}>)?" + _SHORT + rb" (?P<pod>[\w.-]{1,255}) " + _IDENT,
+    ),
+    _prefix(
+        "journald short-iso, short-full",
+        rb"(?:[A-Z][a-z]{2} )?" + _T + rb" (?P<pod>[\w.-]{1,255}) " + _IDENT,
+    ),
     _prefix("fluentd", _T + rb" [\w.*-]{1,255}(?::)? (?=\{\")", sign=b"{"),
     _prefix("loki", _T + rb"\s(?:\{(?P<stream>[^}\n]{0,1000})\}\s)", sign=b"{"),
-    _prefix("docker -t, kubectl --timestamps", _T.replace(rb"[T ]", rb"T") + rb"(?: |\Z)"),
+    _prefix(
+        "docker -t, kubectl --timestamps", _T.replace(rb"[T ]", rb"T") + rb"(?: |\Z)"
+    ),
     _prefix("aws logs tail", _T + rb" (?P<stream>[\w./\[\]$-]{1,500}) ", weak=True),
     _prefix("loki, Grafana's download", rb"(?:\d{13,19}\t)?" + _T + rb"\t", weak=True),
-    _prefix("Ray", rb"\((?P<stream>(?:ServeReplica:|ProxyActor|ServeController)[^()\n]{0,250}?"
-            rb" pid=\d+)(?:, ip=[\d.a-fA-F:]+)?\) ?", sign=b"pid="),
-    _prefix("ts", rb"(?:" + _SHORT + rb"|" + _T.replace(b"?P<time>", b"?P<iso>")
-            + rb"|\d\d:\d\d:\d\d(?:\.\d+)?) ", weak=True),
+    _prefix(
+        "Ray",
+        rb"\((?P<stream>(?:ServeReplica:|ProxyActor|ServeController)[^()\n]{0,250}?"
+        rb" pid=\d+)(?:, ip=[\d.a-fA-F:]+)?\) ?",
+        sign=b"pid=",
+    ),
+    _prefix(
+        "ts",
+        rb"(?:"
+        + _SHORT
+        + rb"|"
+        + _T.replace(b"?P<time>", b"?P<iso>")
+        + rb"|\d\d:\d\d:\d\d(?:\.\d+)?) ",
+        weak=True,
+    ),
     _prefix("srun -l", rb" {0,8}\d{1,6}: ", weak=True),
-    _prefix("torchrun, mpirun, pdsh",
-            rb"\[(?:default\d+|\d+,\d+)\](?:<std\w+>)?: ?|(?P<stream>[a-z][\w.-]{0,62}\d): ",
-            weak=True),
-    _prefix("grep -H", rb"(?P<stream>[^\s:|\[(]{1,400}\.[A-Za-z]{2,4}[\w.]{0,20})"
-            rb"(?::\d+(?=:)|-\d+(?=-))?[:-]"),
+    _prefix(
+        "torchrun, mpirun, pdsh",
+        (
+            rb"\[(?:default\d+|\d+,\d+)\](?:<std\w+>)?: ?"
+            rb"|(?P<stream>[a-z][\w.-]{0,62}\d): "
+        ),
+        weak=True,
+    ),
+    _prefix(
+        "grep -H",
+        rb"(?P<stream>[^\s:|\[(]{1,400}\.[A-Za-z]{2,4}[\w.]{0,20})"
+        rb"(?::\d+(?=:)|-\d+(?=-))?[:-]",
+    ),
     _prefix("grep -n", rb"\d{1,10}[:-]", weak=True),
     _prefix("cat -n", rb" {0,6}\d{1,9}\t", weak=True),
     _prefix("quoted", rb"(?:> ?)+", sign=b">"),
-    _prefix("stern", rb"(?P<pod>[a-z0-9][a-z0-9.-]{0,252}) (?:\xe2\x80\xba )?"
-            rb"(?P<stream>[a-z0-9][a-z0-9-]{0,62}) ", weak=True),
+    _prefix(
+        "stern",
+        rb"(?P<pod>[a-z0-9][a-z0-9.-]{0,252}) (?:\xe2\x80\xba )?"
+        rb"(?P<stream>[a-z0-9][a-z0-9-]{0,62}) ",
+        weak=True,
+    ),
     _prefix("indented", rb"[ \t]+", weak=True),
-)  # fmt: skip
+)
 
 _ONLY_TIME = re.compile(rb"\s*" + _T.replace(rb"[T ]", rb"T") + rb"\s*\Z")
 
@@ -236,7 +315,8 @@ MAX_SHAPES = 32
 
 @lru_cache(256)
 def _shape(prefix: bytes, stream: str) -> re.Pattern[bytes]:
-    """Lines with this prefix: a digit stands for any, but in what ``stream`` is named after."""
+    """Lines with this prefix: a digit stands for any, but in what ``stream`` is named
+    after."""
     exact = bytearray(len(prefix))
     for name in re.split(r"[/ ]", stream):
         if name and (at := prefix.find(name.encode())) >= 0:
@@ -280,7 +360,8 @@ class Stripped:
 
 
 class Lazy(Sequence[Bare]):
-    """Lines as their collector's wrappings were taken off, each when it is asked for."""
+    """Lines as their collector's wrappings were taken off, each when it is asked
+    for."""
 
     def __init__(self, block: Stripped, indices: Sequence[int]) -> None:
         self._block, self._indices = block, indices
@@ -334,10 +415,13 @@ class Peeler:
             self.events = True
             lines = [line for line in lines if not _ONLY_TIME.match(line.text)]
         while len(self.chain) < MAX_DEPTH:
-            fits = [(w, inner) for w in WRAPPINGS if (inner := _fits(w, lines)) is not None]
+            fits = [
+                (w, inner) for w in WRAPPINGS if (inner := _fits(w, lines)) is not None
+            ]
             if not fits:
                 return
-            # Of several, the one that leaves the most lines with a form; else the first.
+            # Of several, the one that leaves the most lines with a form; else the
+            # first.
             wrapping, inner = max(fits, key=lambda fit: _formed(fit[1]))
             if wrapping.name == "indented":
                 self.indent = _common(lines)
@@ -346,12 +430,16 @@ class Peeler:
             lines = inner
 
     def strip(self, data: bytes) -> Stripped | None:
-        """Take prefixes off whole lines, each after its newline, at once; None: line by line.
+        """Take prefixes off whole lines, each after its newline, at once; None: line by
+        line.
 
-        A prefix that was found in one line is looked for in all: digits stand for any digit, but in
-        names. Most logs have one or a few.
-        """
-        if self.events or self.coloured or any(w.name in _NO_PREFIX for w in self.chain):
+        A prefix that was found in one line is looked for in all: digits stand for any
+        digit, but in names. Most logs have one or a few."""
+        if (
+            self.events
+            or self.coloured
+            or any(w.name in _NO_PREFIX for w in self.chain)
+        ):
             return None
         if b"\x1b" in data:
             data = ANSI.sub(b"", data)
@@ -404,7 +492,9 @@ class Peeler:
                 inner = wrapping.take(found[0])
                 found = found if inner is None else inner
             else:
-                found = [inner for one in found for inner in (wrapping.take(one) or [one])]
+                found = [
+                    inner for one in found for inner in (wrapping.take(one) or [one])
+                ]
         return self._joined(found)
 
     def _joined(self, lines: list[Bare]) -> list[Bare]:
@@ -441,7 +531,9 @@ def _fits(wrapping: Wrapping, lines: list[Bare]) -> list[Bare] | None:
 
 
 def _formed(lines: Iterable[Bare]) -> int:
-    return sum(has_form(line.text.decode("utf-8", "replace")) or line.logged for line in lines)
+    return sum(
+        has_form(line.text.decode("utf-8", "replace")) or line.logged for line in lines
+    )
 
 
 def _common(lines: Iterable[Bare]) -> bytes:

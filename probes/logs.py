@@ -1,4 +1,5 @@
-"""Log files of any size: errors, last words of each process, last progress, chosen patterns.
+"""Log files of any size: errors, last words of each process, last progress, chosen
+patterns.
 
 Alone::
 
@@ -28,7 +29,14 @@ import hyperscan
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import LogLine, LogPattern, LogsData
 from mmrepro.probes.log_excerpt import Excerpt
-from mmrepro.probes.log_files import BROKEN, BothEnds, Packed, logs_below, open_log, with_rotated
+from mmrepro.probes.log_files import (
+    BROKEN,
+    BothEnds,
+    Packed,
+    logs_below,
+    open_log,
+    with_rotated,
+)
 from mmrepro.probes.log_forms import UNKNOWN, has_form, is_error, written
 from mmrepro.probes.log_lines import (
     GLUED,
@@ -54,15 +62,22 @@ from mmrepro.probes.log_wraps import (
 )
 
 CHUNK_BYTES = 256 << 10
-"""A block stays in a core's own cache while it is gone over: 1 MiB takes 15 % longer."""
+"""A block stays in a core's own cache while it is gone over: 1 MiB takes 15 %
+longer."""
 MAX_ERRORS = 50
 MAX_STUCK = 50
 MAX_PROCESSES = 256
 MAX_FORMS = 100
 """So many lines of an engine's form say whose log it is."""
 _ERROR_TEXTS = (
-    *(b"ERROR", b"CRITICAL", b"FATAL", b"raceback (most recent call last)"),
-    *(b"\nE0", b"\nE1", b"]:[E", b"\n[E "),  # c10's and glog's
+    b"ERROR",
+    b"CRITICAL",
+    b"FATAL",
+    b"raceback (most recent call last)",
+    b"\nE0",
+    b"\nE1",
+    b"]:[E",
+    b"\n[E ",  # c10's and glog's
 )
 
 
@@ -71,18 +86,22 @@ class LogsProbe(Probe[LogsData]):
 
     What cannot be read is named in ``unread`` and does not end the reading.
 
-    Args:
-        paths: one file or several, compressed or not.
-        patterns: name -> expression searched in each line, from its program's own beginning of the
-            line on, a client's words blanked; see :class:`mmrepro.probes.data.LogPattern`.
+    Args: paths: one file or several, compressed or not. patterns: name -> expression
+        searched in each line, from its program's own beginning of the
+            line on, a client's words blanked; see
+            :class:`mmrepro.probes.data.LogPattern`.
         progress: an expression whose last match is the last sign of work done.
         first, last: how many matching lines of each pattern are kept from either end.
-        max_bytes: of a larger file only that much of its end is read (``skipped_bytes``).
-        added: lines of a new request; with ``progress`` they give those never scheduled.
+        max_bytes: of a larger file only that much of its end is read
+            (``skipped_bytes``).
+        added: lines of a new request; with ``progress`` they give those never
+            scheduled.
         life: what an earlier start of the server wrote is passed over.
         rotated: each file's rotated predecessors are read before it.
-        marks: engine -> expression of a line that each of its starts logs; a group "release".
-        around: what stands around lines that match it is kept, and its beginning and end.
+        marks: engine -> expression of a line that each of its starts logs; a group
+            "release".
+        around: what stands around lines that match it is kept, and its beginning and
+            end.
     """
 
     name = "logs"
@@ -109,7 +128,9 @@ class LogsProbe(Probe[LogsData]):
     ) -> None:
         self.marks = marks
         self.around = around
-        self.paths = [Path(p) for p in ([paths] if isinstance(paths, Path | str) else paths)]
+        self.paths = [
+            Path(p) for p in ([paths] if isinstance(paths, Path | str) else paths)
+        ]
         self.patterns = dict(patterns or {})
         self.progress = progress
         self.first = first
@@ -123,7 +144,8 @@ class LogsProbe(Probe[LogsData]):
         self._unread: dict[str, str] = {}
 
     def collect(self, sink: RawSink, deadline: float) -> LogsData:
-        """Raises Unavailable if nothing could be read; TimedOut keeps what was read so far."""
+        """Raises Unavailable if nothing could be read; TimedOut keeps what was read so
+        far."""
         self._skipped, self._unread = 0, {}
         self._scanner = scanner = Scanner(
             self.patterns,
@@ -149,7 +171,11 @@ class LogsProbe(Probe[LogsData]):
                         self._unread[str(path)] = left_out
                 read += 1
             except BROKEN as error:
-                why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                why = (
+                    getattr(error, "strerror", None)
+                    or str(error)
+                    or type(error).__name__
+                )
                 self._unread[str(path)] = f"it cannot be read: {why}"[:200]
             except Unavailable as error:
                 self._unread[str(path)] = str(error)
@@ -160,7 +186,8 @@ class LogsProbe(Probe[LogsData]):
         return self._found(scanner)
 
     def _files(self) -> list[Path]:
-        """Each once; a folder's in the order of their last change, so without its rotated ones."""
+        """Each once; a folder's in the order of their last change, so without its
+        rotated ones."""
         files: list[Path] = []
         for path in self.paths:
             if self.rotated and path.is_file():
@@ -195,7 +222,9 @@ def scan(
     Raises:
         TimedOut: ``deadline`` (a ``time.monotonic()`` instant) passed before the end.
     """
-    return Scanner(patterns, progress, file=file, first=first, last=last).scan(stream, deadline)
+    return Scanner(patterns, progress, file=file, first=first, last=last).scan(
+        stream, deadline
+    )
 
 
 def identify(
@@ -204,13 +233,12 @@ def identify(
     most_bytes: int | None = None,
     deadline_s: float | None = None,
 ) -> LogsData | None:
-    """Whose log it is, by the form of its lines and by what its last start says; None: it cannot be
-    read, or no line has an engine's form.
+    """Whose log it is, by the form of its lines and by what its last start says; None:
+    it cannot be read, or no line has an engine's form.
 
-    Args:
-        marks: engine -> expression of a line that each of its starts logs; a group "release".
-        most_bytes: of its beginning, so much is read.
-        deadline_s: seconds; what was read until then counts.
+    Args: marks: engine -> expression of a line that each of its starts logs; a group
+        "release". most_bytes: of its beginning, so much is read. deadline_s: seconds;
+        what was read until then counts.
     """
     scanner = Scanner({}, None, file=str(path), marks=marks)
     deadline = None if deadline_s is None else time.monotonic() + deadline_s
@@ -224,15 +252,17 @@ def identify(
 class _Texts:
     """Finds many plain texts in one pass (Hyperscan).
 
-    Measured on 2 GiB with eight texts: 0.7 s; one expression of Python's ``re`` over all of them
-    takes 10 s, ``bytes.find`` for each 4.4 s. A diagnosis looks for a hundred texts and more.
-    """
+    Measured on 2 GiB with eight texts: 0.7 s; one expression of Python's ``re`` over
+    all of them takes 10 s, ``bytes.find`` for each 4.4 s. A diagnosis looks for a
+    hundred texts and more."""
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         self._texts = list(dict.fromkeys(texts))
         self._database = hyperscan.Database()
         self._database.compile(
-            expressions=[b"".join(b"\\x%02x" % byte for byte in text) for text in self._texts],
+            expressions=[
+                b"".join(b"\\x%02x" % byte for byte in text) for text in self._texts
+            ],
             ids=list(range(len(self._texts))),
             elements=len(self._texts),
             flags=[0] * len(self._texts),
@@ -243,7 +273,9 @@ class _Texts:
         """For each text the offsets of the last byte of its occurrences."""
         found: list[list[int]] = [[] for _ in self._texts]
 
-        def note(row: int, _start: int, end: int, _flags: int, _context: object) -> None:
+        def note(
+            row: int, _start: int, end: int, _flags: int, _context: object
+        ) -> None:
             found[row].append(end - 1)
 
         self._database.scan(data, match_event_handler=note, scratch=self._scratch)
@@ -276,15 +308,21 @@ class _Search:
         return self.regex.search(read.line if self.clients else read.own) is not None
 
     def take(self, block: Block, offsets: list[int] | None, *, after: int = -1) -> None:
-        """Keep the matches among the lines that hold ``offsets`` (None: among all lines) and begin
-        after ``after``."""
+        """Keep the matches among the lines that hold ``offsets`` (None: among all
+        lines) and begin after ``after``."""
         starts = [start for start in block.line_starts(offsets) if start > after]
         kept = self.last.maxlen or 0
-        if self.plain and self.count >= self.keep and len(starts) > kept and not block.has_long:
+        if (
+            self.plain
+            and self.count >= self.keep
+            and len(starts) > kept
+            and not block.has_long
+        ):
             starts, passed = starts[len(starts) - kept :], starts[: len(starts) - kept]
             texts = self.texts or ()
             self.count += sum(
-                block.plainly(start, texts) or self.matches(block, start) for start in passed
+                block.plainly(start, texts) or self.matches(block, start)
+                for start in passed
             )
         for start in starts:
             if self.matches(block, start):
@@ -292,7 +330,9 @@ class _Search:
                 line = block.place(start)
                 (self.first if len(self.first) < self.keep else self.last).append(line)
 
-    def last_in(self, block: Block, offsets: Sequence[int] | None) -> tuple[int, Line] | None:
+    def last_in(
+        self, block: Block, offsets: Sequence[int] | None
+    ) -> tuple[int, Line] | None:
         """Where the last line of the block that matches begins, and the line."""
         for start in reversed(block.line_starts(offsets)):
             if self.matches(block, start):
@@ -308,8 +348,8 @@ class _Search:
 
 
 class Scanner:
-    """The state of one reading. Blocks of whole lines are gone over once for everything that is
-    looked for; only lines with something in them are ever decoded."""
+    """The state of one reading. Blocks of whole lines are gone over once for everything
+    that is looked for; only lines with something in them are ever decoded."""
 
     def __init__(
         self,
@@ -329,7 +369,9 @@ class Scanner:
         self._life = life
         self._earlier = self._bytes = self._lines = self._bad_lines = 0
         self._parts: list[tuple[int, str]] = []  # lines before it, file
-        self._searches = {n: _Search(p, first, last) for n, p in (patterns or {}).items()}
+        self._searches = {
+            n: _Search(p, first, last) for n, p in (patterns or {}).items()
+        }
         self._progress = None if progress is None else _Search(progress, 0, 0)
         # Those after the last line of progress: never scheduled, it seems.
         self._stuck = None if added is None else _Search(added, MAX_STUCK, 0)
@@ -344,10 +386,17 @@ class Scanner:
         self._previous: Block | None = None
         self._near = UNKNOWN
         self._forget()
-        wanted = [*self._searches.values(), *self._marks.values(), self._progress, self._stuck]
+        wanted = [
+            *self._searches.values(),
+            *self._marks.values(),
+            self._progress,
+            self._stuck,
+        ]
         wanted.append(anchors)
         texts = [text for search in wanted if search for text in search.texts or ()]
-        self._texts = _Texts([*_ERROR_TEXTS, *GLUED, *texts, *(life.texts if life else ())])
+        self._texts = _Texts(
+            [*_ERROR_TEXTS, *GLUED, *texts, *(life.texts if life else ())]
+        )
 
     def _forget(self) -> None:
         """Drop what was found so far: it is of an earlier life."""
@@ -365,7 +414,8 @@ class Scanner:
         self._forms: Counter[str] = Counter()
 
     def begin(self, file: str) -> None:
-        """What is scanned from now on is ``file``'s, and its lines are counted from 1 again."""
+        """What is scanned from now on is ``file``'s, and its lines are counted from 1
+        again."""
         self._parts.append((self._lines, file))
         self._peeler = self._previous = None
         for one in self._streams.values():
@@ -383,7 +433,9 @@ class Scanner:
         kept = [*filter(None, self._last.values()), *self._inside.values()]
         lines = [block.place(start) for block, start in kept]
         for line in sorted(lines, key=lambda one: one.number):
-            last[line.reading.process] = line  # plain and coloured prefixes may be mixed
+            last[line.reading.process] = (
+                line  # plain and coloured prefixes may be mixed
+            )
         progress = self._last_progress
         engine, release, because = self._engine()
         data = LogsData(
@@ -396,15 +448,23 @@ class Scanner:
             lines=self._lines,
             earlier_lines=self._earlier,
             bad_bytes=self._bad_lines,
-            last_by_process={process: line.record(near) for process, line in last.items()},
+            last_by_process={
+                process: line.record(near) for process, line in last.items()
+            },
             errors=[line.record(near) for line in self._errors],
             error_count=self._error_count,
-            matches={name: s.lines(near) for name, s in self._searches.items() if s.count},
-            match_counts={name: search.count for name, search in self._searches.items()},
+            matches={
+                name: s.lines(near) for name, s in self._searches.items() if s.count
+            },
+            match_counts={
+                name: search.count for name, search in self._searches.items()
+            },
             last_progress=progress.record(near) if progress else None,
             first_line=_record(self._first_timed, near),
             last_line=_record(self._last_timed, near),
-            excerpt=[line.record(near) for line in self._excerpt.lines()] if self._excerpt else [],
+            excerpt=[line.record(near) for line in self._excerpt.lines()]
+            if self._excerpt
+            else [],
             stuck_requests=self._stuck.lines(near) if self._stuck else [],
             stuck_count=self._stuck.count if self._stuck and progress else None,
         )
@@ -413,7 +473,8 @@ class Scanner:
         return data.model_copy(update={"servers": servers}) if servers else data
 
     def _engine(self) -> tuple[str, str, str]:
-        """The engine, its release, and what says so: its last start, else the form of its lines."""
+        """The engine, its release, and what says so: its last start, else the form of
+        its lines."""
         said = [
             (line.number, name, line.reading)
             for name, mark in self._marks.items()
@@ -434,19 +495,30 @@ class Scanner:
 
         def place(line: LogLine) -> LogLine:
             before, file = self._parts[bisect_left(starts, line.number) - 1]
-            return line.model_copy(update={"number": line.number - before, "file": file})
+            return line.model_copy(
+                update={"number": line.number - before, "file": file}
+            )
 
         lists = ("errors", "stuck_requests", "excerpt")
         single = ("last_progress", "first_line", "last_line")
-        changes: dict[str, Any] = {name: [*map(place, getattr(data, name))] for name in lists}
-        changes |= {name: place(v) for name in single if (v := getattr(data, name)) is not None}
-        changes["last_by_process"] = {p: place(line) for p, line in data.last_by_process.items()}
-        changes["matches"] = {name: [*map(place, lines)] for name, lines in data.matches.items()}
+        changes: dict[str, Any] = {
+            name: [*map(place, getattr(data, name))] for name in lists
+        }
+        changes |= {
+            name: place(v) for name in single if (v := getattr(data, name)) is not None
+        }
+        changes["last_by_process"] = {
+            p: place(line) for p, line in data.last_by_process.items()
+        }
+        changes["matches"] = {
+            name: [*map(place, lines)] for name, lines in data.matches.items()
+        }
         changes["files"] = [file for _, file in self._parts]
         return data.model_copy(update=changes)
 
     def _blocks(self, stream: BinaryIO, deadline: float | None) -> Iterator[bytes]:
-        """Blocks of whole lines, each line after a newline of its own and none at the end.
+        """Blocks of whole lines, each line after a newline of its own and none at the
+        end.
 
         They are read and not mapped: a log that is cut while it is mapped (logrotate's
         copytruncate) ends the process with SIGBUS.
@@ -456,7 +528,9 @@ class Scanner:
         step = Packed.STEP if isinstance(stream, Packed | BothEnds) else CHUNK_BYTES
         while chunk := stream.read(step):
             if deadline is not None and time.monotonic() >= deadline:
-                raise TimedOut(f"{self.file or 'the log'}: {self._bytes} bytes read in time")
+                raise TimedOut(
+                    f"{self.file or 'the log'}: {self._bytes} bytes read in time"
+                )
             self._bytes += len(chunk)
             if in_long_line:
                 end = chunk.find(b"\n")
@@ -471,15 +545,17 @@ class Scanner:
                     yield block
                 carry = chunk[cut:]
             if len(carry) > MAX_LINE_BYTES:
-                # Only ever this much of an endless line is held; the rest of it is passed over.
+                # Only ever this much of an endless line is held; the rest of it is
+                # passed over.
                 carry, in_long_line = carry[: MAX_LINE_BYTES + 1], True
         if carry != b"\n":
             yield carry
 
-    # ------------------------------------------------------------------ wrappings, streams
+    # --------------------------------------------------------------- wrappings, streams
 
     def _feed(self, data: bytes) -> None:
-        """Take a block of raw lines: without what collectors put on, and each stream's its own."""
+        """Take a block of raw lines: without what collectors put on, and each stream's
+        its own."""
         if not data.isascii():
             self._bad_lines += _bad_lines(data)
         if self._peeler is None or not self._still(self._peeler, data):
@@ -538,8 +614,11 @@ class Scanner:
         return bool(peeler.chain) and peeler.chain[0].take(Bare(first)) is not None
 
     def _split(self, names: list[str]) -> list[Scanner]:
-        """The scanners of the streams, each of which has one where there are several."""
-        if len({*names, *self._streams, self.stream} - {""}) < 2 and not (names and self._unnamed):
+        """The scanners of the streams, each of which has one where there are
+        several."""
+        if len({*names, *self._streams, self.stream} - {""}) < 2 and not (
+            names and self._unnamed
+        ):
             self.stream = self.stream or "".join(names)
             return []
         if not self._streams and self.stream:
@@ -591,7 +670,9 @@ class Scanner:
         heads = block.heads(known)
         if block.bares is None and block.has_other_colours(heads[2]):
             # In the middle of a text they would hide it.
-            block = Block(ANSI.sub(b"", block.data), block.before, previous=self._previous)
+            block = Block(
+                ANSI.sub(b"", block.data), block.before, previous=self._previous
+            )
             heads = block.heads(known)
         found = self._texts.scan(block.data)
         after = -1
@@ -678,7 +759,8 @@ def _sample(data: bytes) -> list[bytes]:
 
 
 def _bad_lines(block: bytes) -> int:
-    """Lines that are not UTF-8: after each bad one, decoding goes on at the next line."""
+    """Lines that are not UTF-8: after each bad one, decoding goes on at the next
+    line."""
     view, bad, start = memoryview(block), 0, 0
     while start >= 0:
         try:

@@ -31,7 +31,8 @@ MAX_BUSIEST = 8
 RoleOf = Callable[[str, str], str]
 """(name, command line) of a process -> what it is to the engine."""
 
-# vLLM and SGLang name their processes by setproctitle: "VLLM::EngineCore", "sglang::scheduler_TP0".
+# vLLM and SGLang name their processes by setproctitle: "VLLM::EngineCore",
+# "sglang::scheduler_TP0".
 _TITLE = re.compile(r"^[A-Za-z][\w.-]*::([\w.\-]+)")
 
 
@@ -58,9 +59,9 @@ class _Reading:
 class ProcessesProbe(Probe[ProcessesData]):
     """Two readings of the tree below ``root_pid``, ``window_s`` seconds apart.
 
-    ``also``: processes that belong to the engine but were reparented away from the tree.
-    CPU times come in clock ticks (10 ms), so percentages are as fine as 1 / ``window_s`` per cent.
-    """
+    ``also``: processes that belong to the engine but were reparented away from the
+    tree. CPU times come in clock ticks (10 ms), so percentages are as fine as 1 /
+    ``window_s`` per cent."""
 
     name = "processes"
     needs = "pid"
@@ -83,7 +84,8 @@ class ProcessesProbe(Probe[ProcessesData]):
         self.also = tuple(also)
 
     def collect(self, sink: RawSink, deadline: float) -> ProcessesData:
-        """Raises Unavailable when no process of the tree exists, TimedOut without time."""
+        """Raises Unavailable when no process of the tree exists, TimedOut without
+        time."""
         started = time.monotonic()
         window_s = min(self.window_s, deadline - started - 0.2)
         if window_s < 0.05:
@@ -96,11 +98,14 @@ class ProcessesProbe(Probe[ProcessesData]):
         data = ProcessesData(
             root_pid=self.root_pid,
             window_s=round(time.monotonic() - started, 4),
-            processes=[self._use(reading, first.get(pid)) for pid, reading in second.items()],
+            processes=[
+                self._use(reading, first.get(pid)) for pid, reading in second.items()
+            ],
             vanished=[
                 pid
                 for pid, reading in first.items()
-                if pid not in second or second[pid].stat.start_ticks != reading.stat.start_ticks
+                if pid not in second
+                or second[pid].stat.start_ticks != reading.stat.start_ticks
             ],
         )
         sink.write("processes.json", data.model_dump_json(indent=1))
@@ -169,7 +174,9 @@ class ThreadRun(NamedTuple):
 
 
 def thread_runs(
-    before: Mapping[int, processes.Thread], after: Mapping[int, processes.Thread], seconds: float
+    before: Mapping[int, processes.Thread],
+    after: Mapping[int, processes.Thread],
+    seconds: float,
 ) -> list[ThreadRun]:
     """The threads of ``after``, busiest first; one that is new did nothing yet."""
     runs = []
@@ -190,9 +197,9 @@ def thread_runs(
 class CpuMeter:
     """CPU of a process tree since the last call, cheap enough for four calls a second.
 
-    Walking /proc for the tree is what costs, so that is done every ``refresh_s`` seconds only;
-    in between each call reads one line for each known process. Not safe for several threads.
-    """
+    Walking /proc for the tree is what costs, so that is done every ``refresh_s``
+    seconds only; in between each call reads one line for each known process. Not safe
+    for several threads."""
 
     def __init__(
         self,
@@ -208,14 +215,16 @@ class CpuMeter:
         self.refresh_s = refresh_s
         self._walked = float("-inf")
         self._roles: dict[int, str] = {}
-        self._last: dict[int, tuple[int, int, float]] = {}  # pid: (start, CPU ticks, mono)
+        self._last: dict[
+            int, tuple[int, int, float]
+        ] = {}  # pid: (start, CPU ticks, mono)
 
     def read(self) -> dict[str, float]:
-        """Role -> % of one core since the last call, summed over the processes of that role.
+        """Role -> % of one core since the last call, summed over the processes of that
+        role.
 
-        A process seen for the first time counts from the next call on, so the first call is all
-        zeros. Empty when nothing of the tree is left.
-        """
+        A process seen for the first time counts from the next call on, so the first
+        call is all zeros. Empty when nothing of the tree is left."""
         now = time.monotonic()
         if now - self._walked >= self.refresh_s:
             self._walk(now)
@@ -228,7 +237,9 @@ class CpuMeter:
             mono = time.monotonic()
             ticks = stat.user_ticks + stat.system_ticks
             seen[pid] = (stat.start_ticks, ticks, mono)
-            start, before, then = self._last.get(pid, (stat.start_ticks, ticks, now - 1.0))
+            start, before, then = self._last.get(
+                pid, (stat.start_ticks, ticks, now - 1.0)
+            )
             grown = ticks - before if start == stat.start_ticks else 0
             use[role] = use.get(role, 0.0) + _pct(grown, max(mono - then, 1e-3))
         self._last = seen
@@ -239,7 +250,8 @@ class CpuMeter:
         roles: dict[int, str] = {}
         for pid in processes.tree(self.root_pid, self.also):
             if (stat := processes.stat(pid)) is not None:
-                # Asked anew each time: a process takes its title some time after its start.
+                # Asked anew each time: a process takes its title some time after its
+                # start.
                 roles[pid] = self.role_of(stat.name, processes.cmdline(pid))
         self._roles = roles
 
@@ -248,8 +260,8 @@ class CpuMeter:
 
 
 class ConnectionsProbe(Probe[ConnectionsData]):
-    """Connections to ``port`` in the network namespace of process ``pid``; those that this process
-    holds itself are left out."""
+    """Connections to ``port`` in the network namespace of process ``pid``; those that
+    this process holds itself are left out."""
 
     name = "connections"
     needs = "url"
@@ -263,7 +275,8 @@ class ConnectionsProbe(Probe[ConnectionsData]):
         self.pid = pid
 
     def collect(self, sink: RawSink, deadline: float) -> ConnectionsData:
-        """Raises Unavailable where no table can be read, or the port is none of that namespace."""
+        """Raises Unavailable where no table can be read, or the port is none of that
+        namespace."""
         there = _table(self.pid)
         if not any(s.port == self.port and s.state == processes.LISTEN for s in there):
             raise Unavailable(f"nothing is seen to listen on port {self.port} there")
@@ -289,7 +302,9 @@ def _table(pid: int | str) -> list[processes.Socket]:
 # ------------------------------------------------------------------ after a tracer
 
 
-def wait_until(condition: Callable[[], bool], seconds: float, step_s: float = 0.01) -> bool:
+def wait_until(
+    condition: Callable[[], bool], seconds: float, step_s: float = 0.01
+) -> bool:
     """Poll ``condition`` for at most ``seconds``; whether it came true."""
     until = time.monotonic() + seconds
     while not condition():
@@ -302,9 +317,8 @@ def wait_until(condition: Callable[[], bool], seconds: float, step_s: float = 0.
 def resume_after_trace(pid: int, state_before: str) -> bool:
     """Undo a stop that a tracer of ours left behind; whether there was one.
 
-    A tracer that dies between attaching and its first wait can leave its target stopped. One that
-    was stopped before we came is left so.
-    """
+    A tracer that dies between attaching and its first wait can leave its target
+    stopped. One that was stopped before we came is left so."""
     wait_until(lambda: processes.tracer(pid) == 0, 2.0)
     stat = processes.stat(pid)
     if stat is None or stat.state != "T" or state_before == "T":

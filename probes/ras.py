@@ -1,9 +1,11 @@
-"""NCCL's own report of its ranks (RAS, NCCL 2.24 and later): read only, loopback only, 2 s at most.
+"""NCCL's own report of its ranks (RAS, NCCL 2.24 and later): read only, loopback only,
+2 s at most.
 
-The library listens on localhost:28028 in every process that uses it, and answers with the state of
-all ranks of the job: text, and from 2.28.7 on JSON (NCCL user guide, "RAS"; src/ras/client.cc and
-client_support.cc of NCCL's repository). Of the commands only ``CLIENT PROTOCOL``, ``SET FORMAT``,
-``TIMEOUT`` and ``VERBOSE STATUS`` are sent: none changes anything.
+The library listens on localhost:28028 in every process that uses it, and answers with
+the state of all ranks of the job: text, and from 2.28.7 on JSON (NCCL user guide,
+"RAS"; src/ras/client.cc and client_support.cc of NCCL's repository). Of the commands
+only ``CLIENT PROTOCOL``, ``SET FORMAT``, ``TIMEOUT`` and ``VERBOSE STATUS`` are sent:
+none changes anything.
 
 Alone::
 
@@ -35,19 +37,24 @@ MAX_COUNT = 1 << 62
 _GREETING = re.compile(rb"SERVER PROTOCOL (\d{1,6})\s*$", re.IGNORECASE)
 _COMM = re.compile(r"^\s*#\d+-\d+ \((?P<hash>[0-9a-f]{1,16})\) (?P<what>[A-Z,]+)\s*$")
 _KIND = re.compile(
-    r"^\s*Communicator ranks have different (?P<kind>[A-Z]\w{1,30}|collective) operation counts"
+    r"^\s*Communicator ranks have different (?P<kind>[A-Z]\w{1,30}"
+    r"|collective) operation counts"
 )
 _AT = r"(?:have|has) launched up to operation (?P<at>\d+)"
 _GROUP = re.compile(rf"^\s*(?P<count>\d+) ranks? {_AT}\s*$")
 _MEMBER = re.compile(
-    rf"^\s*Rank (?P<rank>\d+)(?: {_AT})? -- GPU \d+ managed by process (?P<pid>\d+) on node "
+    rf"^\s*Rank (?P<rank>\d+)(?: {_AT})? -- GPU \d+ managed by process (?P<pid>\d+) on "
+    rf"node "
     r"(?P<host>\S{1,64})"
 )
-"""``Rank 3 -- GPU …`` below its group, and of 2.28 ``Rank 3 has launched up to operation 7 -- …``
-where it is alone."""
-_PROCESS = re.compile(r"^\s*Process (?P<pid>\d+) on node (?P<host>\S{1,64}) managing GPU")
+"""``Rank 3 -- GPU …`` below its group, and of 2.28 ``Rank 3 has launched up to
+operation 7 -- …`` where it is alone."""
+_PROCESS = re.compile(
+    r"^\s*Process (?P<pid>\d+) on node (?P<host>\S{1,64}) managing GPU"
+)
 _TROUBLE = re.compile(
-    r"^\s*(?:(?:INCOMPLETE|DEAD|TIMEOUT|MISMATCH|ERROR)\b|Missing |The missing |\d+ job process"
+    r"^\s*(?:(?:INCOMPLETE|DEAD|TIMEOUT|MISMATCH|ERROR)\b|Missing |The missing "
+    r"|\d+ job process"
     r"|Communicator ranks have different|Encountered |Rank \d+ reported )"
 )
 
@@ -74,18 +81,24 @@ class RasProbe(Probe[RasData]):
         self.port = port
 
     def collect(self, sink: RawSink, deadline: float) -> RasData:
-        """Raises Unavailable where no RAS service answers, TimedOut where it does not in time."""
+        """Raises Unavailable where no RAS service answers, TimedOut where it does not
+        in time."""
         end = min(deadline, time.monotonic() + MOST_S)
         try:
             return self._read(sink, end)
         except TimeoutError as late:
-            raise TimedOut(f"no whole answer on port {self.port} in {MOST_S:g} s") from late
+            raise TimedOut(
+                f"no whole answer on port {self.port} in {MOST_S:g} s"
+            ) from late
         except (OSError, NotNccl) as error:
-            raise Unavailable(f"no RAS service of NCCL on port {self.port}: {error}") from error
+            raise Unavailable(
+                f"no RAS service of NCCL on port {self.port}: {error}"
+            ) from error
 
     def _read(self, sink: RawSink, end: float) -> RasData:
-        """The report in JSON; in words where there is none, or it cannot be read: NCCL 2.28.9
-        writes no comma before the status of a missing rank. Raises NotNccl, OSError."""
+        """The report in JSON; in words where there is none, or it cannot be read: NCCL
+        2.28.9 writes no comma before the status of a missing rank. Raises NotNccl,
+        OSError."""
         why: list[str] = []
         for asked in (True, False):
             protocol, as_json, text = self._report(end, as_json=asked)
@@ -103,7 +116,9 @@ class RasProbe(Probe[RasData]):
 
     def _report(self, end: float, *, as_json: bool) -> tuple[int, bool, str]:
         """The service's protocol, whether its report is JSON, and the report."""
-        with socket.create_connection(("127.0.0.1", self.port), _left(end)) as connection:
+        with socket.create_connection(
+            ("127.0.0.1", self.port), _left(end)
+        ) as connection:
             talk = _Talk(connection, end)
             talk.send(f"CLIENT PROTOCOL {PROTOCOL}")
             match = _GREETING.match(talk.line())
@@ -162,9 +177,12 @@ def _left(end: float) -> float:
 
 
 def read_json(text: str) -> RasData:
-    """The report of NCCL 2.28.7 and later. Raises ValueError: it is not whole, or not that."""
+    """The report of NCCL 2.28.7 and later. Raises ValueError: it is not whole, or not
+    that."""
     document = json.loads(text)
-    if not isinstance(document, dict) or not isinstance(document.get("communicators"), list):
+    if not isinstance(document, dict) or not isinstance(
+        document.get("communicators"), list
+    ):
         raise ValueError("it has no list of communicators")
     data = RasData(form="json", nccl=_text(document.get("nccl_version")))
     for communicator in document["communicators"]:
@@ -187,14 +205,17 @@ def read_json(text: str) -> RasData:
             status = _object(one.get("status"))
             dead = status.get("considered_dead") is True
             lost = dead or status.get("unresponsive") is True
-            data.ranks.append(_rank(name, one, missing=True, dead=dead, unresponsive=lost))
+            data.ranks.append(
+                _rank(name, one, missing=True, dead=dead, unresponsive=lost)
+            )
         if len(data.ranks) > MAX_RANKS:
             raise ValueError("it lists too many ranks")
     return data
 
 
 def read_text(text: str) -> RasData:
-    """The report in words: only outliers are listed by rank. Raises ValueError: it is not that."""
+    """The report in words: only outliers are listed by rank. Raises ValueError: it is
+    not that."""
     if "Communicators" not in text:
         raise ValueError("it has no section of communicators")
     data = RasData(form="text")
@@ -234,7 +255,8 @@ def read_text(text: str) -> RasData:
 
 
 def _launched(data: RasData, communicator: str, kind: str, at: str, count: int) -> int:
-    """Notes how many ranks have launched up to an operation of that kind; returns its number."""
+    """Notes how many ranks have launched up to an operation of that kind; returns its
+    number."""
     number = min(int(at), MAX_COUNT)
     counts = data.launched.setdefault(f"{communicator} {kind}", {})
     counts[number] = min(counts.get(number, 0) + count, MAX_RANKS)

@@ -1,10 +1,10 @@
-"""Requests that SGLang wrote down as a pickle: ``--crash-dump-folder`` and its request dumps.
+"""Requests that SGLang wrote down as a pickle: ``--crash-dump-folder`` and its request
+dumps.
 
-Reading a pickle runs code that the file names. So another process reads it, which looks no name up
-and has no rights (:mod:`mmrepro.probes.unpickle`); this one reads the JSON that it prints. The form
-is that of sglang/srt/managers/tokenizer_manager.py, ``dump_requests_before_crash`` and
-``_dump_data_to_file``, of 0.4 to 0.5.23.
-"""
+Reading a pickle runs code that the file names. So another process reads it, which looks
+no name up and has no rights (:mod:`mmrepro.probes.unpickle`); this one reads the JSON
+that it prints. The form is that of sglang/srt/managers/tokenizer_manager.py,
+``dump_requests_before_crash`` and ``_dump_data_to_file``, of 0.4 to 0.5.23."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ TIMEOUT_S = 40.0
 
 
 def is_pickle(head: bytes) -> bool:
-    """Whether a file begins as a pickle of protocol 2 to 5 does: Python writes no other."""
+    """Whether a file begins as a pickle of protocol 2 to 5 does: Python writes no
+    other."""
     return len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5
 
 
@@ -39,7 +40,14 @@ def read_requests(path: Path, timeout_s: float = TIMEOUT_S) -> RequestDumpData:
     length = path.stat().st_size
     if length > MAX_FILE_BYTES:
         raise Unavailable(f"{path} is larger than {size(MAX_FILE_BYTES)}")
-    command = [sys.executable, "-I", "-S", "-B", str(Path(unpickle.__file__)), str(length)]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-B",
+        str(Path(unpickle.__file__)),
+        str(length),
+    ]
     with path.open("rb") as source:
         try:
             ended = subprocess.run(
@@ -53,7 +61,9 @@ def read_requests(path: Path, timeout_s: float = TIMEOUT_S) -> RequestDumpData:
         except subprocess.TimeoutExpired:
             raise Unavailable(f"{path} was not read within {timeout_s:.0f} s") from None
     if ended.returncode < 0:
-        raise Unavailable(f"{path}: its reader ended by signal {-ended.returncode}, as it may")
+        raise Unavailable(
+            f"{path}: its reader ended by signal {-ended.returncode}, as it may"
+        )
     try:
         found = json.loads(ended.stdout[:MAX_ANSWER_BYTES])
         if name := found.get("refused"):
@@ -62,7 +72,9 @@ def read_requests(path: Path, timeout_s: float = TIMEOUT_S) -> RequestDumpData:
             )
         if error := found.get("error"):
             why = " ".join(str(error).split())
-            raise Unavailable(f"{path} is a pickle, and no dump of SGLang's requests: {why}")
+            raise Unavailable(
+                f"{path} is a pickle, and no dump of SGLang's requests: {why}"
+            )
         return RequestDumpData(file=str(path), **found)
     except (ValueError, AttributeError, TypeError, ValidationError):
         raise Unavailable(f"{path} is a pickle that could not be read") from None

@@ -39,21 +39,21 @@ DUMP_TIMEOUT_S = 10.0
 class StacksProbe(Probe[StacksData]):
     """``samples`` dumps of each of ``pids``, ``interval_s`` seconds apart.
 
-    Samples are taken without pausing the target, so a stack that changes while it is read may
-    come out torn: after ``RETRIES`` failures in a row one sample pauses the process for some
-    milliseconds, unless ``blocking_fallback`` forbids it.
+    Samples are taken without pausing the target, so a stack that changes while it is
+    read may come out torn: after ``RETRIES`` failures in a row one sample pauses the
+    process for some milliseconds, unless ``blocking_fallback`` forbids it.
 
-    ``until`` ends the sampling early once it holds for what was sampled so far, but not before each
-    process has been sampled ``min_samples`` times: a hang is a stack that stays.
+    ``until`` ends the sampling early once it holds for what was sampled so far, but not
+    before each process has been sampled ``min_samples`` times: a hang is a stack that
+    stays.
 
-    ``pausing`` is for a hang in a small loop, whose locals come out torn: that many samples more,
-    each of which pauses the process, while ``until`` does not hold.
+    ``pausing`` is for a hang in a small loop, whose locals come out torn: that many
+    samples more, each of which pauses the process, while ``until`` does not hold.
 
     ``native`` adds the frames of C and C++ code; every sample pauses the process then.
 
-    A process that denies access is listed in ``denied``; one that is gone, or is not Python, has
-    one sample with an ``error`` and no threads.
-    """
+    A process that denies access is listed in ``denied``; one that is gone, or is not
+    Python, has one sample with an ``error`` and no threads."""
 
     name = "stacks"
     needs = "pid"
@@ -87,10 +87,13 @@ class StacksProbe(Probe[StacksData]):
         self._data = StacksData(samples=[])
 
     def collect(self, sink: RawSink, deadline: float) -> StacksData:
-        """Raises Unavailable when no process could be sampled, TimedOut without any sample."""
+        """Raises Unavailable when no process could be sampled, TimedOut without any
+        sample."""
         program = find_py_spy()
         if program is None:
-            raise Unavailable("py-spy is not installed beside this Python (pip install py-spy)")
+            raise Unavailable(
+                "py-spy is not installed beside this Python (pip install py-spy)"
+            )
         self._data = data = StacksData(samples=[])
         live = list(self.pids)
         seen = False
@@ -106,7 +109,9 @@ class StacksProbe(Probe[StacksData]):
                     live.remove(pid)
                     continue
                 data.samples.append(sample)
-                if outcome is Outcome.GONE or (outcome is Outcome.NOT_PYTHON and not number):
+                if outcome is Outcome.GONE or (
+                    outcome is Outcome.NOT_PYTHON and not number
+                ):
                     live.remove(pid)
             seen = seen or (self.until is not None and self.until(data.samples))
             if not live or (seen and number + 1 >= self.min_samples):
@@ -120,7 +125,9 @@ class StacksProbe(Probe[StacksData]):
         data = self._data
         if any(sample.threads for sample in data.samples):
             return data
-        reasons = list(dict.fromkeys([*data.denied.values(), *(s.error for s in data.samples)]))
+        reasons = list(
+            dict.fromkeys([*data.denied.values(), *(s.error for s in data.samples)])
+        )
         if out_of_time:
             raise TimedOut("; ".join(["no stack was sampled in time", *reasons])[:2000])
         raise Unavailable("; ".join(reasons)[:2000] or "no process was given")
@@ -159,11 +166,14 @@ class StacksProbe(Probe[StacksData]):
 
     def _may_pause(self, pid: int, deadline: float) -> bool:
         stat = processes.stat(pid)
-        # A process stopped by a signal never reports to a tracer: py-spy would wait for ever.
+        # A process stopped by a signal never reports to a tracer: py-spy would wait for
+        # ever.
         stopped = stat is None or stat.state in ("T", "t")
         return not stopped and time.monotonic() < deadline
 
-    def _dump(self, program: Path, pid: int, deadline: float, *, blocking: bool) -> Dump:
+    def _dump(
+        self, program: Path, pid: int, deadline: float, *, blocking: bool
+    ) -> Dump:
         return dump(
             program,
             pid,
@@ -184,9 +194,9 @@ MAX_LOCALS = 40
 MAX_REPR_CHARS = 200
 
 HOW_TO_ALLOW = (
-    "py-spy needs the right to trace that process: run as root or as the process's own user with "
-    "CAP_SYS_PTRACE, set kernel.yama.ptrace_scope to 0, or give the container "
-    "'docker run --cap-add SYS_PTRACE'"
+    "py-spy needs the right to trace that process: run as root or as the process's own "
+    "user with CAP_SYS_PTRACE, set kernel.yama.ptrace_scope to 0, or give the "
+    "container 'docker run --cap-add SYS_PTRACE'"
 )
 
 
@@ -215,7 +225,9 @@ def find_py_spy() -> Path | None:
         files = metadata.files("py-spy") or []
     except metadata.PackageNotFoundError:
         files = []
-    candidates.extend(Path(str(file.locate())) for file in files if file.name == "py-spy")
+    candidates.extend(
+        Path(str(file.locate())) for file in files if file.name == "py-spy"
+    )
     return next((path for path in candidates if path.is_file()), None)
 
 
@@ -230,14 +242,16 @@ def dump(
 ) -> Dump:
     """One sample of ``pid``, bounded in time and size; never raises.
 
-    ``blocking`` pauses the process for some milliseconds; it runs again whatever becomes of py-spy.
-    ``native`` adds the frames of C and C++ code, for which py-spy has to pause it.
-    """
+    ``blocking`` pauses the process for some milliseconds; it runs again whatever
+    becomes of py-spy. ``native`` adds the frames of C and C++ code, for which py-spy
+    has to pause it."""
     stat = processes.stat(pid)
     if stat is None:
         return Dump(Outcome.GONE, [], b"", f"process {pid} does not exist (any more)")
     if stat.ended:
-        return Dump(Outcome.GONE, [], b"", f"process {pid} has exited and waits to be reaped")
+        return Dump(
+            Outcome.GONE, [], b"", f"process {pid} has exited and waits to be reaped"
+        )
     command = [str(py_spy), "dump", "--pid", str(pid), "--json"]
     command += [] if blocking else ["--nonblocking"]
     command += ["--locals"] if with_locals else []
@@ -287,9 +301,15 @@ def _classify(pid: int, code: int, stderr: str) -> tuple[Outcome, str]:
     if not processes.alive(pid):
         return Outcome.GONE, f"process {pid} went away while it was sampled"
     lowered = text.lower()
-    if any(sign in lowered for sign in ("permission denied", "not permitted", "os error 13")):
+    if any(
+        sign in lowered
+        for sign in ("permission denied", "not permitted", "os error 13")
+    ):
         return Outcome.DENIED, f"py-spy was refused at process {pid}; {HOW_TO_ALLOW}"
-    not_python = "failed to find python version" in lowered or "failed to find a python" in lowered
+    not_python = (
+        "failed to find python version" in lowered
+        or "failed to find a python" in lowered
+    )
     if not_python and not _maps_python(pid):
         return Outcome.NOT_PYTHON, f"process {pid} does not run Python: {line}"
     if code < 0:
@@ -298,8 +318,9 @@ def _classify(pid: int, code: int, stderr: str) -> tuple[Outcome, str]:
 
 
 def _maps_python(pid: int) -> bool:
-    """Whether an interpreter is loaded: py-spy, which pauses nothing, may look for it in the moment
-    in which its memory changes, and says the same as of a program that is no Python."""
+    """Whether an interpreter is loaded: py-spy, which pauses nothing, may look for it
+    in the moment in which its memory changes, and says the same as of a program that is
+    no Python."""
     maps = processes.read(pid, "maps", 65536)  # its program comes first
     return re.search(rb"/(?:lib)?python\d[^/\n]*$", maps, re.MULTILINE) is not None
 
@@ -315,7 +336,8 @@ def parse_dump(raw: bytes) -> list[ThreadStack]:
 
 @dataclass(frozen=True)
 class PyProcess:
-    """One process of a dump. ``pid`` is None where its threads do not say it (py-spy 0.3)."""
+    """One process of a dump. ``pid`` is None where its threads do not say it (py-spy
+    0.3)."""
 
     pid: int | None
     title: str
@@ -356,7 +378,9 @@ def _processes(items: list[dict[str, Any]]) -> list[PyProcess]:
     for item in items:
         pid, about = item.get("pid"), item.get("process_info") or {}
         pid = pid if isinstance(pid, int) else None
-        process = by_pid.setdefault(pid, PyProcess(pid, _text(about.get("command_line"), 500), []))
+        process = by_pid.setdefault(
+            pid, PyProcess(pid, _text(about.get("command_line"), 500), [])
+        )
         process.threads.append(_thread(item))
     return [*by_pid.values()] or [PyProcess(None, "", [])]
 
@@ -380,14 +404,17 @@ def _frame(item: dict[str, Any]) -> Frame:
         file=_text(item.get("short_filename") or item.get("filename"), 500),
         line=line if isinstance(line, int) else 0,
         locals={
-            _text(variable.get("name"), 100): _text(variable.get("repr"), MAX_REPR_CHARS)
+            _text(variable.get("name"), 100): _text(
+                variable.get("repr"), MAX_REPR_CHARS
+            )
             for variable in variables[:MAX_LOCALS]
         },
     )
 
 
 def _text(value: object, limit: int) -> str:
-    """A string as JSON may carry it: lone surrogates cannot be written to a file again."""
+    """A string as JSON may carry it: lone surrogates cannot be written to a file
+    again."""
     if value is None:
         return ""
     return str(value)[:limit].encode("utf-8", "replace").decode("utf-8")

@@ -1,4 +1,5 @@
-"""Spinning in user space, busy in the kernel, or blocked: what a process's system calls say.
+"""Spinning in user space, busy in the kernel, or blocked: what a process's system calls
+say.
 
 Alone::
 
@@ -28,7 +29,9 @@ from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import SyscallsData
 from mmrepro.probes.processes import resume_after_trace, thread_runs, wait_until
 
-Verdict = Literal["spinning-in-user-space", "busy-in-kernel", "blocked", "working", "unclear"]
+Verdict = Literal[
+    "spinning-in-user-space", "busy-in-kernel", "blocked", "working", "unclear"
+]
 
 SPIN_PCT = 70.0
 IDLE_PCT = 5.0
@@ -38,8 +41,9 @@ FEW_SWITCHES_PER_S = 100.0
 ENOUGH_S = 0.03
 """Least processor time that is judged: three clock ticks."""
 
-# Calls of threads that queue for a lock. CPython's waiters for the GIL wake every 5 ms, so a
-# thread that spins while others wait comes with hundreds of them: contention, not work.
+# Calls of threads that queue for a lock. CPython's waiters for the GIL wake every 5 ms,
+# so a thread that spins while others wait comes with hundreds of them: contention, not
+# work.
 LOCK_CALLS = frozenset({"futex", "futex_waitv", "sched_yield", "restart_syscall"})
 
 
@@ -47,9 +51,9 @@ LOCK_CALLS = frozenset({"futex", "futex_waitv", "sched_yield", "restart_syscall"
 class Load:
     """What was measured over the window. Percentages are of one core, rates per second.
 
-    ``queued_pct``: how long the busiest thread was runnable without a core. On a crowded machine a
-    spinning thread gets a tenth of a core; what counts is that it never once slept.
-    """
+    ``queued_pct``: how long the busiest thread was runnable without a core. On a
+    crowded machine a spinning thread gets a tenth of a core; what counts is that it
+    never once slept."""
 
     user_pct: float
     system_pct: float
@@ -68,7 +72,8 @@ class Load:
 
     @property
     def share(self) -> float:
-        """Part of its runnable time in which the busiest thread had a core; 1: it never queued."""
+        """Part of its runnable time in which the busiest thread had a core; 1: it never
+        queued."""
         ran = self.busiest_user_pct + self.busiest_system_pct
         return ran / (ran + self.queued_pct) if ran else 1.0
 
@@ -76,20 +81,28 @@ class Load:
 def judge(load: Load) -> tuple[Verdict, str]:
     """What ``load`` says of the process, and one sentence with the numbers. Pure.
 
-    Without counted calls the busiest thread's voluntary context switches stand in for them: a
-    thread that does I/O or takes locks sleeps now and then, one that spins never does.
-    """
-    cpu = f"user CPU {load.user_pct:.0f} %, system CPU {load.system_pct:.0f} % of a core"
+    Without counted calls the busiest thread's voluntary context switches stand in for
+    them: a thread that does I/O or takes locks sleeps now and then, one that spins
+    never does."""
+    cpu = (
+        f"user CPU {load.user_pct:.0f} %, system CPU {load.system_pct:.0f} % of a core"
+    )
     rate = _rate(load)
     total = load.user_pct + load.system_pct
     few = _few_calls(load)
     if load.threads and load.stopped == load.threads:
         return "blocked", f"every thread is stopped by a signal or a tracer; {cpu}"
     if load.system_pct >= 50 and load.system_pct > load.user_pct:
-        return "busy-in-kernel", f"most of its time goes into system calls: {cpu}, {rate}"
-    # What other threads do beside a spinning one (polling with a timeout, say) is no progress.
+        return (
+            "busy-in-kernel",
+            f"most of its time goes into system calls: {cpu}, {rate}",
+        )
+    # What other threads do beside a spinning one (polling with a timeout, say) is no
+    # progress.
     own = load.busiest_calls_per_s
-    spins = looks_spinning(load) and (few if own is None else own < FEW_CALLS_PER_S * load.share)
+    spins = looks_spinning(load) and (
+        few if own is None else own < FEW_CALLS_PER_S * load.share
+    )
     if total < IDLE_PCT and not spins:
         if load.asleep == load.threads and few:
             return "blocked", f"all {load.threads} threads wait: {cpu}, {rate}"
@@ -104,8 +117,8 @@ def judge(load: Load) -> tuple[Verdict, str]:
         )
         return (
             "spinning-in-user-space",
-            f"one thread computes without end at {load.busiest_user_pct:.0f} % of a core{queued} "
-            f"and hardly calls the kernel: {cpu}, {rate}",
+            f"one thread computes without end at {load.busiest_user_pct:.0f} % of a "
+            f"core{queued} and hardly calls the kernel: {cpu}, {rate}",
         )
     if not few:
         return "working", f"it computes and calls the kernel: {cpu}, {rate}"
@@ -113,11 +126,11 @@ def judge(load: Load) -> tuple[Verdict, str]:
 
 
 def looks_spinning(load: Load) -> bool:
-    """Whether one thread takes all the CPU that it can get, in user space; calls are not counted.
+    """Whether one thread takes all the CPU that it can get, in user space; calls are
+    not counted.
 
-    Its processor time is judged against the time in which it was runnable, so that the verdict is
-    the same on a crowded machine.
-    """
+    Its processor time is judged against the time in which it was runnable, so that the
+    verdict is the same on a crowded machine."""
     demand = load.busiest_user_pct + load.queued_pct
     enough = load.busiest_user_pct / 100 * load.seconds >= ENOUGH_S
     pure = load.busiest_system_pct <= 0.2 * load.busiest_user_pct
@@ -132,7 +145,10 @@ def _few_calls(load: Load) -> bool:
     if load.calls_per_s is None:
         return load.switches_per_s < FEW_SWITCHES_PER_S * load.share
     other = load.calls_per_s - load.lock_calls_per_s
-    return other < FEW_CALLS_PER_S * load.share and load.lock_calls_per_s < FEW_LOCK_CALLS_PER_S
+    return (
+        other < FEW_CALLS_PER_S * load.share
+        and load.lock_calls_per_s < FEW_LOCK_CALLS_PER_S
+    )
 
 
 def _rate(load: Load) -> str:
@@ -140,16 +156,19 @@ def _rate(load: Load) -> str:
         own = f"{load.busiest_calls_per_s:.0f} of its busiest thread"
         return f"{load.calls_per_s or 0:.0f} system calls/s, {own}"
     if load.calls_per_s is None:
-        return f"{load.switches_per_s:.0f} voluntary context switches/s of its busiest thread"
+        return (
+            f"{load.switches_per_s:.0f} voluntary context switches/s of its busiest "
+            "thread"
+        )
     return f"{load.calls_per_s:.0f} system calls/s"
 
 
 class SyscallsProbe(Probe[SyscallsData]):
     """Watches all threads of ``pid`` for ``window_s`` seconds.
 
-    strace counts the calls where it is installed and allowed (``use_strace``); it slows a process
-    down that makes many of them. Otherwise /proc tells which threads wait in which call.
-    """
+    strace counts the calls where it is installed and allowed (``use_strace``); it slows
+    a process down that makes many of them. Otherwise /proc tells which threads wait in
+    which call."""
 
     name = "syscalls"
     needs = "pid"
@@ -158,13 +177,16 @@ class SyscallsProbe(Probe[SyscallsData]):
     def on(cls, subject: Subject) -> Self:
         return cls(subject.pid)
 
-    def __init__(self, pid: int, window_s: float = 2.0, use_strace: bool = True) -> None:
+    def __init__(
+        self, pid: int, window_s: float = 2.0, use_strace: bool = True
+    ) -> None:
         self.pid = pid
         self.window_s = window_s
         self.use_strace = use_strace
 
     def collect(self, sink: RawSink, deadline: float) -> SyscallsData:
-        """Raises Unavailable when the process is not there, TimedOut without time to watch it."""
+        """Raises Unavailable when the process is not there, TimedOut without time to
+        watch it."""
         if not processes.alive(self.pid):
             raise Unavailable(f"process {self.pid} does not exist (any more)")
         reserve_s = DETACH_S if self.use_strace else 0.2
@@ -213,12 +235,15 @@ class SyscallsProbe(Probe[SyscallsData]):
         )
 
     def _count_busiest(self, load: Load, sink: RawSink, deadline: float) -> Load:
-        """Count the calls of the busiest thread alone; unchanged when there is no time or right."""
+        """Count the calls of the busiest thread alone; unchanged when there is no time
+        or right."""
         window_s = min(0.5, deadline - time.monotonic() - DETACH_S)
         if window_s < 0.1:
             return load
         try:
-            counts, table, seconds = count_calls(load.busiest_tid, window_s, follow=False)
+            counts, table, seconds = count_calls(
+                load.busiest_tid, window_s, follow=False
+            )
         except StraceRefused:
             return load
         sink.write("strace-busiest.txt", table or "no system call was seen\n")
@@ -235,7 +260,8 @@ def measure(
     """The load between two readings of a process's threads, ``seconds`` apart."""
     runs = thread_runs(first, second, seconds)
     busiest = runs[0]
-    # Of threads that used no processor time none is the busiest: their switches show no work.
+    # Of threads that used no processor time none is the busiest: their switches show no
+    # work.
     busy = busiest.user_pct + busiest.system_pct > 0
     return Load(
         user_pct=round(sum(run.user_pct for run in runs), 1),
@@ -255,9 +281,8 @@ def measure(
 def settled_threads(pid: int, looks: int = 3) -> tuple[int, int, dict[int, str]]:
     """The look at ``waiting_threads`` that found most of them at rest.
 
-    A thread that polls once a second must not make an idle process look busy because we came at
-    the wrong moment.
-    """
+    A thread that polls once a second must not make an idle process look busy because we
+    came at the wrong moment."""
     taken = [waiting_threads(pid)]
     for _ in range(looks - 1):
         time.sleep(0.02)
@@ -266,12 +291,11 @@ def settled_threads(pid: int, looks: int = 3) -> tuple[int, int, dict[int, str]]
 
 
 def waiting_threads(pid: int) -> tuple[int, int, dict[int, str]]:
-    """How many threads are asleep and how many stopped, and the call that each sleeping one
-    waits in, by thread id.
+    """How many threads are asleep and how many stopped, and the call that each sleeping
+    one waits in, by thread id.
 
-    The call's name needs the right to trace; without it the kernel function (``wchan``) is named
-    if it can be read, else ``unknown``.
-    """
+    The call's name needs the right to trace; without it the kernel function (``wchan``)
+    is named if it can be read, else ``unknown``."""
     asleep = stopped = 0
     calls: dict[int, str] = {}
     for tid in processes.thread_ids(pid):
@@ -290,7 +314,9 @@ def _waits_in(pid: int, tid: int) -> str:
     fields = processes.read(pid, f"task/{tid}/syscall").split()
     if fields and fields[0].isdigit():
         return syscall_name(int(fields[0]))
-    kernel_function = processes.read(pid, f"task/{tid}/wchan").decode("ascii", "replace").strip()
+    kernel_function = (
+        processes.read(pid, f"task/{tid}/wchan").decode("ascii", "replace").strip()
+    )
     return kernel_function if kernel_function not in ("", "0") else "unknown"
 
 
@@ -308,10 +334,11 @@ class StraceRefused(Exception):
 def count_calls(
     pid: int, window_s: float, *, follow: bool = True
 ) -> tuple[dict[str, int], str, float]:
-    """Calls of all threads of ``pid`` by name, strace's own table, and the seconds counted.
+    """Calls of all threads of ``pid`` by name, strace's own table, and the seconds
+    counted.
 
-    Without ``follow``, ``pid`` is a thread's id and only that thread is counted. On return strace
-    is gone and the target runs on as before.
+    Without ``follow``, ``pid`` is a thread's id and only that thread is counted. On
+    return strace is gone and the target runs on as before.
 
     Raises:
         StraceRefused: not installed, or not allowed.
@@ -327,9 +354,18 @@ def count_calls(
         command = [strace, "-c", "-S", "calls", "-o", str(table), "-p", str(pid)]
         if follow:
             command.insert(1, "-f")
-        # Were this process killed now, strace would stay attached for ever: let it end itself.
+        # Were this process killed now, strace would stay attached for ever: let it end
+        # itself.
         if timeout := shutil.which("timeout"):
-            command = [timeout, "-s", "INT", "-k", "5", str(window_s + ATTACH_S + 5), *command]
+            command = [
+                timeout,
+                "-s",
+                "INT",
+                "-k",
+                "5",
+                str(window_s + ATTACH_S + 5),
+                *command,
+            ]
         try:
             counted_s, stderr = _trace(command, pid, window_s)
         finally:
@@ -354,7 +390,8 @@ def _trace(command: list[str], pid: int, window_s: float) -> tuple[float, str]:
         counted_s = 0.0
         try:
             wait_until(
-                lambda: process.poll() is not None or b"attached" in _so_far(errors), ATTACH_S
+                lambda: process.poll() is not None or b"attached" in _so_far(errors),
+                ATTACH_S,
             )
             # Attached now, or given up: strace ends at once when it is refused.
             if process.poll() is None and processes.tracer(pid) != 0:
@@ -365,14 +402,15 @@ def _trace(command: list[str], pid: int, window_s: float) -> tuple[float, str]:
         finally:
             wrote_its_table = _end(process)
         if not wrote_its_table:
-            # No table reads like "no call at all": that must never be taken for a count.
+            # No table reads like "no call at all": that must never be taken for a
+            # count.
             raise StraceRefused("strace did not end when asked to and was killed")
         return counted_s, _so_far(errors).decode("utf-8", "replace")
 
 
 def _end(process: subprocess.Popen[bytes]) -> bool:
-    """End strace; whether it ended by itself. SIGINT makes it detach and write its table, SIGKILL
-    only makes it detach."""
+    """End strace; whether it ended by itself. SIGINT makes it detach and write its
+    table, SIGKILL only makes it detach."""
     for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
             break
@@ -388,10 +426,13 @@ def _so_far(file: IO[bytes]) -> bytes:
 
 
 def _why_refused(stderr: str) -> str:
-    line = next((line for line in stderr.splitlines() if line.strip()), "strace did not attach")
+    line = next(
+        (line for line in stderr.splitlines() if line.strip()), "strace did not attach"
+    )
     if "not permitted" in stderr:
         return (
-            "strace may not trace it (needs root or CAP_SYS_PTRACE, kernel.yama.ptrace_scope 0, "
+            "strace may not trace it (needs root or CAP_SYS_PTRACE, "
+            "kernel.yama.ptrace_scope 0, "
             "docker --cap-add SYS_PTRACE; only one tracer at a time)"
         )
     return line[:300]
@@ -400,9 +441,8 @@ def _why_refused(stderr: str) -> str:
 def parse_table(text: str) -> dict[str, int]:
     """Calls by name of ``strace -c``; lines that are no row are skipped, never fatal.
 
-    A row reads ``% time, seconds, usecs/call, calls, [errors,] syscall``. No table at all means
-    that there was no call.
-    """
+    A row reads ``% time, seconds, usecs/call, calls, [errors,] syscall``. No table at
+    all means that there was no call."""
     counts: dict[str, int] = {}
     for line in text.splitlines():
         fields = line.split()
@@ -421,7 +461,8 @@ def parse_table(text: str) -> dict[str, int]:
 # ------------------------------------------------------------------ names of calls
 
 
-# Name, number on x86_64 and on aarch64 (-: it has none) of the calls that threads block in.
+# Name, number on x86_64 and on aarch64 (-: it has none) of the calls that threads block
+# in.
 # Sources: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 _CALLS = """
     read 0 63, write 1 64, poll 7 -, pread64 17 67, pwrite64 18 68, select 23 -,
@@ -439,4 +480,6 @@ def syscall_name(number: int, machine: str | None = None) -> str:
     """``futex`` of 202 on x86_64; ``syscall_<number>`` of one that the table lacks."""
     column = _COLUMNS.get(machine or platform.machine(), 0)
     rows = (row.split() for row in _CALLS.split(","))
-    return next((row[0] for row in rows if row[column] == str(number)), f"syscall_{number}")
+    return next(
+        (row[0] for row in rows if row[column] == str(number)), f"syscall_{number}"
+    )

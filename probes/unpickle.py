@@ -1,11 +1,11 @@
 """Reads a pickle of SGLang's without running anything of it. A program of its own.
 
-It is started by :mod:`mmrepro.probes.request_dumps` as ``python -I -S unpickle.py < FILE``, and
-prints one JSON document. Three walls stand between the file and this machine: no name of the pickle
-is looked up (each becomes an :class:`Inert`, which keeps its arguments, or is refused), an audit
-hook refuses every operation on files, processes, sockets, modules and code, and the limits of the
-process leave it no file descriptor, no child, and a bounded share of memory and time.
-"""
+It is started by :mod:`mmrepro.probes.request_dumps` as ``python -I -S unpickle.py <
+FILE``, and prints one JSON document. Three walls stand between the file and this
+machine: no name of the pickle is looked up (each becomes an :class:`Inert`, which keeps
+its arguments, or is refused), an audit hook refuses every operation on files,
+processes, sockets, modules and code, and the limits of the process leave it no file
+descriptor, no child, and a bounded share of memory and time."""
 
 from __future__ import annotations
 
@@ -25,37 +25,101 @@ MAX_ITEMS = 200_000
 """Of one container that are looked at."""
 
 ALLOWED = {
-    ("builtins", "list"): list, ("builtins", "dict"): dict, ("builtins", "set"): set,
-    ("builtins", "frozenset"): frozenset, ("builtins", "tuple"): tuple,
-    ("builtins", "bytearray"): bytearray, ("builtins", "complex"): complex,
-    ("collections", "OrderedDict"): OrderedDict, ("collections", "deque"): deque,
-}  # fmt: skip
+    ("builtins", "list"): list,
+    ("builtins", "dict"): dict,
+    ("builtins", "set"): set,
+    ("builtins", "frozenset"): frozenset,
+    ("builtins", "tuple"): tuple,
+    ("builtins", "bytearray"): bytearray,
+    ("builtins", "complex"): complex,
+    ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "deque"): deque,
+}
 """All that is really made: containers of what else is in the file."""
-INERT = frozenset({
-    "sglang", "torch", "numpy", "PIL", "transformers", "tokenizers", "msgspec", "pydantic",
-    "pydantic_core", "fastapi", "starlette", "datetime", "uuid", "enum", "pathlib", "decimal",
-    "fractions", "array", "_codecs", "copyreg", "collections", "zoneinfo",
-})  # fmt: skip
+INERT = frozenset(
+    {
+        "sglang",
+        "torch",
+        "numpy",
+        "PIL",
+        "transformers",
+        "tokenizers",
+        "msgspec",
+        "pydantic",
+        "pydantic_core",
+        "fastapi",
+        "starlette",
+        "datetime",
+        "uuid",
+        "enum",
+        "pathlib",
+        "decimal",
+        "fractions",
+        "array",
+        "_codecs",
+        "copyreg",
+        "collections",
+        "zoneinfo",
+    }
+)
 """Packages whose names a dump may hold. None of them is imported."""
 
 OPTIONS = (
-    "model_path", "dtype", "quantization", "kv_cache_dtype", "context_length", "tp_size", "pp_size",
-    "dp_size", "ep_size", "nnodes", "mem_fraction_static", "max_running_requests",
-    "max_total_tokens", "chunked_prefill_size", "max_prefill_tokens", "page_size",
-    "attention_backend", "sampling_backend", "grammar_backend", "mm_attention_backend",
-    "speculative_algorithm", "disaggregation_mode", "disable_radix_cache", "disable_cuda_graph",
-    "disable_overlap_schedule", "enable_dp_attention", "enable_multimodal", "enable_lora",
-    "watchdog_timeout", "device", "version",
-)  # fmt: skip
+    "model_path",
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "context_length",
+    "tp_size",
+    "pp_size",
+    "dp_size",
+    "ep_size",
+    "nnodes",
+    "mem_fraction_static",
+    "max_running_requests",
+    "max_total_tokens",
+    "chunked_prefill_size",
+    "max_prefill_tokens",
+    "page_size",
+    "attention_backend",
+    "sampling_backend",
+    "grammar_backend",
+    "mm_attention_backend",
+    "speculative_algorithm",
+    "disaggregation_mode",
+    "disable_radix_cache",
+    "disable_cuda_graph",
+    "disable_overlap_schedule",
+    "enable_dp_attention",
+    "enable_multimodal",
+    "enable_lora",
+    "watchdog_timeout",
+    "device",
+    "version",
+)
 """Of ``ServerArgs``; never its keys."""
 FIELDS = (
-    "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "stream",
-    "return_hidden_states", "lora_path", "lora_id", "custom_logit_processor", "session_params",
-    "bootstrap_host", "bootstrap_room", "priority", "input_embeds", "require_reasoning",
-    "return_routed_experts", "positional_embed_overrides", "image_max_dynamic_patch",
-)  # fmt: skip
-"""Of ``GenerateReqInput``, that a client sets; the fields of ``sampling_params`` are all a
-client's. Texts are not printed: they are the user's."""
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "token_ids_logprob",
+    "stream",
+    "return_hidden_states",
+    "lora_path",
+    "lora_id",
+    "custom_logit_processor",
+    "session_params",
+    "bootstrap_host",
+    "bootstrap_room",
+    "priority",
+    "input_embeds",
+    "require_reasoning",
+    "return_routed_experts",
+    "positional_embed_overrides",
+    "image_max_dynamic_patch",
+)
+"""Of ``GenerateReqInput``, that a client sets; the fields of ``sampling_params`` are
+all a client's. Texts are not printed: they are the user's."""
 MEDIA = ("image_data", "video_data", "audio_data", "modalities")
 SECRET = ("--api-key", "--admin-api-key", "--tokenizer-metrics-custom-labels-header")
 
@@ -65,7 +129,8 @@ class Refused(Exception):
 
 
 class Inert:
-    """What a name of the file would have made: nothing but what the file holds of it."""
+    """What a name of the file would have made: nothing but what the file holds of
+    it."""
 
     kind = ""
 
@@ -175,12 +240,15 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def summary(value: Any) -> dict[str, Any]:
-    """What is known of a dump of SGLang's: a mapping with ``requests``, or their list alone."""
+    """What is known of a dump of SGLang's: a mapping with ``requests``, or their list
+    alone."""
     holder = value if isinstance(value, dict) else {"requests": value}
     rows = holder.get("requests")
     if not isinstance(rows, (list, tuple, deque)):
         return {"error": "it holds no requests"}
-    found = [r for row in list(rows)[-MAX_REQUESTS:] if (r := _request(row)) is not None]
+    found = [
+        r for row in list(rows)[-MAX_REQUESTS:] if (r := _request(row)) is not None
+    ]
     if rows and not found:
         return {"error": "it holds no requests"}
     command = holder.get("launch_command")
@@ -212,7 +280,8 @@ def _request(row: Any) -> dict[str, Any] | None:
         "finish_reason": _short(reason.get("type")) if isinstance(reason, dict) else "",
         "prompt_chars": len(text) if isinstance(text, str) else 0,
         "prompt_tokens": _count(tokens) or _whole(about.get("prompt_tokens")),
-        "output_tokens": _count(out.get("output_ids")) or _whole(about.get("completion_tokens")),
+        "output_tokens": _count(out.get("output_ids"))
+        or _whole(about.get("completion_tokens")),
         "media": sum(_media(fields.get(name)) for name in MEDIA[:3]),
         "fields": _fields(fields),
     }
@@ -290,7 +359,9 @@ def _state(value: Any) -> dict[Any, Any]:
             return state
         # ServerArgs since 0.5.22: _rebuild_server_args(class, fields, bookkeeping)
         held = [a for a in value.args if isinstance(a, (dict, Inert))]
-        value = max(held, key=lambda a: len(a) if isinstance(a, dict) else 0, default=None)
+        value = max(
+            held, key=lambda a: len(a) if isinstance(a, dict) else 0, default=None
+        )
     return {}
 
 

@@ -1,8 +1,8 @@
-"""From a folder alone: Markdown, HTML, JSON, JUnit and the end screen, of every kind of document.
+"""From a folder alone: Markdown, HTML, JSON, JUnit and the end screen, of every kind of
+document.
 
-A kind composes blocks once; four renderers do the rest. What a kind needs is imported when one of
-its documents is read: ``mmrepro show`` prints blocks without it.
-"""
+A kind composes blocks once; four renderers do the rest. What a kind needs is imported
+when one of its documents is read: ``mmrepro show`` prints blocks without it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ def load(place: Path | str) -> Incident:
 def write_reports(place: Path) -> list[Path]:
     """Make the Markdown and HTML of a folder again; returns their paths.
 
-    Raises:
-        BadIncident: it holds no document that can be read.
-        UnwritableOutput: a file could not be written; one that was there before is untouched.
+    Raises: BadIncident: it holds no document that can be read. UnwritableOutput: a file
+        could not be written; one that was there before is untouched.
     """
     from mmrepro.reports.documents import write_reports as write
 

@@ -1,4 +1,5 @@
-"""An ablation's report: ``ablation.json`` as a page. Which setting is really the cause."""
+"""An ablation's report: ``ablation.json`` as a page. Which setting is really the
+cause."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,34 +25,50 @@ _FOUND: Final = 8
 """Factors on the first screen."""
 _CLASSES: Final[dict[FactorClass, tuple[str, b.Tone, str]]] = {
     FactorClass.NECESSARY: (
-        "necessary", "good", "the failure needs this setting: toggled alone, symptom and cause are "
+        "necessary",
+        "good",
+        "the failure needs this setting: toggled alone, symptom and cause are "
         "gone, and no workaround that was tried does without it",
     ),
     FactorClass.SUFFICIENT: (
-        "sufficient workaround", "good", "toggled alone, symptom and cause are gone; there are "
-        "other workarounds",
+        "sufficient workaround",
+        "good",
+        "toggled alone, symptom and cause are gone; there are other workarounds",
     ),
     FactorClass.CONTRIBUTES: (
-        "contributes", "good", "toggled alone it changes nothing; it is part of a smallest "
-        "workaround",
+        "contributes",
+        "good",
+        "toggled alone it changes nothing; it is part of a smallest workaround",
     ),
     FactorClass.IRRELEVANT: (
-        "irrelevant", "soft", "toggled alone, the failure is the same; it is part of no smallest "
+        "irrelevant",
+        "soft",
+        "toggled alone, the failure is the same; it is part of no smallest "
         "workaround that was found",
     ),
     FactorClass.HIDES: (
-        "hides it", "bad", "toggled alone, the symptom is gone, but the cause was observed to be "
+        "hides it",
+        "bad",
+        "toggled alone, the symptom is gone, but the cause was observed to be "
         "still there",
     ),
-    FactorClass.OTHER: ("other failure", "unsure", "toggled alone, it fails in another way"),
+    FactorClass.OTHER: (
+        "other failure",
+        "unsure",
+        "toggled alone, it fails in another way",
+    ),
     FactorClass.NOT_TESTED: (
-        "not tested", "unsure", "the toggle was not observed to take effect, so that its run "
+        "not tested",
+        "unsure",
+        "the toggle was not observed to take effect, so that its run "
         "shows nothing of it",
     ),
     FactorClass.INCONCLUSIVE: (
-        "inconclusive", "unsure", "toggled alone, too little was observed to decide"
+        "inconclusive",
+        "unsure",
+        "toggled alone, too little was observed to decide",
     ),
-}  # fmt: skip
+}
 """Of each class: its word, its tone and its meaning."""
 _STATES: Final[dict[CellState, str]] = {
     CellState.FAILS: "fails",
@@ -72,14 +89,19 @@ BASELINE: Final = "(the failing baseline)"
 
 
 def compose(ablation: Ablation) -> b.Page:
-    where = f"{words.scenario_name(ablation.scenario)} on {ablation.engine} {ablation.release}"
+    where = (
+        f"{words.scenario_name(ablation.scenario)} on {ablation.engine} "
+        f"{ablation.release}"
+    )
     hypotheses = words.claims(ablation.hypotheses, "status", "hypothesis", "hypotheses")
     return b.Page(
         title=f"Ablation of {where}",
         badge=badge(ablation),
-        subject=where + (f", fidelity {ablation.fidelity}" if ablation.fidelity else ""),
+        subject=where
+        + (f", fidelity {ablation.fidelity}" if ablation.fidelity else ""),
         warning=b.broken_off(
-            ablation.failure and words.sentence(ablation.failure), began=bool(ablation.cells)
+            ablation.failure and words.sentence(ablation.failure),
+            began=bool(ablation.cells),
         ),
         card=[*_card(ablation)],
         counts=[*_counts(ablation)],
@@ -93,14 +115,20 @@ def compose(ablation: Ablation) -> b.Page:
             b.Section("Stand-ins", words.stand_ins(_stand_ins(ablation), "in"), 65),
             b.Section("Set-up", [b.Facts(_setup(ablation))], 50),
         ],
-        footer=words.footer(f"Ablation {ablation.id}", ablation.created, ABLATION_FILE, words.RUNS),
+        footer=words.footer(
+            f"Ablation {ablation.id}", ablation.created, ABLATION_FILE, words.RUNS
+        ),
     )
 
 
 def badge(ablation: Ablation) -> b.Badge:
     if ablation.conclusion is not None:
         return _BADGES[ablation.conclusion]
-    labels = {"interrupted": "Interrupted", "failed": "Failed", "complete": "No conclusion"}
+    labels = {
+        "interrupted": "Interrupted",
+        "failed": "Failed",
+        "complete": "No conclusion",
+    }
     return b.Badge(labels[ablation.state], "unsure")
 
 
@@ -120,20 +148,25 @@ def cell_words(cell: Cell | None) -> tuple[str, str, str]:
 
 
 def _counted(given: Sequence[str]) -> str:
-    """``gone``, or ``2 × gone, 1 × there``; ``reproduced (3 of 3)`` where several runs agree."""
+    """``gone``, or ``2 × gone, 1 × there``; ``reproduced (3 of 3)`` where several runs
+    agree."""
     found, many = Counter(given), len(given)
     if len(found) == 1:
         return given[0] if many == 1 else f"{given[0]} ({many} of {many})"
     return ", ".join(f"{number} × {word}" for word, number in found.most_common())
 
 
-# ----------------------------------------------------------------------------- the first screen
+# --------------------------------------------------------------------- the first screen
 
 
 def _card(ablation: Ablation) -> Iterator[b.Block]:
     if ablation.explanation:
         yield b.p(b.strong(words.capital(words.sentence(ablation.explanation))))
-    told = [f for f in ablation.factors if f.factor_class not in (None, FactorClass.IRRELEVANT)]
+    told = [
+        f
+        for f in ablation.factors
+        if f.factor_class not in (None, FactorClass.IRRELEVANT)
+    ]
     rows = [_alone(ablation, f) for f in told[:_FOUND]]
     yield from b.table(_ALONE, rows, "factors that matter")
     if len(told) > _FOUND:
@@ -142,28 +175,42 @@ def _card(ablation: Ablation) -> Iterator[b.Block]:
 
 def _counts(ablation: Ablation) -> Iterator[str]:
     reused = f", {ablation.reused} of them reused" if ablation.reused else ""
-    yield f"{b.count(ablation.runs, 'run')} in {b.count(len(ablation.cells), 'cell')}{reused}"
+    yield (
+        f"{b.count(ablation.runs, 'run')} in "
+        f"{b.count(len(ablation.cells), 'cell')}{reused}"
+    )
     classes = Counter(f.factor_class for f in ablation.factors)
-    for unimportant, word in ((FactorClass.IRRELEVANT, "irrelevant"), (None, "not judged")):
+    for unimportant, word in (
+        (FactorClass.IRRELEVANT, "irrelevant"),
+        (None, "not judged"),
+    ):
         if classes[unimportant]:
             yield f"{b.count(classes[unimportant], 'factor')} {word}"
     yield from words.claim_counts(ablation.hypotheses, "hypothesis", "hypotheses")
 
 
-# ------------------------------------------------------------------------------------ sections
+# ----------------------------------------------------------------------------- sections
 
 
 def _factors(ablation: Ablation) -> Iterator[b.Block]:
     """The baseline and every factor as it was toggled alone."""
     used = {f.factor_class for f in ablation.factors}
-    meanings = [(word, meaning) for c, (word, _, meaning) in _CLASSES.items() if c in used]
-    yield from b.bullets([(b.strong(word), f": {meaning}.") for word, meaning in meanings])
+    meanings = [
+        (word, meaning) for c, (word, _, meaning) in _CLASSES.items() if c in used
+    ]
+    yield from b.bullets(
+        [(b.strong(word), f": {meaning}.") for word, meaning in meanings]
+    )
     yield b.p(
-        "Each factor is toggled alone. The cause of a run without the symptom is what was still "
-        "observed of it."
+        "Each factor is toggled alone. The cause of a run without the symptom is what "
+        "was still observed of it."
     )
     baseline = ablation.cell(())
-    first = [b.row(BASELINE, "–", *cell_words(baseline), "", "", tone="soft")] if baseline else []
+    first = (
+        [b.row(BASELINE, "–", *cell_words(baseline), "", "", tone="soft")]
+        if baseline
+        else []
+    )
     rows = [
         b.row(*_alone(ablation, f), b.code(f.failing), status=str(f.factor_class or ""))
         for f in ablation.factors
@@ -181,7 +228,12 @@ def _alone(ablation: Ablation, factor: FactorResult) -> tuple[b.Inline, ...]:
     """What came of the factor, toggled alone."""
     of = factor.factor_class
     name = b.toned(*_CLASSES[of][:2]) if of else "–"
-    return factor.name, name, *cell_words(ablation.cell((factor.name,))), b.code(factor.setting)
+    return (
+        factor.name,
+        name,
+        *cell_words(ablation.cell((factor.name,))),
+        b.code(factor.setting),
+    )
 
 
 def _workarounds(ablation: Ablation) -> list[b.Block]:
@@ -198,7 +250,10 @@ def _runs(ablation: Ablation) -> list[b.Block]:
             came = (run.error or outcome_word(run), run.symptom_observed, cause, state)
             where = (duration(run.seconds), words.run_link(run.incident_dir))
             rows.append(b.row(name, *came, *where, status=cell.state.value))
-    heads = "toggled:name | run | symptom | cause | all of its runs | took:number | incident"
+    heads = (
+        "toggled:name | run | symptom | cause | all of its runs | took:number "
+        "| incident"
+    )
     return b.counted("run", heads, rows, most=0)
 
 
@@ -220,11 +275,14 @@ def _setup(ablation: Ablation) -> list[tuple[str, b.Inline]]:
         ("device", ablation.device),
         ("fidelity", words.fidelity_words(ablation.fidelity)),
         ("scenario", b.prose(ablation.scenario.title)),
-        ("runs of each cell", f"{ablation.repeat}; {ablation.threshold} failing make it fail"),
+        (
+            "runs of each cell",
+            f"{ablation.repeat}; {ablation.threshold} failing make it fail",
+        ),
         (
             "runs",
-            f"{ablation.runs} in {len(ablation.cells)} cells, {ablation.reused} of them reused; "
-            f"{duration(seconds)} of engine time in all",
+            f"{ablation.runs} in {len(ablation.cells)} cells, {ablation.reused} of "
+            f"them reused; {duration(seconds)} of engine time in all",
         ),
         *words.made_on(ablation.host, ablation.mmrepro_version),
     ]

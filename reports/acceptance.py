@@ -1,4 +1,5 @@
-"""An acceptance's report: ``summary.json`` as a page. It is published: no path of the machine."""
+"""An acceptance's report: ``summary.json`` as a page. It is published: no path of the
+machine."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -39,10 +40,19 @@ def compose(acceptance: Acceptance) -> b.Page:
     return b.Page(
         title=f"Acceptance on {machine}",
         badge=_badge(rows),
-        subject=f"{b.count(len(acceptance.parts), 'part')} on {machine}: {counts(rows)}",
-        warning=b.Warning(f"{b.count(left, 'step')} did not come to an end.") if left else None,
+        subject=(
+            f"{b.count(len(acceptance.parts), 'part')} on {machine}: {counts(rows)}"
+        ),
+        warning=b.Warning(f"{b.count(left, 'step')} did not come to an end.")
+        if left
+        else None,
         card=[*_card(acceptance)],
-        counts=[f"{duration(sum(part.seconds for part in acceptance.parts))} in child processes"],
+        counts=[
+            (
+                f"{duration(sum(part.seconds for part in acceptance.parts))} in child "
+                "processes"
+            )
+        ],
         commands=commands,
         sections=[
             *(b.Section(part.part, [*_part(part)], 90) for part in acceptance.parts),
@@ -64,7 +74,9 @@ def _badge(rows: list[Asked]) -> b.Badge:
     if Status.PASSED not in found:
         return b.Badge("Not tested", "unsure")
     return (
-        b.Badge("Not whole", "unsure") if Status.BROKEN_OFF in found else b.Badge("Passed", "good")
+        b.Badge("Not whole", "unsure")
+        if Status.BROKEN_OFF in found
+        else b.Badge("Passed", "good")
     )
 
 
@@ -72,22 +84,28 @@ def _status(status: Status) -> b.Span:
     return b.toned(*_WORDS[status])
 
 
-# ----------------------------------------------------------------------------- the first screen
+# --------------------------------------------------------------------- the first screen
 
 
 def _card(acceptance: Acceptance) -> Iterator[b.Block]:
     every = [row for part in acceptance.parts for row in part.rows]
-    bad = [r for s in (Status.FAILED, Status.BROKEN_OFF) for r in every if r.status is s]
-    yield from b.bullets([(b.toned(f"{r.asked}: ", "bad"), r.seen) for r in bad[:_TROUBLE]])
+    bad = [
+        r for s in (Status.FAILED, Status.BROKEN_OFF) for r in every if r.status is s
+    ]
+    yield from b.bullets(
+        [(b.toned(f"{r.asked}: ", "bad"), r.seen) for r in bad[:_TROUBLE]]
+    )
     rows = []
     for part in acceptance.parts:
         name, status = b.link(part.part, f"#{b.slug(part.part)}"), _status(part.status)
-        rows.append((name, status, counts(part.rows), duration(part.seconds), part.title))
+        rows.append(
+            (name, status, counts(part.rows), duration(part.seconds), part.title)
+        )
     heads = "part:name | status:name | rows:name | time:number | shows that"
     yield from b.table(heads, rows, "parts")
 
 
-# ------------------------------------------------------------------------------------ sections
+# ----------------------------------------------------------------------------- sections
 
 
 def _part(part: PartRecord) -> Iterator[b.Block]:
@@ -102,16 +120,23 @@ def _part(part: PartRecord) -> Iterator[b.Block]:
         ]
         names = "status:name | observed | asked | expected | source | seconds:number"
         shown = b.table(names, rows, part.part)
-        yield from b.folded(f"{b.count(len(rows), 'row')} passed", shown) if passed else shown
+        yield from (
+            b.folded(f"{b.count(len(rows), 'row')} passed", shown) if passed else shown
+        )
     uses = []
     for use in part.gpu:
         busy, held = use.utilisation_pct, use.memory_bytes
         share = f"{busy.least:.0f} to {busy.most:.0f} %" if busy else "unknown"
         memory = f"{size(held.least, 2)} to {size(held.most, 2)}" if held else "unknown"
         uses.append((use.step, str(use.gpu), str(use.readings), share, memory))
-    heads = "step:name | GPU:number | readings:number | utilisation:name | memory in use:name"
+    heads = (
+        "step:name | GPU:number | readings:number | utilisation:name | memory "
+        "in use:name"
+    )
     yield from b.folded("Use of the GPUs", b.table(heads, uses, "use of the GPUs"))
-    yield from b.bullets([_ran(step) for step in part.steps if step.exit_code is not None])
+    yield from b.bullets(
+        [_ran(step) for step in part.steps if step.exit_code is not None]
+    )
 
 
 def _row(row: Asked, step: StepRecord) -> b.Row:
@@ -149,8 +174,16 @@ def _setup(acceptance: Acceptance) -> list[tuple[str, b.Inline]]:
 
 def _gpu_facts(one: GpuFacts) -> str:
     memory = size(one.memory_bytes) if one.memory_bytes else "memory unknown"
-    facts = [one.name, memory, f"driver {one.driver}", f"CUDA {one.cuda}", "MIG" * bool(one.mig)]
-    return ", ".join([*filter(None, facts), "taken" if one.taken else one.users or "not taken"])
+    facts = [
+        one.name,
+        memory,
+        f"driver {one.driver}",
+        f"CUDA {one.cuda}",
+        "MIG" * bool(one.mig),
+    ]
+    return ", ".join(
+        [*filter(None, facts), "taken" if one.taken else one.users or "not taken"]
+    )
 
 
 KIND: Final = kind(Acceptance, SUMMARY_FILE, compose)

@@ -30,13 +30,14 @@ LOOKS: Final[dict[PointVerdict, tuple[str, b.Tone, str]]] = {
 }
 """Of each verdict: its mark and words, its tone, the class of its dot."""
 MEASURED: Final = (
-    "✘ bad: the metric moved there as far as at the bad end. ✔ good: it did not. ±: that is left "
-    "open. ?: nothing was measured."
+    "✘ bad: the metric moved there as far as at the bad end. ✔ good: it did not. ±: "
+    "that is left open. ?: nothing was measured."
 )
 LEGEND: Final = (
-    "✘ bad: reproduced, with symptom and cause. ✔ good: not reproduced, although the trigger "
-    "arrived and the engine works after it. ≠: a different failure. ?: untestable; no run reached "
-    "a verdict, which counts as neither. ±: both; runs contradict each other."
+    "✘ bad: reproduced, with symptom and cause. ✔ good: not reproduced, although the "
+    "trigger arrived and the engine works after it. ≠: a different failure. ?: "
+    "untestable; no run reached a verdict, which counts as neither. ±: both; runs "
+    "contradict each other."
 )
 
 
@@ -52,7 +53,8 @@ def compose(bisection: Bisection) -> b.Page:
         badge=badge(bisection),
         subject=over + (f": {answers}" if answers else ""),
         warning=b.broken_off(
-            bisection.failure and words.sentence(bisection.failure), began=bool(bisection.runs)
+            bisection.failure and words.sentence(bisection.failure),
+            began=bool(bisection.runs),
         ),
         card=[*_card(bisection)],
         counts=[
@@ -63,7 +65,10 @@ def compose(bisection: Bisection) -> b.Page:
         commands=[("to repeat it", bisection.command)],
         sections=[
             b.Section("Points, old to new", [*_line(bisection)], 90),
-            *(b.Section(f"Where it was {name}", [*_side(bisection, s)], 97) for name, s in found),
+            *(
+                b.Section(f"Where it was {name}", [*_side(bisection, s)], 97)
+                for name, s in found
+            ),
             b.Section("Runs next to a boundary", _runs(bisection), 80),
             b.Section("Every point that was run", [*_points(bisection)], 95),
             b.Section("What this does not establish", b.bullets(bisection.limits), 85),
@@ -111,7 +116,7 @@ def certainty(side: Side) -> str:
     return "not verified"
 
 
-# ----------------------------------------------------------------------------- the first screen
+# --------------------------------------------------------------------- the first screen
 
 
 def _card(bisection: Bisection) -> Iterator[b.Block]:
@@ -123,14 +128,16 @@ def _card(bisection: Bisection) -> Iterator[b.Block]:
             share = f"last bad is {name} with {chance.probability:.1%}"
             yield b.p(f"Runs {_disagree(bisection)}: {share}.", tone="unsure")
     rows = [(*_cells(point)[:2], point.why) for point in _boundary(bisection)[:6]]
-    yield from b.table(f"{bisection.by}:name | verdict:name | observed", rows, "the boundaries")
+    yield from b.table(
+        f"{bisection.by}:name | verdict:name | observed", rows, "the boundaries"
+    )
 
 
 def _disagree(bisection: Bisection) -> str:
     return "leave it open" if bisection.measure else "contradict each other"
 
 
-# ------------------------------------------------------------------------------------ sections
+# ----------------------------------------------------------------------------- sections
 
 
 def _line(bisection: Bisection) -> Iterator[b.Block]:
@@ -138,7 +145,9 @@ def _line(bisection: Bisection) -> Iterator[b.Block]:
     if points:
         yield b.p(MEASURED if bisection.measure else LEGEND, tone="soft")
         marks = [f"{p.label} {LOOKS[p.verdict][0][0]}" for p in points if p.verdict]
-        caption = "Small: not run. A shaded band lies between the two sides of a boundary."
+        caption = (
+            "Small: not run. A shaded band lies between the two sides of a boundary."
+        )
         yield b.Picture(_drawing(bisection), [b.p(" · ".join(marks))], caption)
 
 
@@ -153,11 +162,17 @@ def _side(bisection: Bisection, side: Side) -> Iterator[b.Block]:
     yield from b.bullets(facts)
     if side.posterior:
         shows = side.rate and not bisection.measure
-        rate = f"; the failure shows in about {side.rate:.0%} of the runs" if shows else ""
+        rate = (
+            f"; the failure shows in about {side.rate:.0%} of the runs" if shows else ""
+        )
         yield b.p(f"Runs {_disagree(bisection)}{rate}. Where the boundary may lie:")
         chances = side.posterior[:CHANCES]
-        rows = [(_short(bisection, c.last_bad), f"{c.probability:.1%}") for c in chances]
-        yield from b.table("last bad:name | probability:number", rows, "the boundary's place")
+        rows = [
+            (_short(bisection, c.last_bad), f"{c.probability:.1%}") for c in chances
+        ]
+        yield from b.table(
+            "last bad:name | probability:number", rows, "the boundary's place"
+        )
 
 
 def _points(bisection: Bisection) -> Iterator[b.Block]:
@@ -166,7 +181,9 @@ def _points(bisection: Bisection) -> Iterator[b.Block]:
     for point in bisection.ran:
         took = duration(sum(run.seconds for run in point.runs))
         of = ("affected" if point.declared else "–", point.uploaded[:10] or "–")
-        rows.append(b.row(*_cells(point), took, point.why, *of, status=str(point.verdict)))
+        rows.append(
+            b.row(*_cells(point), took, point.why, *of, status=str(point.verdict))
+        )
     heads = f"{bisection.by}:name | verdict:name | runs | took:number | observed"
     heads += " | declared:name | uploaded:name"
     yield from b.counted("point", heads, rows, OPEN_POINTS)
@@ -188,7 +205,14 @@ def _runs(bisection: Bisection) -> list[b.Block]:
     for point in _boundary(bisection):
         for run in point.runs:
             came = (words.attempt(run, "no verdict"), run.error or run.explanation)
-            rows.append((point.label, *came, duration(run.seconds), words.run_link(run.incident)))
+            rows.append(
+                (
+                    point.label,
+                    *came,
+                    duration(run.seconds),
+                    words.run_link(run.incident),
+                )
+            )
     heads = f"{bisection.by}:name | outcome:name | observed | took:number | incident"
     return b.table(heads, rows, "runs next to a boundary")
 
@@ -203,7 +227,11 @@ def _setup(bisection: Bisection) -> list[tuple[str, b.Inline]]:
     wheels = dict.fromkeys(
         f"{p.wheel.project}: {p.wheel.origin}" for p in bisection.points if p.wheel
     )
-    how = "one after another" if bisection.linear else "search from the declared boundary on"
+    how = (
+        "one after another"
+        if bisection.linear
+        else "search from the declared boundary on"
+    )
     return [
         ("engine", bisection.engine),
         *(("wheels", text) for text in wheels),
@@ -214,8 +242,17 @@ def _setup(bisection: Bisection) -> list[tuple[str, b.Inline]]:
         ("known bad", _short(bisection, bisection.known_bad) or "none"),
         ("points", f"{len(bisection.points)}, {len(bisection.ran)} of them run"),
         ("order", how),
-        ("runs of each", str(bisection.repeat) if bisection.repeat else "as many as needed"),
-        ("runs", f"{bisection.runs}, {duration(bisection.seconds)} in all, environments included"),
+        (
+            "runs of each",
+            str(bisection.repeat) if bisection.repeat else "as many as needed",
+        ),
+        (
+            "runs",
+            (
+                f"{bisection.runs}, {duration(bisection.seconds)} in all, environments "
+                "included"
+            ),
+        ),
         *words.made_on(bisection.host, bisection.mmrepro_version),
     ]
 
@@ -228,7 +265,9 @@ def _boundary(bisection: Bisection) -> list[Point]:
 
 def _sentence(text: str) -> str:
     """With a capital, unless it begins with a commit or a release."""
-    return words.sentence(words.capital(text) if text.partition(" ")[0].isalpha() else text)
+    return words.sentence(
+        words.capital(text) if text.partition(" ")[0].isalpha() else text
+    )
 
 
 def _short(bisection: Bisection, named: str) -> str:
@@ -240,7 +279,7 @@ def _shorts(bisection: Bisection, names: Sequence[str]) -> str:
     return ", ".join(_short(bisection, name) for name in names)
 
 
-# ------------------------------------------------------------------------------------- drawing
+# ------------------------------------------------------------------------------ drawing
 
 WIDTH: Final = 1080
 MARGIN: Final = 44
@@ -255,13 +294,18 @@ def _drawing(bisection: Bisection) -> Markup:
     points = bisection.points
     step = (WIDTH - 2 * MARGIN) / max(1, len(points) - 1)
     xs = [MARGIN + step * number for number in range(len(points))]
-    body = [svg.path("axis", f"M{xs[0]:.1f} {AXIS}H{xs[-1]:.1f}"), *_bands(bisection, xs)]
+    body = [
+        svg.path("axis", f"M{xs[0]:.1f} {AXIS}H{xs[-1]:.1f}"),
+        *_bands(bisection, xs),
+    ]
     labels, taken, longest = 0, -APART, 0
     for x, point in zip(xs, points, strict=True):
         verdict = point.verdict
         word, _, fill = LOOKS[verdict] if verdict else ("not run", "", "tick")
         hint = f"{point.label}: {word}" + (", declared affected" * point.declared)
-        body.append(svg.circle(fill, x, AXIS, 9 if verdict else 2.5, one_line(hint, 300)))
+        body.append(
+            svg.circle(fill, x, AXIS, 9 if verdict else 2.5, one_line(hint, 300))
+        )
         if verdict is None:
             continue
         body.append(svg.text(x, AXIS + 4, word[0], "inbar mid"))
@@ -271,7 +315,10 @@ def _drawing(bisection: Bisection) -> Markup:
             longest = max(longest, len(name))
             place = f"translate({taken - 3:.1f} {AXIS + 22}) rotate(60)"
             body.append(svg.tag("text", name, cls="tick", transform=place))
-    label = f"{len(points)} points from old to new, those that were run marked with their verdict"
+    label = (
+        f"{len(points)} points from old to new, those that were run marked with their "
+        "verdict"
+    )
     return svg.svg(AXIS + 36 + 6 * longest, label, body)
 
 
@@ -285,7 +332,9 @@ def _bands(bisection: Bisection, xs: Sequence[float]) -> Iterator[Markup]:
         middle, top = (left + right) / 2, 20 + 22 * level
         yield svg.rect("b1", left, top + 8, max(1.0, right - left), AXIS - top - 8)
         yield svg.path("grid", f"M{middle:.1f} {top + 6}V{AXIS}")
-        anchor = "end" if middle > WIDTH * 0.66 else "mid" if middle > WIDTH * 0.25 else ""
+        anchor = (
+            "end" if middle > WIDTH * 0.66 else "mid" if middle > WIDTH * 0.25 else ""
+        )
         told = f"{direction}: {answer(bisection, direction, side)}"
         yield svg.text(middle, top, told, f"name {anchor}")
 

@@ -1,9 +1,8 @@
 """The blocks that every report is made of.
 
-Each kind of report composes one ``Page``; four renderers do the rest. Texts are plain: each
-renderer makes them safe for its own format, so no composition escapes anything. What may be
-hostile (a log line, a thread's name) needs no care here.
-"""
+Each kind of report composes one ``Page``; four renderers do the rest. Texts are plain:
+each renderer makes them safe for its own format, so no composition escapes anything.
+What may be hostile (a log line, a thread's name) needs no care here."""
 
 from __future__ import annotations
 
@@ -17,14 +16,16 @@ from mmrepro.base.units import Tone as Tone, count as count, slug as slug
 
 Style = Literal["", "code", "strong"]
 Kind = Literal["prose", "name", "number"]
-"""Of a column. A name is never cut nor wrapped; a number stands to the right; prose may be cut."""
+"""Of a column. A name is never cut nor wrapped; a number stands to the right; prose may
+be cut."""
 FRAMES: Final = 5
 """Of a stack, on the first screen."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A piece of text. ``href``: a web address, a path below the page's folder, or ``#anchor``."""
+    """A piece of text. ``href``: a web address, a path below the page's folder, or
+    ``#anchor``."""
 
     text: str
     style: Style = ""
@@ -61,17 +62,22 @@ def codes(texts: Iterable[str]) -> tuple[str | Span, ...]:
 
 
 def prose(text: str) -> tuple[str | Span, ...]:
-    """``text`` whose names between single backticks are code; unpaired ones stay as they are."""
+    """``text`` whose names between single backticks are code; unpaired ones stay as
+    they are."""
     pieces = text.split("`")
     if len(pieces) % 2 == 0 or not all(piece.strip() for piece in pieces[1::2]):
         return (text,)
-    return tuple(code(piece) if n % 2 else piece for n, piece in enumerate(pieces) if piece)
+    return tuple(
+        code(piece) if n % 2 else piece for n, piece in enumerate(pieces) if piece
+    )
 
 
 def spans(*inlines: Inline) -> tuple[Span, ...]:
     """The pieces of each, one after another, each a span."""
     pieces = (
-        one for inline in inlines for one in (inline if isinstance(inline, tuple) else (inline,))
+        one
+        for inline in inlines
+        for one in (inline if isinstance(inline, tuple) else (inline,))
     )
     return tuple(Span(piece) if isinstance(piece, str) else piece for piece in pieces)
 
@@ -82,7 +88,8 @@ def words(inline: Inline) -> str:
 
 
 def safe_href(href: str) -> str:
-    """``href`` where it is a web address, an anchor, or plainly below the page; else empty."""
+    """``href`` where it is a web address, an anchor, or plainly below the page; else
+    empty."""
     if re.fullmatch(r"https?://[A-Za-z0-9._~:/?#@!$&'()*+,;=%-]{1,2000}", href):
         return href
     if re.fullmatch(r"#[a-z0-9-]{1,200}", href):
@@ -91,7 +98,7 @@ def safe_href(href: str) -> str:
     return href if plain and ".." not in href.split("/") else ""
 
 
-# ------------------------------------------------------------------------------------ blocks
+# ------------------------------------------------------------------------------- blocks
 
 
 @dataclass(frozen=True)
@@ -141,7 +148,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows below columns. ``caption`` says what they are, for those who do not see the page."""
+    """Rows below columns. ``caption`` says what they are, for those who do not see the
+    page."""
 
     columns: Sequence[Column]
     rows: Sequence[Row]
@@ -202,10 +210,10 @@ class Stack:
 class Picture:
     """A drawing, which HTML shows; the others show ``instead``.
 
-    Attributes:
-        drawing: an SVG or a table, safe as it is.
-        timeline: first and last second of its time axis, with the two x of them as shares of the
-            width: a reader may select a span there, and the rows of that time are shown.
+    Attributes: drawing: an SVG or a table, safe as it is. timeline: first and last
+        second of its time axis, with the two x of them as shares of the
+            width: a reader may select a span there, and the rows of that time are
+                shown.
     """
 
     drawing: Markup
@@ -224,7 +232,8 @@ class Sides:
 
 @dataclass(frozen=True)
 class Details:
-    """A part that is folded unless ``open``. ``title`` says what is in it, and how much."""
+    """A part that is folded unless ``open``. ``title`` says what is in it, and how
+    much."""
 
     title: str
     blocks: Sequence[Block]
@@ -232,16 +241,26 @@ class Details:
 
 
 Block = (
-    Heading | Paragraph | Bullets | Table | Facts | Fence | Stack | Picture | Sides | Details
-)  # fmt: skip
+    Heading
+    | Paragraph
+    | Bullets
+    | Table
+    | Facts
+    | Fence
+    | Stack
+    | Picture
+    | Sides
+    | Details
+)
 
 
-# ---------------------------------------------------------------------------------- the page
+# ----------------------------------------------------------------------------- the page
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part with a title. ``keep``: the lower, the earlier it goes where a page is too long."""
+    """A part with a title. ``keep``: the lower, the earlier it goes where a page is too
+    long."""
 
     title: str
     blocks: Sequence[Block]
@@ -254,7 +273,8 @@ class Section:
 
 @dataclass(frozen=True)
 class Badge:
-    """The verdict in two or three words; ``note`` stands beside it, such as ``as expected``."""
+    """The verdict in two or three words; ``note`` stands beside it, such as ``as
+    expected``."""
 
     label: str
     tone: Tone
@@ -271,22 +291,22 @@ class Warning:
 
 
 def broken_off(why: str, *, began: bool) -> Warning | None:
-    """The warning of a campaign that ended early; None: it did not (``why`` is empty). Nothing of
-    it is partial where no run ``began``."""
-    return Warning(why, label="Partial." if began else "Nothing was run.") if why else None
+    """The warning of a campaign that ended early; None: it did not (``why`` is empty).
+    Nothing of it is partial where no run ``began``."""
+    return (
+        Warning(why, label="Partial." if began else "Nothing was run.") if why else None
+    )
 
 
 @dataclass(frozen=True)
 class Page:
     """A report: the first screen, then the sections.
 
-    Attributes:
-        subject: what it is of, in one line: ``ghost-key-eviction on vllm 0.23.0, fidelity cpu``.
-        card: the answer, in at most some twelve lines: cause, frames, what to do.
-        counts: what was found in numbers, one fact each.
-        commands: what to type next: why, and the command.
-        footer: where it comes from.
-        wide: the HTML uses the whole width of the screen.
+    Attributes: subject: what it is of, in one line: ``ghost-key-eviction on vllm
+        0.23.0, fidelity cpu``. card: the answer, in at most some twelve lines: cause,
+        frames, what to do. counts: what was found in numbers, one fact each. commands:
+        what to type next: why, and the command. footer: where it comes from. wide: the
+        HTML uses the whole width of the screen.
     """
 
     title: str
@@ -333,7 +353,9 @@ def row(
 
 
 def table(
-    names: str | Sequence[str], rows: Iterable[Row | Sequence[Inline]], caption: str = ""
+    names: str | Sequence[str],
+    rows: Iterable[Row | Sequence[Inline]],
+    caption: str = "",
 ) -> list[Block]:
     """A table in a list, which is empty where there are no rows."""
     made = [one if isinstance(one, Row) else Row(tuple(one)) for one in rows]
@@ -341,7 +363,10 @@ def table(
 
 
 def counted(
-    word: str, names: str | Sequence[str], rows: Sequence[Row | Sequence[Inline]], most: int = 12
+    word: str,
+    names: str | Sequence[str],
+    rows: Sequence[Row | Sequence[Inline]],
+    most: int = 12,
 ) -> list[Block]:
     """A table of so many of ``word``, folded where there are more than ``most``."""
     title = count(len(rows), word)

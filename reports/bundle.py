@@ -1,9 +1,8 @@
 """One file to attach to an upstream issue: redacted, listed, checksummed, small.
 
-An incident is redacted again and its reports are made anew from that; raw evidence follows as
-text, most telling first, until the limit. A replay's findings have other words and pictures. What
-is left out is listed with the reason.
-"""
+An incident is redacted again and its reports are made anew from that; raw evidence
+follows as text, most telling first, until the limit. A replay's findings have other
+words and pictures. What is left out is listed with the reason."""
 
 import contextlib
 import hashlib
@@ -72,8 +71,12 @@ class _Packer:
         """``document``: as it is; ``max_bytes``: of the finished file."""
         if is_there(target):
             real, home = Path(os.path.realpath(target)), Path(os.path.realpath(source))
-            if real.is_relative_to(home) and (real.parent != home or real.suffix != ".zip"):
-                raise UsageError(f"{target} is a part of what is packed.", hint="another --out")
+            if real.is_relative_to(home) and (
+                real.parent != home or real.suffix != ".zip"
+            ):
+                raise UsageError(
+                    f"{target} is a part of what is packed.", hint="another --out"
+                )
             if not force:
                 hint = "--force, or --out another name"
                 raise UsageError(f"{target} is there already.", hint=hint)
@@ -92,7 +95,9 @@ class _Packer:
         try:
             with replacing(target) as file, zipfile.ZipFile(file, "w") as self.archive:
                 yield
-                self._entry(MANIFEST_FILE, self.manifest.model_dump_json(indent=1) + "\n")
+                self._entry(
+                    MANIFEST_FILE, self.manifest.model_dump_json(indent=1) + "\n"
+                )
         except OSError as error:
             raise UnwritableOutput(
                 f"{target} cannot be written: {error.strerror or error}.",
@@ -105,17 +110,26 @@ class _Packer:
         return self.archive.fp.tell() if self.archive.fp is not None else 0
 
     def add(
-        self, name: str, content: str | bytes, original_bytes: int | None = None, note: str = ""
+        self,
+        name: str,
+        content: str | bytes,
+        original_bytes: int | None = None,
+        note: str = "",
     ) -> None:
-        """``original_bytes``: before redaction and trimming; None: as many as there are."""
-        data = content.encode("utf-8", "replace") if isinstance(content, str) else content
+        """``original_bytes``: before redaction and trimming; None: as many as there
+        are."""
+        data = (
+            content.encode("utf-8", "replace") if isinstance(content, str) else content
+        )
         self._entry(name, data)
         listed = BundledFile(
             name=name,
             bytes=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
             original_bytes=len(content) if original_bytes is None else original_bytes,
-            redactions=len(PLACEHOLDER.findall(content)) if isinstance(content, str) else 0,
+            redactions=len(PLACEHOLDER.findall(content))
+            if isinstance(content, str)
+            else 0,
             note=note,
         )
         self.manifest.files.append(listed)
@@ -149,17 +163,18 @@ def write_bundle(
     secrets: Sequence[str] = (),
     force: bool = False,
 ) -> BundleManifest:
-    """Write the bundle of ``made``, which lies in ``directory``, to ``target`` (a ZIP file).
+    """Write the bundle of ``made``, which lies in ``directory``, to ``target`` (a ZIP
+    file).
 
-    Each finding's case has random texts and images in place of those that were played, unless
-    those were random already; its script, its reports and its issue are made anew from that.
+    Each finding's case has random texts and images in place of those that were played,
+    unless those were random already; its script, its reports and its issue are made
+    anew from that.
 
-    Args:
-        max_bytes: of the finished file; evidence that does not fit is left out and listed.
-        secrets: further texts to be replaced wherever they occur.
+    Args: max_bytes: of the finished file; evidence that does not fit is left out and
+        listed. secrets: further texts to be replaced wherever they occur.
 
-    Raises:
-        UsageError: ``target`` is there already, or a file of what is packed; or what has to be in
+    Raises: UsageError: ``target`` is there already, or a file of what is packed; or
+        what has to be in
             it is larger than the limit.
         UnwritableOutput: it cannot be written.
     """
@@ -174,14 +189,17 @@ def write_bundle(
     return packer.manifest
 
 
-def _add_incident(packer: _Packer, directory: Path, incident: Incident, cut: str) -> None:
+def _add_incident(
+    packer: _Packer, directory: Path, incident: Incident, cut: str
+) -> None:
     redactor = packer.redactor
     shown = redactor.redact_model(incident)
     with packer.writing(shown.id, shown.scenario.name):
         size = _size_of(directory / INCIDENT_FILE)
         packer.add(INCIDENT_FILE, document_json(shown), size, cut)
         for name, text in documents.rendered(runs.KIND, shown).items():
-            # Rendering may join what was apart, so that a pattern fits now that did not before.
+            # Rendering may join what was apart, so that a pattern fits now that did not
+            # before.
             packer.add(name, redactor.redact(text), note=cut)
         packer.check_size("The incident alone")
         _add_evidence(packer, directory / EVIDENCE_DIR)
@@ -189,8 +207,12 @@ def _add_incident(packer: _Packer, directory: Path, incident: Incident, cut: str
 
 def _add_replay(packer: _Packer, directory: Path, replay: Replay) -> None:
     with packer.writing(replay.id, "replay"):
-        everything = [finding_of(replay, finding, directory) for finding in replay.findings]
-        for loaded in everything:  # all words first: one finding's may stand in another's sentences
+        everything = [
+            finding_of(replay, finding, directory) for finding in replay.findings
+        ]
+        for loaded in (
+            everything
+        ):  # all words first: one finding's may stand in another's sentences
             if loaded.case is not None:
                 register(loaded.case, packer.redactor)
         shown: list[Finding] = []
@@ -198,7 +220,9 @@ def _add_replay(packer: _Packer, directory: Path, replay: Replay) -> None:
         for loaded in everything:
             folder = loaded.finding.folder
             if not folder or folder in folders:
-                packer.leave_out(f"finding {loaded.finding.id}", 0, "it has no folder of its own")
+                packer.leave_out(
+                    f"finding {loaded.finding.id}", 0, "it has no folder of its own"
+                )
                 continue
             folders.add(folder)
             with public(loaded, packer.redactor) as shared:
@@ -207,7 +231,9 @@ def _add_replay(packer: _Packer, directory: Path, replay: Replay) -> None:
             if loaded.finding.diagnosis:
                 why = "an incident of its own: mmrepro bundle packs it"
                 packer.leave_out(loaded.finding.diagnosis, 0, why)
-        whole = packer.redactor.redact_model(replay).model_copy(update={"findings": shown})
+        whole = packer.redactor.redact_model(replay).model_copy(
+            update={"findings": shown}
+        )
         packer.add(REPLAY_FILE, document_json(whole))
         for name, text in documents.rendered(replays.KIND, whole).items():
             packer.add(name, text)
@@ -215,7 +241,10 @@ def _add_replay(packer: _Packer, directory: Path, replay: Replay) -> None:
 
 
 def _add_finding(packer: _Packer, loaded: LoadedFinding) -> None:
-    texts = {**documents.rendered(one.KIND, loaded), ISSUE_FILE: issue_form.public_issue(loaded)}
+    texts = {
+        **documents.rendered(one.KIND, loaded),
+        ISSUE_FILE: issue_form.public_issue(loaded),
+    }
     images: dict[str, bytes] = {}
     if loaded.case is not None:
         images = read_contents(loaded.case, loaded.folder)
@@ -230,7 +259,8 @@ def _add_finding(packer: _Packer, loaded: LoadedFinding) -> None:
 
 
 def _bounded(incident: Incident) -> tuple[Incident, str]:
-    """``incident`` with both ends of what there is too much of, and what was cut, in words."""
+    """``incident`` with both ends of what there is too much of, and what was cut, in
+    words."""
     changes, cut = {}, []
     for name in Evidence.model_fields:
         value = getattr(incident.evidence, name)
@@ -276,7 +306,8 @@ def _size_of(path: Path) -> int:
 
 
 def _named(folder: Path, packer: _Packer) -> Iterator[tuple[Path, str]]:
-    """Each raw file, and a name that no other has; what is not even looked at is listed."""
+    """Each raw file, and a name that no other has; what is not even looked at is
+    listed."""
     if folder.is_symlink():
         packer.leave_out(EVIDENCE_DIR, 0, "a link: it may lead anywhere")
         return
@@ -287,7 +318,10 @@ def _named(folder: Path, packer: _Packer) -> Iterator[tuple[Path, str]]:
     taken = {path.name for path in paths}
     for path in paths[:MAX_FILES]:
         packer.redactor.name_file(path.name)
-        name = safe = re.sub(r"[^\w.\[\]:+-]", "_", packer.redactor.redact(path.name))[:180] or "_"
+        name = safe = (
+            re.sub(r"[^\w.\[\]:+-]", "_", packer.redactor.redact(path.name))[:180]
+            or "_"
+        )
         number = 1
         while safe != path.name and safe in taken:
             number += 1
@@ -297,7 +331,8 @@ def _named(folder: Path, packer: _Packer) -> Iterator[tuple[Path, str]]:
 
 
 def _evidence(folder: Path) -> Iterator[Path]:
-    """The raw files, most telling first; of many stack dumps the first and the last come first."""
+    """The raw files, most telling first; of many stack dumps the first and the last
+    come first."""
     try:
         paths = sorted(folder.iterdir())
     except OSError:
@@ -308,7 +343,9 @@ def _evidence(folder: Path) -> Iterator[Path]:
     def rank(path: Path) -> tuple[int, str]:
         if "-stacks-" in path.name:
             return (len(_ORDER) - (path in ends), path.name)
-        kind = next((i for i, word in enumerate(_ORDER) if word in path.name), len(_ORDER) - 2)
+        kind = next(
+            (i for i, word in enumerate(_ORDER) if word in path.name), len(_ORDER) - 2
+        )
         return (kind, path.name)
 
     yield from sorted(paths, key=rank)

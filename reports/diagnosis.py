@@ -1,4 +1,5 @@
-"""A diagnosis of a live server as a page: what is wrong, which known failure it is, what to do."""
+"""A diagnosis of a live server as a page: what is wrong, which known failure it is,
+what to do."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -34,7 +35,8 @@ _SHOWN: Final = frozenset({Fit.MATCH, Fit.LIKELY, Fit.SYMPTOM_ONLY})
 
 
 def compose_diagnosis(incident: Incident | None, diagnosis: Diagnosis) -> b.Page:
-    """The page. Without an ``incident`` it has the diagnosis alone, as a terminal shows it."""
+    """The page. Without an ``incident`` it has the diagnosis alone, as a terminal shows
+    it."""
     sections = [
         b.Section("What was observed", [*_observed(diagnosis)], 96),
         b.Section("What its log tells", [*_logged(diagnosis)], 95),
@@ -52,7 +54,9 @@ def compose_diagnosis(incident: Incident | None, diagnosis: Diagnosis) -> b.Page
     known = f", {code_of(diagnosis.found[0])}" if diagnosis.found else ""
     return b.Page(
         title=runs.title(incident) if incident else target_line(diagnosis),
-        badge=b.Badge(answer(diagnosis), tone(diagnosis), f"exit {diagnosis.exit_code}"),
+        badge=b.Badge(
+            answer(diagnosis), tone(diagnosis), f"exit {diagnosis.exit_code}"
+        ),
         subject=target_line(diagnosis) + known,
         warning=runs.warning(incident) if incident else None,
         card=[*_card(diagnosis)],
@@ -87,9 +91,10 @@ def effect_sentence(diagnosis: Diagnosis) -> str:
         else "never paused it"
     )
     return (
-        f"In {units.duration(effect.seconds)} mmrepro sent {len(effect.requests)} HTTP requests "
-        f"({effect.inferences} of them a completion), took {effect.stack_samples} stack samples, "
-        f"{paused}, and used {units.duration(effect.cpu_s)} of CPU and "
+        f"In {units.duration(effect.seconds)} mmrepro sent {len(effect.requests)} HTTP "
+        f"requests ({effect.inferences} of them a completion), took "
+        f"{effect.stack_samples} stack samples, {paused}, and used "
+        f"{units.duration(effect.cpu_s)} of CPU and "
         f"{units.size(effect.peak_rss_bytes)} of memory."
     )
 
@@ -97,7 +102,11 @@ def effect_sentence(diagnosis: Diagnosis) -> str:
 def target_line(diagnosis: Diagnosis) -> str:
     target = diagnosis.target
     engine = f"{target.engine or 'unknown engine'} {target.release}".strip()
-    where = {"local": "on this machine", "container": "in a container", "remote": "elsewhere"}
+    where = {
+        "local": "on this machine",
+        "container": "in a container",
+        "remote": "elsewhere",
+    }
     count = len(target.processes)
     processes = f", {count} processes" if count else ""
     return f"{target.url}: {engine}, {where[target.place]}{processes}"
@@ -107,7 +116,7 @@ def code_of(match: Match) -> str:
     return f"{match.scenario} ({match.variant})" if match.variant else match.scenario
 
 
-# ----------------------------------------------------------------------------- the first screen
+# --------------------------------------------------------------------- the first screen
 
 
 def _card(diagnosis: Diagnosis) -> Iterator[b.Block]:
@@ -122,11 +131,17 @@ def _card(diagnosis: Diagnosis) -> Iterator[b.Block]:
     if diagnosis.cause is not None:
         at = ", ".join(filter(None, [diagnosis.cause.process, diagnosis.cause.time]))
         why = f", {diagnosis.cause.certainty.value}, by its log ({at}): "
-        yield b.p("Cause ", b.code(diagnosis.cause.name.value), why, diagnosis.cause.sentence)
+        yield b.p(
+            "Cause ", b.code(diagnosis.cause.name.value), why, diagnosis.cause.sentence
+        )
     if diagnosis.dumps is not None:
         yield b.Facts([*dump_rows(diagnosis.dumps, few=True)], "what the dumps show")
     told = diagnosis.cause.name.value if diagnosis.cause else ""
-    for one in [c for c in diagnosis.classes if c.name != told][:2] if not diagnosis.found else []:
+    for one in (
+        [c for c in diagnosis.classes if c.name != told][:2]
+        if not diagnosis.found
+        else []
+    ):
         sure = f", {one.certainty.value}: {one.sentence}"
         yield b.p("Class ", b.code(one.name.value), sure)
     yield from _rank_line(diagnosis)
@@ -140,7 +155,9 @@ def _card(diagnosis: Diagnosis) -> Iterator[b.Block]:
 
 def _counts(diagnosis: Diagnosis) -> Iterator[str]:
     for match in diagnosis.found[:1]:
-        yield f"{match.met} of {match.met + match.not_met + match.unknown} conditions met"
+        yield (
+            f"{match.met} of {match.met + match.not_met + match.unknown} conditions met"
+        )
     if not diagnosis.found:
         yield f"none of {len(diagnosis.matches)} known failures is found"
     if diagnosis.unseen:
@@ -157,7 +174,8 @@ def _stack(diagnosis: Diagnosis) -> list[b.Block]:
 
 
 def _rank_line(diagnosis: Diagnosis) -> Iterator[b.Block]:
-    """``Ranks: 3 in all_reduce: …; 1 stands in _wedge: …``, where something was observed."""
+    """``Ranks: 3 in all_reduce: …; 1 stands in _wedge: …``, where something was
+    observed."""
     ranks = diagnosis.ranks
     if ranks is None or all(rank.stand is Stand.UNSEEN for rank in ranks.ranks):
         return
@@ -165,7 +183,7 @@ def _rank_line(diagnosis: Diagnosis) -> Iterator[b.Block]:
     yield b.p("Ranks: ", "; ".join(ranks.groups[:4]), ".", odd)
 
 
-# ------------------------------------------------------------------------------------ sections
+# ----------------------------------------------------------------------------- sections
 
 
 _STANDS: Final[dict[Stand, b.Tone]] = {
@@ -195,13 +213,23 @@ def _ranks(diagnosis: Diagnosis) -> Iterator[b.Block]:
         )
         for rank in ranks.ranks[:64]
     ]
-    heads = ("process:name", "pid:number", "is", "in", "sample by sample", "CPU:number", "state")
+    heads = (
+        "process:name",
+        "pid:number",
+        "is",
+        "in",
+        "sample by sample",
+        "CPU:number",
+        "state",
+    )
     yield from b.table(heads, rows, "processes")
     if ranks.odd:
         yield b.p("The odd one out: ", b.code(", ".join(ranks.odd)), ".")
     if ranks.edges:
         yield b.p("Who waits for whom:")
-        yield from b.bullets([f"{e.waiter} → {e.awaited}: {e.why}" for e in ranks.edges[:40]])
+        yield from b.bullets(
+            [f"{e.waiter} → {e.awaited}: {e.why}" for e in ranks.edges[:40]]
+        )
 
 
 def _runs(course: list[str]) -> Iterator[str]:
@@ -257,15 +285,22 @@ def _matches(diagnosis: Diagnosis) -> Iterator[b.Block]:
             why = m.exposed_because if m.fit is Fit.EXPOSED else m.why
             numbers = map(str, (m.met, m.not_met, m.unknown))
             rows.append(b.row(name, fit, *numbers, why, status=m.fit.value))
-        heads = "known failure:name | fit:name | met:number | not met:number | unknown:number | why"
+        heads = (
+            "known failure:name | fit:name | met:number | not met:number | "
+            "unknown:number | why"
+        )
         shown = b.table(heads, rows, "known failures")
-        yield from b.folded(f"{len(rows)} others: not this", shown) if excluded else shown
+        yield from (
+            b.folded(f"{len(rows)} others: not this", shown) if excluded else shown
+        )
         if excluded:
             continue
         for match in [m for m in some if m.fit in _SHOWN][:3]:
             yield b.Heading((b.code(code_of(match)), f" {match.title}"))
             yield b.p(match.why)
-            yield from runs.condition_tables(match.conditions[:60], b.slug(code_of(match)) + "-")
+            yield from runs.condition_tables(
+                match.conditions[:60], b.slug(code_of(match)) + "-"
+            )
             yield from b.bullets(match.references[:3], "soft")
 
 
@@ -295,10 +330,18 @@ def diagnosis_cases(diagnosis: Diagnosis, name: str) -> list[Case]:
         how = "error"
     told = ("", "", str(assessment.state), assessment.sentence)
     if how != "passed":
-        told = (assessment.sentence, "\n".join(assessment.why), str(assessment.state), "")
+        told = (
+            assessment.sentence,
+            "\n".join(assessment.why),
+            str(assessment.state),
+            "",
+        )
     cases = [Case(f"{name}.state", f"state of {diagnosis.target.url}", how, *told)]
     for match in diagnosis.found:
-        known, why = f"{match.scenario} {match.variant}".strip(), f"{match.title}: {match.why}"
+        known, why = (
+            f"{match.scenario} {match.variant}".strip(),
+            f"{match.title}: {match.why}",
+        )
         group = f"{name}.known-failure"
         cases.append(Case(group, known, "failed", why, kind=str(match.fit)))
     return cases

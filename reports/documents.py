@@ -1,9 +1,9 @@
-"""Documents on disk and the reports made of them: read, composed, written, each kind by one table.
+"""Documents on disk and the reports made of them: read, composed, written, each kind by
+one table.
 
-A kind of report is a module of this package with a ``KIND``. Nothing here knows engines,
-scenarios or the runner; a report can be made again from its folder, or from the file that
-``mmrepro bundle`` makes of it, at any time.
-"""
+A kind of report is a module of this package with a ``KIND``. Nothing here knows
+engines, scenarios or the runner; a report can be made again from its folder, or from
+the file that ``mmrepro bundle`` makes of it, at any time."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -44,7 +44,8 @@ _MODULES: Final = {
     "incident.json": "incident",
     "ledger.jsonl": "nightly",
 }
-"""The file that a folder of each kind holds, and the module that reports it, first match first."""
+"""The file that a folder of each kind holds, and the module that reports it, first
+match first."""
 How = Literal["passed", "failed", "error", "skipped"]
 
 
@@ -74,18 +75,17 @@ class Suite:
 class Kind(Generic[T]):
     """One kind of report.
 
-    Attributes:
-        name: in a sentence, with its article: ``a bisection``.
-        files: the names of its Markdown and its HTML.
-        load: reads it from its folder, its file or a bundle. Raises BadIncident.
-        compose: makes the page.
-        stored: the document itself, as it lies on disk and as ``--json`` prints it.
-        junit: makes the test cases; None: it has no expectation that could fail.
-        markdown_bytes: its Markdown's at most. GitHub refuses comments over 65,536 characters;
+    Attributes: name: in a sentence, with its article: ``a bisection``. files: the names
+        of its Markdown and its HTML. load: reads it from its folder, its file or a
+        bundle. Raises BadIncident. compose: makes the page. stored: the document
+        itself, as it lies on disk and as ``--json`` prints it. junit: makes the test
+        cases; None: it has no expectation that could fail. markdown_bytes: its
+        Markdown's at most. GitHub refuses comments over 65,536 characters;
             people add a few lines of their own.
-        file: the document's name, where ``keep`` writes it; empty: its command writes it.
-        compose_at: as ``compose``, its commands with the folder, as they are typed elsewhere; None:
-            no command names a place in the folder.
+        file: the document's name, where ``keep`` writes it; empty: its command writes
+            it.
+        compose_at: as ``compose``, its commands with the folder, as they are typed
+            elsewhere; None: no command names a place in the folder.
     """
 
     name: str
@@ -111,8 +111,8 @@ def kind(
 ) -> Kind[DocumentT]:
     """A kind whose reports are made of one document, ``file``.
 
-    ``name``, ``files``: where they are others than those by the document's name and the file's.
-    """
+    ``name``, ``files``: where they are others than those by the document's name and the
+    file's."""
     word, stem = document.__name__.lower(), file.removesuffix(".json")
     return Kind(
         name or f"{'an' if word[0] in 'aeiou' else 'a'} {word}",
@@ -132,10 +132,13 @@ def kind_of(place: Path) -> Kind[Any]:
     A run where unsure: reading it says what is wrong.
     """
     names = {place.name, *listed_names(place)}
-    module = next((m for file, m in _MODULES.items() if file in names or is_file(place / file)), "")
+    module = next(
+        (m for file, m in _MODULES.items() if file in names or is_file(place / file)),
+        "",
+    )
     if not module:
-        # A finding's folder holds a case, and lies in that of its replay. realpath: place may be
-        # "." or a link.
+        # A finding's folder holds a case, and lies in that of its replay. realpath:
+        # place may be "." or a link.
         above = Path(os.path.realpath(place)).parent
         finding = is_file(place / "case.json") and is_file(above / "replay.json")
         module = "finding" if finding else "incident"
@@ -156,8 +159,8 @@ def render(kind: Kind[T], loaded: T, format: str, folder: Path | None = None) ->
     if format == "junit":
         if kind.junit is None:
             raise UsageError(
-                f"{kind.name.capitalize()} has no JUnit report: it has no expectation that could "
-                "fail.",
+                f"{kind.name.capitalize()} has no JUnit report: it has no expectation "
+                "that could fail.",
                 hint="--format json",
             )
         return render_junit(kind.junit(published(loaded)))
@@ -168,14 +171,16 @@ def render(kind: Kind[T], loaded: T, format: str, folder: Path | None = None) ->
 
 
 def rendered(kind: Kind[T], loaded: T, folder: Path | None = None) -> dict[str, str]:
-    """The Markdown and the HTML by the names of their files. ``folder``: as ``render``."""
+    """The Markdown and the HTML by the names of their files. ``folder``: as
+    ``render``."""
     page = kind.compose(published(loaded))
     texts = (render_markdown(page, kind.markdown_bytes), render_html(page, folder))
     return dict(zip(kind.files, texts, strict=True))
 
 
 def write_reports(place: Path) -> list[Path]:
-    """Make the Markdown and HTML of a folder again. Raises as its ``load``, and as ``write``."""
+    """Make the Markdown and HTML of a folder again. Raises as its ``load``, and as
+    ``write``."""
     kind = kind_of(place)
     return write(kind, kind.load(place), place if place.is_dir() else place.parent)
 
@@ -183,8 +188,8 @@ def write_reports(place: Path) -> list[Path]:
 def write(kind: Kind[T], loaded: T, folder: Path) -> list[Path]:
     """Write the Markdown and the HTML, each whole or not at all; returns their paths.
 
-    Raises:
-        UnwritableOutput: a file could not be written; one that was there before is untouched.
+    Raises: UnwritableOutput: a file could not be written; one that was there before is
+        untouched.
     """
     texts = rendered(kind, loaded, folder)
     for name, text in texts.items():
@@ -193,14 +198,15 @@ def write(kind: Kind[T], loaded: T, folder: Path) -> list[Path]:
 
 
 def keep(kind: Kind[T], loaded: T, folder: Path) -> list[Path]:
-    """Write the document itself, then its reports; returns their paths. Raises as ``write``."""
+    """Write the document itself, then its reports; returns their paths. Raises as
+    ``write``."""
     assert kind.file
     path = folder / kind.file
     replace_file(path, document_json(kind.stored(loaded)))
     return [path, *write(kind, loaded, folder)]
 
 
-# ------------------------------------------------------------------------------------- JUnit
+# -------------------------------------------------------------------------------- JUnit
 
 
 def render_junit(suites: Sequence[Suite]) -> str:
@@ -214,7 +220,9 @@ def render_junit(suites: Sequence[Suite]) -> str:
         for name, value in suite.properties:
             made.add_property(name, _text(value))
         for case in suite.cases:
-            one: Any = TestCase(_text(case.name, 300), _text(case.group, 300), case.seconds)
+            one: Any = TestCase(
+                _text(case.name, 300), _text(case.group, 300), case.seconds
+            )
             if case.how != "passed":
                 result: Any = results[case.how](_text(case.message), case.kind or None)
                 if case.text:

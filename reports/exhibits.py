@@ -1,9 +1,9 @@
 """Exhibits as inline SVG: pictures pixel by pixel, and the birthday curve.
 
-A picture is drawn from its own pixels, so that the page needs no image source in its policy and a
-redaction of encoded images leaves it alone. Like everything in an incident, it may be hostile:
-sizes are bounded before anything is decoded, and what is no picture is left out.
-"""
+A picture is drawn from its own pixels, so that the page needs no image source in its
+policy and a redaction of encoded images leaves it alone. Like everything in an
+incident, it may be hostile: sizes are bounded before anything is decoded, and what is
+no picture is left out."""
 
 import io
 import math
@@ -28,11 +28,15 @@ Colour = tuple[int, int, int]
 
 
 def exhibits(incident: Incident) -> list[tuple[Exhibit, Pictured, Markup]]:
-    """Each exhibit with its pictures and its curve, drawn; empty where there is none."""
+    """Each exhibit with its pictures and its curve, drawn; empty where there is
+    none."""
     return [
         (
             exhibit,
-            [(shown, pixels(shown.png, shown.caption)) for shown in exhibit.shown[:MAX_EXHIBITS]],
+            [
+                (shown, pixels(shown.png, shown.caption))
+                for shown in exhibit.shown[:MAX_EXHIBITS]
+            ],
             curve(exhibit.birthday) if exhibit.birthday else Markup(""),
         )
         for exhibit in incident.exhibits[:MAX_EXHIBITS]
@@ -40,7 +44,8 @@ def exhibits(incident: Incident) -> list[tuple[Exhibit, Pictured, Markup]]:
 
 
 def pixels(png: bytes, caption: str) -> Markup:
-    """An SVG of the picture's pixels; empty if ``png`` is none or is too large to be decoded."""
+    """An SVG of the picture's pixels; empty if ``png`` is none or is too large to be
+    decoded."""
     rows = _rows(png)
     if not rows:
         return Markup("")
@@ -77,7 +82,8 @@ def _rows(png: bytes) -> list[list[Colour]]:
 
 
 def _blocks(rows: list[list[Colour]]) -> Iterator[tuple[int, int, int, int, Colour]]:
-    """(first row, row after the last, x, width, colour): runs of pixels, over equal rows."""
+    """(first row, row after the last, x, width, colour): runs of pixels, over equal
+    rows."""
     start = 0
     for y in range(1, len(rows) + 1):
         if y < len(rows) and rows[y] == rows[start]:
@@ -90,7 +96,7 @@ def _blocks(rows: list[list[Colour]]) -> Iterator[tuple[int, int, int, int, Colo
         start = y
 
 
-# ------------------------------------------------------------------------- the birthday curve
+# ------------------------------------------------------------------- the birthday curve
 
 HEIGHT: Final = 380
 TOP: Final = 30
@@ -98,7 +104,8 @@ BASE: Final = HEIGHT - 52
 PLOT_W: Final = svg.WIDTH - svg.LEFT - 40
 MAX_POOLS: Final = 12
 STANDALONE_STYLE: Final = (
-    ".picture{font:11px system-ui,'DejaVu Sans',sans-serif;--bg:#fff;--fg:#1b1f24;--soft:#57606a;"
+    ".picture{font:11px system-ui,'DejaVu "
+    "Sans',sans-serif;--bg:#fff;--fg:#1b1f24;--soft:#57606a;"
     "--line:#d5dae0;--s0:#0b5cad;--s1:#b7571f}"
     "@media(prefers-color-scheme:dark){.picture{--bg:#0f1419;--fg:#e3e8ee;--soft:#9aa5b1;"
     "--line:#313a44;--s0:#79b8ff;--s1:#f2a36b}}"
@@ -111,22 +118,26 @@ STANDALONE_STYLE: Final = (
 
 @dataclass(frozen=True)
 class Pool:
-    """A number of images worth marking. ``label``: what it is, in a few words; may be empty."""
+    """A number of images worth marking. ``label``: what it is, in a few words; may be
+    empty."""
 
     images: int
     label: str = ""
 
 
 def curve(given: Birthday) -> Markup:
-    """The probability of a collision over the number of images, with the numbers that matter."""
+    """The probability of a collision over the number of images, with the numbers that
+    matter."""
     pools, seen = (
-        [Pool(p.images, one_line(p.label, 80)) for p in some] for some in (given.pools, given.seen)
+        [Pool(p.images, one_line(p.label, 80)) for p in some]
+        for some in (given.pools, given.seen)
     )
     return birthday_curve(given.bits, pools or None, seen=seen)
 
 
 def pools_of_interest(bits: int = 30) -> tuple[Pool, ...]:
-    """Points of 1, 50 and 99 %; for 30 bits also the 46 000 that the report takes for 50 %."""
+    """Points of 1, 50 and 99 %; for 30 bits also the 46 000 that the report takes for
+    50 %."""
     points = [Pool(images_for(share, bits)) for share in (0.01, 0.5, 0.99)]
     if bits == 30:
         points.append(Pool(46_000, "where the report expects 50 %"))
@@ -142,14 +153,19 @@ def birthday_curve(
 ) -> Markup:
     """The probability of a collision of ``bits``-bit values over the number of images.
 
-    ``pools`` are marked on the curve (default: ``pools_of_interest``); ``seen`` are numbers that
-    were measured, such as a search's own, marked on the axis below. At most 12 are drawn.
+    ``pools`` are marked on the curve (default: ``pools_of_interest``); ``seen`` are
+    numbers that were measured, such as a search's own, marked on the axis below. At
+    most 12 are drawn.
     ``standalone``: with its own colours, for a file of its own.
 
     Raises:
         ValueError: ``bits`` is not in 1..256.
     """
-    marks = [p for p in (pools_of_interest(bits) if pools is None else pools) if p.images >= 0]
+    marks = [
+        p
+        for p in (pools_of_interest(bits) if pools is None else pools)
+        if p.images >= 0
+    ]
     marks = sorted(marks, key=lambda pool: pool.images)[:MAX_POOLS]
     measured = [p for p in seen if p.images >= 0][:MAX_POOLS]
     widest = max([images_for(0.999, bits), *(p.images for p in (*marks, *measured))])
@@ -183,7 +199,10 @@ class _Axis:
 
 def _words(bits: int, pool: Pool) -> str:
     label = f" ({one_line(pool.label, 80)})" if pool.label else ""
-    return f"{pool.images:,} images{label}: {percent(collision_probability(pool.images, bits))}"
+    return (
+        f"{pool.images:,} images{label}: "
+        f"{percent(collision_probability(pool.images, bits))}"
+    )
 
 
 def percent(probability: float) -> str:
@@ -214,20 +233,27 @@ def _curve(axis: _Axis) -> Markup:
 
 
 def _marks(axis: _Axis, pools: Sequence[Pool]) -> Iterator[Markup]:
-    """A point on the curve, a line to the axis, and a label on the side that the curve leaves."""
-    below = math.inf  # the curve rises to the right: each label must end above the one before it
+    """A point on the curve, a line to the axis, and a label on the side that the curve
+    leaves."""
+    below = (
+        math.inf
+    )  # the curve rises to the right: each label must end above the one before it
     for pool in pools:
         chance = axis.chance(pool.images)
         x, y = axis.x(pool.images), axis.y(chance)
         yield svg.path("axis", f"M{x:.1f} {y:.1f}V{BASE}", stroke_dasharray="3 3")
         yield svg.circle("line s0", x, y, 4, _words(axis.bits, pool))
-        label = f"{pool.images:,}: {percent(chance)}" + (f", {pool.label}" if pool.label else "")
+        label = f"{pool.images:,}: {percent(chance)}" + (
+            f", {pool.label}" if pool.label else ""
+        )
         if chance < 0.05:  # here the curve is flat and has the free side above it
             yield svg.text(x - 6, y - 30, label, "name")
             continue
         below = min(y + 16, below - 14, BASE - 8)
         room = x < svg.LEFT + PLOT_W * 0.75
-        yield svg.text(x + 10 if room else x - 8, below, label, "name" if room else "name end")
+        yield svg.text(
+            x + 10 if room else x - 8, below, label, "name" if room else "name end"
+        )
 
 
 def _seen(axis: _Axis, pools: Sequence[Pool]) -> Iterator[Markup]:

@@ -1,4 +1,5 @@
-"""A finding's report: from ``replay.json`` and the finding's own folder, which holds its case."""
+"""A finding's report: from ``replay.json`` and the finding's own folder, which holds
+its case."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -38,7 +39,8 @@ def steps_of(loaded: LoadedFinding) -> list[str]:
 
 
 def script_of(loaded: LoadedFinding) -> str:
-    """The text of ``reproduce.py``. Raises UsageError: a picture of the case is missing."""
+    """The text of ``reproduce.py``. Raises UsageError: a picture of the case is
+    missing."""
     assert loaded.case is not None
     return script(
         loaded.finding,
@@ -52,8 +54,8 @@ def script_of(loaded: LoadedFinding) -> str:
 
 
 def upstream_test_of(loaded: LoadedFinding, checked: str = "") -> str:
-    """The text of a test for the engine's own tree. Raises as ``upstream_test``, and UsageError:
-    the finding has no case."""
+    """The text of a test for the engine's own tree. Raises as ``upstream_test``, and
+    UsageError: the finding has no case."""
     if loaded.case is None:
         raise UsageError(f"{loaded.finding.id} has no case that a test could send.")
     return upstream_test(
@@ -92,12 +94,16 @@ def compose(loaded: LoadedFinding) -> b.Page:
             b.Section("Why each is needed", needed(loaded), 90),
             b.Section("Where it stands", [*_stack(finding)], 88),
             b.Section(
-                "The log", [b.Fence("\n".join(finding.log_lines))] * bool(finding.log_lines), 84
+                "The log",
+                [b.Fence("\n".join(finding.log_lines))] * bool(finding.log_lines),
+                84,
             ),
             b.Section("Reproduce it", [*_reproduction(loaded)], 92),
             b.Section("Known or not", [*_known(finding)], 86),
             b.Section("How often", [*_rate(finding)], 80),
-            b.Section("Shrinking", [*findings.shrinking([listed]), *_steps(finding)], 30),
+            b.Section(
+                "Shrinking", [*findings.shrinking([listed]), *_steps(finding)], 30
+            ),
             *findings.context(replay, [], loaded.limits),
         ],
         footer=f"Finding {finding.id} of replay {replay.id}, "
@@ -130,8 +136,12 @@ def _sequence(loaded: LoadedFinding) -> Iterator[b.Block]:
     sequence, case = sequence_of(loaded), loaded.case
     if sequence is None or case is None:
         return
-    order = "one after another" if in_order(case) else "by their barriers, some together"
-    hidden = f" {sequence.hidden} more requests are not drawn." if sequence.hidden else ""
+    order = (
+        "one after another" if in_order(case) else "by their barriers, some together"
+    )
+    hidden = (
+        f" {sequence.hidden} more requests are not drawn." if sequence.hidden else ""
+    )
     legend = f"Sent {order}; lengths say nothing about time. {drawn.LEGEND}.{hidden}"
     yield b.p(legend, tone="soft")
     yield b.Picture(drawn.picture(sequence), [b.Fence(drawn.drawing(sequence))])
@@ -145,18 +155,29 @@ def _sequence(loaded: LoadedFinding) -> Iterator[b.Block]:
     yield from b.counted("request", heads, rows)
     recipes = {name: image_words(name, case) for name in sequence.letters}
     if recipes:
-        named = [(b.code(letter), recipes[name]) for name, letter in sequence.letters.items()]
+        named = [
+            (b.code(letter), recipes[name]) for name, letter in sequence.letters.items()
+        ]
         pictured = drawn.images_picture(sequence, recipes)
-        shown_images = [b.Picture(pictured, b.table("image:name | what", named, "images"))]
-        yield from b.folded(b.count(len(recipes), "image"), shown_images, open=len(recipes) <= 12)
+        shown_images = [
+            b.Picture(pictured, b.table("image:name | what", named, "images"))
+        ]
+        yield from b.folded(
+            b.count(len(recipes), "image"), shown_images, open=len(recipes) <= 12
+        )
 
 
 def needed(loaded: LoadedFinding) -> list[b.Block]:
     """What the finding needs: the requests in their order, then the rest."""
     order = [op.id for op in loaded.case.operations] if loaded.case else []
     place = {id: number for number, id in enumerate(order)}
-    parts = sorted(loaded.finding.needed, key=lambda one: place.get(one.what, len(place)))
-    rows = [(b.code(one.what), one.why, b.code(one.by) if one.by else "itself") for one in parts]
+    parts = sorted(
+        loaded.finding.needed, key=lambda one: place.get(one.what, len(place))
+    )
+    rows = [
+        (b.code(one.what), one.why, b.code(one.by) if one.by else "itself")
+        for one in parts
+    ]
     return b.table("needed:name | without it | argued by:name", rows, "what is needed")
 
 
@@ -165,13 +186,20 @@ def _reproduction(loaded: LoadedFinding) -> Iterator[b.Block]:
         return
     yield b.Fence("\n".join(typed), "sh")
     if loaded.case is not None and loaded.case.operations:
-        needs = " needs Python and nothing else, and talks to 127.0.0.1 only. Its requests are in "
-        yield b.p(b.link(SCRIPT_FILE, SCRIPT_FILE), needs, b.link(CASE_FILE, CASE_FILE), ".")
+        needs = (
+            " needs Python and nothing else, and talks to 127.0.0.1 only. Its "
+            "requests are in "
+        )
+        yield b.p(
+            b.link(SCRIPT_FILE, SCRIPT_FILE), needs, b.link(CASE_FILE, CASE_FILE), "."
+        )
 
 
 def _known(finding: Finding) -> Iterator[b.Block]:
     yield b.p(findings.known_words(finding))
-    yield b.Facts([("told apart from other failures by", b.code(finding.bucket))], "bucket")
+    yield b.Facts(
+        [("told apart from other failures by", b.code(finding.bucket))], "bucket"
+    )
 
 
 def _rate(finding: Finding) -> Iterator[b.Block]:
@@ -182,12 +210,20 @@ def _steps(finding: Finding) -> list[b.Block]:
     rows = []
     for step in finding.steps:
         fails = b.toned("yes", "good") if step.kept else b.toned("no", "soft")
-        cells = (step.what, fails, str(step.requests), f"{step.failed} of {step.plays}", step.why)
+        cells = (
+            step.what,
+            fails,
+            str(step.requests),
+            f"{step.failed} of {step.plays}",
+            step.why,
+        )
         rows.append(b.row(*cells, status="still fails" if step.kept else "passes"))
     heads = "left out | still fails:name | requests:number | failed:number | why"
     shown = b.table(heads, rows, "steps of the shrinking")
     servers = f"{b.count(finding.starts, 'server')}, {duration(finding.seconds)}"
-    return b.folded(f"{b.count(len(rows), 'step')}, {servers}", shown, open=len(rows) <= 12)
+    return b.folded(
+        f"{b.count(len(rows), 'step')}, {servers}", shown, open=len(rows) <= 12
+    )
 
 
 def image_words(name: str, case: Case) -> str:
@@ -202,11 +238,16 @@ def image_words(name: str, case: Case) -> str:
         "tiles": f"tiles, seed {fields.get('seed')}, {fields.get('rows')} rows × "
         f"{fields.get('columns')} columns",
         "solid": f"one colour {fields.get('colour')}, {pixels}",
-        "near": f"{fields.get('of')} with {b.count(fields.get('pixels') or 1, 'pixel')} changed",
+        "near": (
+            f"{fields.get('of')} with "
+            f"{b.count(fields.get('pixels') or 1, 'pixel')} changed"
+        ),
         "resized": f"{fields.get('of')}, resized to {pixels}",
         "relayout": f"the tiles of {fields.get('of')} in {fields.get('rows')} rows × "
         f"{fields.get('columns')} columns",
-        "collision": f"member {fields.get('member')} of the family {fields.get('family')}",
+        "collision": (
+            f"member {fields.get('member')} of the family {fields.get('family')}"
+        ),
     }
     return told[image.kind]
 

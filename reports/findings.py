@@ -1,4 +1,5 @@
-"""Findings in words, and what the reports of a replay and of a fuzzing session have in common."""
+"""Findings in words, and what the reports of a replay and of a fuzzing session have in
+common."""
 
 import re
 import shlex
@@ -15,7 +16,9 @@ from mmrepro.reports.documents import HTML_FILE
 from mmrepro.reports.svg import Line, steps
 from mmrepro.traffic.case.model import SCRIPT_FILE
 
-RATE_NOTE: Final = "Each attempt is on a fresh server; the interval is exact (Clopper-Pearson)."
+RATE_NOTE: Final = (
+    "Each attempt is on a fresh server; the interval is exact (Clopper-Pearson)."
+)
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,18 @@ def badge(made: Replay | Fuzz, found: Sequence[Finding], nothing: str) -> b.Badg
         return b.Badge("Failed", "bad", "this says nothing about the engine")
     unknown = sum(f.confirmed and f.known is None for f in found)
     if unknown:
-        return b.Badge("Unknown failure", "bad", f"{unknown} confirmed on fresh servers")
+        return b.Badge(
+            "Unknown failure", "bad", f"{unknown} confirmed on fresh servers"
+        )
     untestable = isinstance(made, Replay) and bool(made.untestable)
     if made.exit_code == 3 and not untestable:
-        return b.Badge("Unproven", "unsure", "observed, not repeated as often as asked for")
+        return b.Badge(
+            "Unproven", "unsure", "observed, not repeated as often as asked for"
+        )
     if untestable and not found:
-        return b.Badge("Not testable here", "unsure", "it needs what this machine does not have")
+        return b.Badge(
+            "Not testable here", "unsure", "it needs what this machine does not have"
+        )
     if found:
         names = ", ".join(dict.fromkeys(str(f.known) for f in found))
         return b.Badge("Known", "good", f"only what is known: {names}")
@@ -77,7 +86,8 @@ def counts(found: Sequence[Finding], once: int) -> Iterator[str]:
 def commands(
     made: Replay | Fuzz, found: Sequence[Listed], folder: str
 ) -> Iterator[tuple[str, str]]:
-    """What to do next, with the most serious finding. ``folder``: of the list; empty: this one."""
+    """What to do next, with the most serious finding. ``folder``: of the list; empty:
+    this one."""
     if made.state == "interrupted" and made.resume:
         yield "to resume it", made.resume
     for one in worst_first([one for one in found if one.folder])[:1]:
@@ -87,12 +97,18 @@ def commands(
         if one.finding.known:
             yield f"what is known about {one.id}", f"mmrepro show {one.finding.known}"
         else:
-            yield f"to report {one.id} upstream", f"mmrepro report {place} --format issue"
+            yield (
+                f"to report {one.id} upstream",
+                f"mmrepro report {place} --format issue",
+            )
             if isinstance(made, Replay) and made.report is not None:
                 name = f"repro-{one.finding.finding_class}"
                 scenario = f"mmrepro new {name} --from {place}"
                 file = name.replace("-", "_") + ".py"
-                yield "to find the release that brought it", f"{scenario} && mmrepro bisect {file}"
+                yield (
+                    "to find the release that brought it",
+                    f"{scenario} && mmrepro bisect {file}",
+                )
     yield "to repeat it", made.command
 
 
@@ -101,13 +117,18 @@ def worst_first(found: Sequence[Listed]) -> list[Listed]:
 
     def rank(one: Listed) -> tuple[bool, bool, int]:
         finding = one.finding
-        return not finding.confirmed, finding.known is not None, finding.finding_class.place
+        return (
+            not finding.confirmed,
+            finding.known is not None,
+            finding.finding_class.place,
+        )
 
     return sorted(found, key=rank)
 
 
 def card(found: Sequence[Listed]) -> Iterator[b.Block]:
-    """The findings, and of the most serious one what was observed and where it stands."""
+    """The findings, and of the most serious one what was observed and where it
+    stands."""
     if not found:
         return
     rows: list[Sequence[b.Inline]] = []
@@ -133,7 +154,11 @@ def findings_section(found: Sequence[Listed]) -> b.Section:
         of = one.finding
         name = b.link(f"{one.id}: {of.finding_class.words}", one.href)
         known = b.toned(standing(of), tone(of))
-        after = f"{duration(one.after)}, in episode {one.episode}" if one.after is not None else ""
+        after = (
+            f"{duration(one.after)}, in episode {one.episode}"
+            if one.after is not None
+            else ""
+        )
         numbers = (requests_words(of), rate_words(of.rate), after)
         cells = (name, of.observation, of.expectation, known, *numbers)
         rows.append(b.row(*cells, status="known" if of.known else "unknown"))
@@ -145,7 +170,9 @@ def findings_section(found: Sequence[Listed]) -> b.Section:
 def shrinking(found: Sequence[Listed]) -> list[b.Block]:
     """A chart of the requests left after each step."""
     lines = [
-        Line(one.id, [*enumerate(requests_left(one.finding))]) for one in found if one.finding.steps
+        Line(one.id, [*enumerate(requests_left(one.finding))])
+        for one in found
+        if one.finding.steps
     ]
     drawing = steps("Requests left", lines, "steps of the shrinking")
     if not drawing:
@@ -154,10 +181,21 @@ def shrinking(found: Sequence[Listed]) -> list[b.Block]:
     for one in found:
         of, counts = one.finding, (one.finding.requests_before, one.finding.requests)
         numbers = map(str, (*counts, len(of.steps), of.starts))
-        rows.append((one.id, *numbers, duration(of.seconds), "yes" if of.shrunk else "no"))
-    heads = "finding:name | requests before:number | left:number | steps:number | servers:number"
-    shown = b.table(f"{heads} | took:number | nothing more to leave out:name", rows, "shrinking")
-    return [b.Picture(drawing, shown, "What a step left out stays out if the rest fails likewise.")]
+        rows.append(
+            (one.id, *numbers, duration(of.seconds), "yes" if of.shrunk else "no")
+        )
+    heads = (
+        "finding:name | requests before:number | left:number | steps:number | "
+        "servers:number"
+    )
+    shown = b.table(
+        f"{heads} | took:number | nothing more to leave out:name", rows, "shrinking"
+    )
+    return [
+        b.Picture(
+            drawing, shown, "What a step left out stays out if the rest fails likewise."
+        )
+    ]
 
 
 def requests_left(finding: Finding) -> list[int]:
@@ -171,7 +209,8 @@ def requests_left(finding: Finding) -> list[int]:
 def context(
     made: Replay | Fuzz, own: Sequence[tuple[str, str]], limits: Sequence[str]
 ) -> Iterator[b.Section]:
-    """Limits, stand-ins and set-up. ``own``: rows of the set-up, between server and host."""
+    """Limits, stand-ins and set-up. ``own``: rows of the set-up, between server and
+    host."""
     yield b.Section("Limits", b.bullets(list(limits)), 70)
     stand_ins = ((one, "") for one in made.stand_ins)
     yield b.Section("Stand-ins", words.stand_ins(stand_ins, ""), 60)
@@ -191,7 +230,7 @@ def context(
     yield b.Section("Set-up", [b.Facts(rows), *runs.settings_table(made.settings)], 40)
 
 
-# ------------------------------------------------------------------------------------- words
+# -------------------------------------------------------------------------------- words
 
 
 def standing(finding: Finding) -> str:
@@ -262,4 +301,7 @@ def times(table: dict[str, int]) -> str:
 def deadline(made: Replay | Fuzz) -> str:
     if made.deadline_s is None:
         return ""
-    return f"{duration(made.deadline_s)} without an answer is a hang (from the warm-up's latencies)"
+    return (
+        f"{duration(made.deadline_s)} without an answer is a hang (from the warm-up's "
+        "latencies)"
+    )

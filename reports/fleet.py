@@ -1,4 +1,5 @@
-"""Several servers in one look as a page: which is unlike the others, what is wrong between them."""
+"""Several servers in one look as a page: which is unlike the others, what is wrong
+between them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -33,7 +34,10 @@ def compose_fleet(fleet: Fleet) -> b.Page:
         ),
         subject=f"{b.count(len(fleet.members), 'server')}, looked at together",
         card=[*_card(fleet)],
-        counts=[f"{unwell} of {len(fleet.members)} unwell", f"in {units.duration(fleet.seconds)}"],
+        counts=[
+            f"{unwell} of {len(fleet.members)} unwell",
+            f"in {units.duration(fleet.seconds)}",
+        ],
         sections=[
             b.Section("All servers", [*_table(fleet.members, len(fleet.members))], 97),
             b.Section("What they say together", [*_findings(fleet)], 96),
@@ -53,9 +57,13 @@ def _card(fleet: Fleet) -> Iterator[b.Block]:
     yield from _table(unlike[:_ROWS], len(fleet.members))
     for finding in fleet.findings[:1]:
         yield from (b.p("To do: ", b.prose(text)) for text in finding.advice[:2])
-        place = next((m.diagnosis for m in fleet.members if m.name in finding.servers), None)
+        place = next(
+            (m.diagnosis for m in fleet.members if m.name in finding.servers), None
+        )
         if place is not None and place.incident_dir:
-            yield b.p("Its own report: ", b.code(f"mmrepro report {place.incident_dir}"))
+            yield b.p(
+                "Its own report: ", b.code(f"mmrepro report {place.incident_dir}")
+            )
 
 
 def _table(members: Sequence[Member], count: int) -> Iterator[b.Block]:
@@ -67,20 +75,37 @@ def _table(members: Sequence[Member], count: int) -> Iterator[b.Block]:
         state = STATE_WORDS[found.state].partition(":")[0] if found else "not diagnosed"
         cells: list[b.Inline] = [b.code(one.name)]
         cells += [one.part.value] if parts else []
-        cells += [b.toned(state, tone), found.assessment.process if found else "", _load(one)]
+        cells += [
+            b.toned(state, tone),
+            found.assessment.process if found else "",
+            _load(one),
+        ]
         rows.append(b.row(*cells, status="" if one.well else "unwell"))
-    heads = ["server:name", *(["for"] if parts else []), "is", "process:name", "counted"]
+    heads = [
+        "server:name",
+        *(["for"] if parts else []),
+        "is",
+        "process:name",
+        "counted",
+    ]
     yield from b.table(heads, rows, "servers")
     if count > len(members):
         yield b.p(f"and {count - len(members)} more", tone="soft")
 
 
 def _load(one: Member) -> str:
-    """``running 1 → 1, waiting 3 → 5``; of what Prometheus holds where nothing else is known."""
+    """``running 1 → 1, waiting 3 → 5``; of what Prometheus holds where nothing else is
+    known."""
     held = one.scraped
-    parts = {k: v for k, v in one.counted.items() if k in ("running", "waiting", "transfers")}
+    parts = {
+        k: v for k, v in one.counted.items() if k in ("running", "waiting", "transfers")
+    }
     if not parts and held is not None:
-        parts = {"running": held.running, "waiting": held.waiting, "tokens": held.tokens}
+        parts = {
+            "running": held.running,
+            "waiting": held.waiting,
+            "tokens": held.tokens,
+        }
     told = [f"{s} " + " → ".join(f"{v:g}" for v in vs) for s, vs in parts.items() if vs]
     return ", ".join(told) + (" (Prometheus)" if told and not one.counted else "")
 
@@ -100,7 +125,9 @@ def _finding(finding: Finding) -> Iterator[b.Block]:
 
 
 def _differences(fleet: Fleet) -> Iterator[b.Block]:
-    yield from b.bullets([f"{m.name}: {text}" for m in fleet.members for text in m.differs[:12]])
+    yield from b.bullets(
+        [f"{m.name}: {text}" for m in fleet.members for text in m.differs[:12]]
+    )
 
 
 def _one(one: Member) -> Iterator[b.Block]:
@@ -115,7 +142,9 @@ def _one(one: Member) -> Iterator[b.Block]:
         yield from b.bullets(found.assessment.why[:12])
         yield b.p(one_server.effect_sentence(found))
         if found.incident_dir:
-            yield b.p("Its own report: ", b.code(f"mmrepro report {found.incident_dir}"))
+            yield b.p(
+                "Its own report: ", b.code(f"mmrepro report {found.incident_dir}")
+            )
 
 
 def _suites(fleet: Fleet) -> list[Suite]:
@@ -128,7 +157,11 @@ def _suites(fleet: Fleet) -> list[Suite]:
     for finding in fleet.findings:
         if finding.state is not FleetState.ALL_UNWELL:
             name = ", ".join(finding.servers)
-            cases.append(Case("servers", name, "failed", finding.sentence, "\n".join(finding.why)))
+            cases.append(
+                Case(
+                    "servers", name, "failed", finding.sentence, "\n".join(finding.why)
+                )
+            )
     return [Suite("servers", fleet.taken.wall, cases)]
 
 

@@ -14,15 +14,18 @@ from mmrepro.reports.documents import kind
 from mmrepro.reports.svg import Line, steps
 
 ABSENT: Final = (
-    "Nothing is claimed absent: what these requests did not show may be there all the same."
+    "Nothing is claimed absent: what these requests did not show may be there "
+    "all the same."
 )
 _NEW: Final = (
-    "new: log lines, answers, metrics and pairs of requests that no earlier episode showed"
+    "new: log lines, answers, metrics and pairs of requests that no earlier "
+    "episode showed"
 )
 
 
 def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
-    """The page. ``folder``: the session's, for its commands; empty: they are typed in it."""
+    """The page. ``folder``: the session's, for its commands; empty: they are typed in
+    it."""
     found = listed(fuzz)
     all_found = [one.finding for one in fuzz.found]
     blind = "blind, " if fuzz.blind else ""
@@ -53,12 +56,16 @@ def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
             findings.findings_section(found),
             b.Section(
                 "Observed once, not again",
-                b.table("episode:number | class:name | observed | expected", once, "once"),
+                b.table(
+                    "episode:number | class:name | observed | expected", once, "once"
+                ),
                 85,
             ),
             b.Section(
                 "What was learnt about the server",
-                b.table("limit | tokens:number | source", learnt, "limits of the server"),
+                b.table(
+                    "limit | tokens:number | source", learnt, "limits of the server"
+                ),
                 65,
             ),
             b.Section("Shrinking", findings.shrinking(found), 60),
@@ -84,7 +91,8 @@ def listed(fuzz: Fuzz) -> list[findings.Listed]:
 
 
 def _coverage(fuzz: Fuzz) -> Iterator[b.Block]:
-    """New observations an episode, added up in the order in which the episodes ended."""
+    """New observations an episode, added up in the order in which the episodes
+    ended."""
     sums = [*accumulate((episode.new for episode in fuzz.episodes), initial=0)]
     place = {episode.number: n for n, episode in enumerate(fuzz.episodes, 1)}
     marks = [(place[one.episode], one.id) for one in fuzz.found if one.episode in place]
@@ -92,20 +100,38 @@ def _coverage(fuzz: Fuzz) -> Iterator[b.Block]:
     drawing = steps("Different observations", [line], "episodes", marks)
     if not drawing:
         return
-    last = max((n for n, episode in enumerate(fuzz.episodes, 1) if episode.new), default=0)
+    last = max(
+        (n for n, episode in enumerate(fuzz.episodes, 1) if episode.new), default=0
+    )
     idle = len(fuzz.episodes) - last
-    text = f"{sums[-1]:,} different observations in {b.count(len(fuzz.episodes), 'episode')}; the"
+    text = (
+        f"{sums[-1]:,} different observations in "
+        f"{b.count(len(fuzz.episodes), 'episode')}; the"
+    )
     news = f"last {b.count(idle, 'episode')} showed nothing new"
     yield b.p(f"{text} {news if idle else 'last episode still showed something new'}.")
     points = [(float(n), float(min(total, 10**9))) for n, total in enumerate(sums)]
-    yield b.Picture(drawing, [b.Fence(timeline.sparkline(timeline.Track("", points)))], f"{_NEW}.")
+    yield b.Picture(
+        drawing, [b.Fence(timeline.sparkline(timeline.Track("", points)))], f"{_NEW}."
+    )
 
 
 def _episodes(fuzz: Fuzz) -> list[b.Block]:
     rows = []
     for one in fuzz.episodes:
-        what = (str(one.number), one.kind, one.origin, ", ".join(one.switches), str(one.requests))
-        came = (_answers(one), str(one.new), bucket_words(one.buckets), duration(one.seconds))
+        what = (
+            str(one.number),
+            one.kind,
+            one.origin,
+            ", ".join(one.switches),
+            str(one.requests),
+        )
+        came = (
+            _answers(one),
+            str(one.new),
+            bucket_words(one.buckets),
+            duration(one.seconds),
+        )
         rows.append(b.row(*what, *came, status="objection" if one.buckets else "none"))
     heads = "episode:number | kind:name | origin | switches | requests:number | answers"
     heads += " | new:number | showed | took:number"
@@ -137,4 +163,6 @@ def _setup(fuzz: Fuzz) -> list[tuple[str, str]]:
     ]
 
 
-KIND: Final = kind(Fuzz, FUZZ_FILE, compose, compose_at=compose, name="a fuzzing session")
+KIND: Final = kind(
+    Fuzz, FUZZ_FILE, compose, compose_at=compose, name="a fuzzing session"
+)

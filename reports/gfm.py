@@ -1,4 +1,5 @@
-"""GitHub-flavoured Markdown from hostile text: escaping, tables, fences, foldable parts."""
+"""GitHub-flavoured Markdown from hostile text: escaping, tables, fences, foldable
+parts."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -6,14 +7,17 @@ from typing import Final
 
 from mmrepro.base.text.sanitize import clip, one_line, plain
 
-# Entities where a backslash is not enough: pipes split table cells before backslashes are read
-# (renderers differ on `\\|`), an @ would notify people when pasted into an issue.
+# Entities where a backslash is not enough: pipes split table cells before backslashes
+# are read (renderers differ on `\\|`), an @ would notify people when pasted into an
+# issue.
 _TEXT: Final[dict[int, str]] = (
     {ord(c): f"\\{c}" for c in "`*[]~$"}
     | {ord(c): f"&#{ord(c)};" for c in "|@\\"}
     | {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
 )
-_CODE_ENTITIES: Final[dict[int, str]] = {ord(c): f"&#{ord(c)};" for c in "&<>|`\\*_[]~$@!#()"}
+_CODE_ENTITIES: Final[dict[int, str]] = {
+    ord(c): f"&#{ord(c)};" for c in "&<>|`\\*_[]~$@!#()"
+}
 _EMPHASIS: Final = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _CELL: Final = 400
 
@@ -57,14 +61,18 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def fence(value: str, language: str = "text", max_lines: int = 80, max_width: int = 240) -> str:
+def fence(
+    value: str, language: str = "text", max_lines: int = 80, max_width: int = 240
+) -> str:
     """A fenced block that its content cannot close; bounded, the cut marked."""
     lines = plain(value[: max_lines * max_width * 4]).split("\n")
     kept = [clip(line.expandtabs(4), max_width) for line in lines[:max_lines]]
     if len(lines) > max_lines:
         kept.append(f"… {len(lines) - max_lines} more lines")
     body = "\n".join(kept)
-    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", body)), default=0))
+    ticks = "`" * max(
+        3, 1 + max((len(run) for run in re.findall(r"`+", body)), default=0)
+    )
     return f"{ticks}{language}\n{body}\n{ticks}"
 
 

@@ -1,4 +1,5 @@
-"""The squares of a nightly run drawn: scenarios × releases, the trend, and what the signs mean."""
+"""The squares of a nightly run drawn: scenarios × releases, the trend, and what the
+signs mean."""
 
 import re
 from collections import Counter
@@ -11,7 +12,16 @@ from mmrepro.base.text.sanitize import one_line
 from mmrepro.base.units import duration
 from mmrepro.failure.documents.ledger import Attempt
 from mmrepro.history.nightly import NightView
-from mmrepro.history.squares import LOOKS, Column, Grid, Point, Row, Square, Standing, affects
+from mmrepro.history.squares import (
+    LOOKS,
+    Column,
+    Grid,
+    Point,
+    Row,
+    Square,
+    Standing,
+    affects,
+)
 from mmrepro.history.states import State
 from mmrepro.reports import blocks as b
 from mmrepro.reports.svg import circle, path, rect, tag, text
@@ -23,35 +33,53 @@ def letters(fidelity: Fidelity) -> str:
 
 
 def report_href(attempt: Attempt | None) -> str:
-    """Address of a run's report below the ledger's folder; empty unless it plainly lies there."""
+    """Address of a run's report below the ledger's folder; empty unless it plainly lies
+    there."""
     folder = attempt.incident if attempt is not None else ""
     plainly = re.fullmatch(r"incidents/[A-Za-z0-9+._/-]{1,400}", folder)
-    return f"{folder}/report.html" if plainly and not {"..", ".", ""} & {*folder.split("/")} else ""
+    return (
+        f"{folder}/report.html"
+        if plainly and not {"..", ".", ""} & {*folder.split("/")}
+        else ""
+    )
 
 
 def href(night: NightView, attempt: Attempt | None) -> str:
-    """Address of a run's report that is there, from the folder; empty for all others."""
+    """Address of a run's report that is there, from the folder; empty for all
+    others."""
     address = report_href(attempt)
-    return address if night.folder and address and (night.folder / address).is_file() else ""
+    return (
+        address
+        if night.folder and address and (night.folder / address).is_file()
+        else ""
+    )
 
 
 def table(grid: Grid) -> list[b.Block]:
-    """The picture in words: one line a row, by ranges of releases, which fit any width."""
+    """The picture in words: one line a row, by ranges of releases, which fit any
+    width."""
     heads = "scenario:name | declared:name | what came out, oldest release first:name"
     rows = []
     for row in grid.rows:
         took = duration(sum(square.seconds for square in row.squares.values()))
-        odd = any(square.standing is Standing.SURPRISE for square in row.squares.values())
+        odd = any(
+            square.standing is Standing.SURPRISE for square in row.squares.values()
+        )
         cells = (row.name, row.planned.affected, row.ranges, row.fidelity or "", took)
         rows.append(b.row(*cells, tone="bad" if odd else ""))
     return b.table(
-        f"{heads} | fidelity:name | took:number", rows, f"{grid.engine}: scenarios by release"
+        f"{heads} | fidelity:name | took:number",
+        rows,
+        f"{grid.engine}: scenarios by release",
     )
 
 
-# ------------------------------------------------------------------------------------ pictures
+# ----------------------------------------------------------------------------- pictures
 
-STACK: Final = (*(s for s in State if s is not State.NOT_REPRODUCED), State.NOT_REPRODUCED)
+STACK: Final = (
+    *(s for s in State if s is not State.NOT_REPRODUCED),
+    State.NOT_REPRODUCED,
+)
 """The states in a bar, from its top: what is good is its ground."""
 
 
@@ -73,7 +101,12 @@ def _engine(night: NightView, grid: Grid, new: Collection[tuple[str, str]]) -> M
         heads.append(tag("th", label, scope="col", cls="new" * fresh))
     rows = (_line(night, grid, row) for row in grid.rows)
     small = " small" * (len(grid.columns) > 24)
-    drawn = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *rows), cls=f"grid{small}")
+    drawn = tag(
+        "table",
+        tag("thead", tag("tr", *heads)),
+        tag("tbody", *rows),
+        cls=f"grid{small}",
+    )
     region = f"{name}: scenarios by release"
     title = tag("h3", f"{name} ", tag("span", f"{size}, oldest first", cls="soft"))
     box = tag("div", drawn, cls="gridbox", tabindex=0, role="region", aria_label=region)
@@ -81,7 +114,8 @@ def _engine(night: NightView, grid: Grid, new: Collection[tuple[str, str]]) -> M
 
 
 def band(grid: Grid, row: Row) -> dict[Column, str]:
-    """The releases that the scenario declares as affected, each with its place in the range."""
+    """The releases that the scenario declares as affected, each with its place in the
+    range."""
     inside = [affects(row.planned.affected, c.release) for c in grid.columns]
     ends = [False, *inside, False]
     return {
@@ -94,7 +128,10 @@ def band(grid: Grid, row: Row) -> dict[Column, str]:
 def _line(night: NightView, grid: Grid, row: Row) -> Markup:
     bands, title = band(grid, row), one_line(row.planned.title, 120)
     affected = row.planned.affected
-    facts = [f"affected {affected}" if affected else "no affected release", row.fidelity or ""]
+    facts = [
+        f"affected {affected}" if affected else "no affected release",
+        row.fidelity or "",
+    ]
     facts += ["GPU"] if row.planned.cell.device == "cuda" else []
     what = tag("span", f"{title} · ", cls="what") if title else ""
     small = tag("small", what, one_line(" · ".join(filter(None, facts)), 160))
@@ -108,19 +145,26 @@ def _line(night: NightView, grid: Grid, row: Row) -> Markup:
 
 
 def _square(square: Square, row: Row, address: str) -> Markup:
-    """State by colour, letter and shape; solid: not as expected; hatched: in quarantine."""
+    """State by colour, letter and shape; solid: not as expected; hatched: in
+    quarantine."""
     fidelity = square.fidelity
     odd = letters(fidelity) if fidelity and fidelity != row.fidelity else ""
     mark, _, sign = square.mark.partition(" ")
     small = (sign if sign == "!" else "") + odd
     loud = square.standing in (Standing.SURPRISE, Standing.FLAKY)
-    marks = {"loud": loud, "hatched": square.quarantine is not None, "changed": square.events}
+    marks = {
+        "loud": loud,
+        "hatched": square.quarantine is not None,
+        "changed": square.events,
+    }
     return tag(
         "a" if address else "span",
         mark,
         tag("small", small) if small else "",
         id=square.anchor,
-        cls=" ".join(["sq", square.state.value, *(name for name in marks if marks[name])]),
+        cls=" ".join(
+            ["sq", square.state.value, *(name for name in marks if marks[name])]
+        ),
         title=one_line(square.title, 500),
         data_status=LOOKS[square.state].word,
         data_group=one_line(square.cell.engine, 60),
@@ -132,27 +176,47 @@ def legend(squares: Sequence[Square]) -> Markup:
     """What the signs mean, with the number of squares of each state."""
     found = Counter(square.state for square in squares)
     states = [
-        (f"sq {state.value}", look.mark + "k/n" * (state is State.FLAKY),
-         f"{found[state]} {look.word}", look.meaning)
+        (
+            f"sq {state.value}",
+            look.mark + "k/n" * (state is State.FLAKY),
+            f"{found[state]} {look.word}",
+            look.meaning,
+        )
         for state, look in LOOKS.items()
         if found[state]
-    ]  # fmt: skip
+    ]
     others = [
-        ("swatch", "", "orange band", "the releases that the scenario declares as affected, dashed "
-         "where a mitigation should help: a ✔ in it, or a ✘ outside of it, contradicts the range"),
+        (
+            "swatch",
+            "",
+            "orange band",
+            "the releases that the scenario declares as affected, dashed "
+            "where a mitigation should help: a ✔ in it, or a ✘ outside of it, "
+            "contradicts the range",
+        ),
         ("sq reproduced loud", "✘!", "solid, with !", "not as expected"),
         ("sq not-reproduced changed", "✔", "ringed", "one of the changes is of it"),
-        ("sq reproduced hatched", "✘", "hatched", "in quarantine: it runs, and turns nothing red"),
-    ]  # fmt: skip
+        (
+            "sq reproduced hatched",
+            "✘",
+            "hatched",
+            "in quarantine: it runs, and turns nothing red",
+        ),
+    ]
     items = (
-        tag("div", tag("dt", tag("span", sign, cls=cls)), tag("dd", tag("strong", word), f": {of}"))
+        tag(
+            "div",
+            tag("dt", tag("span", sign, cls=cls)),
+            tag("dd", tag("strong", word), f": {of}"),
+        )
         for cls, sign, word, of in [*states, *others]
     )
     return tag("dl", *items, cls="legend")
 
 
 def chart(trend: Sequence[Point], *, small: bool = False) -> Markup:
-    """All jobs of each nightly run as a bar of stacked states; what is odd is marked above it.
+    """All jobs of each nightly run as a bar of stacked states; what is odd is marked
+    above it.
 
     ``small``: of one row, without words.
     """
@@ -175,7 +239,9 @@ def chart(trend: Sequence[Point], *, small: bool = False) -> Markup:
             ]
         title = tag("title", f"{one_line(point.night, 60)}: {point.text}")
         groups.append(tag("g", title, *parts))
-    return _svg("strip" if small else "bars", trend, wide + gap, 28 if small else 172, groups)
+    return _svg(
+        "strip" if small else "bars", trend, wide + gap, 28 if small else 172, groups
+    )
 
 
 def pace(trend: Sequence[Point]) -> Markup:
@@ -214,10 +280,14 @@ def _svg(
     size = {"width": max(len(trend) * step, 1), "height": height}
     box = "0 0 {width} {height}".format(**size)
     label = f"Oldest first. {label}"
-    return tag("svg", *body, cls=kind, **size, viewBox=box, role="img", aria_label=label)
+    return tag(
+        "svg", *body, cls=kind, **size, viewBox=box, role="img", aria_label=label
+    )
 
 
-def _stack(point: Point, x: float, width: float, y: float, height: float, top: int) -> list[Markup]:
+def _stack(
+    point: Point, x: float, width: float, y: float, height: float, top: int
+) -> list[Markup]:
     parts, at = [], y + height * (1 - point.total / top)
     for state in STACK:
         tall = height * point.counts[state] / top
@@ -226,6 +296,8 @@ def _stack(point: Point, x: float, width: float, y: float, height: float, top: i
         # A letter where it fits: colour alone is nothing to some readers.
         if width > 20 and tall >= 15:
             label = f"{LOOKS[state].mark} {point.counts[state]}"
-            parts.append(text(x + width / 2, at + tall / 2 + 4, label, f"in {state.value}"))
+            parts.append(
+                text(x + width / 2, at + tall / 2 + 4, label, f"in {state.value}")
+            )
         at += tall
     return parts

@@ -1,8 +1,8 @@
 """A page as one self-contained HTML file: nothing is fetched, all text is escaped.
 
-The style sheet and the one script are inline; the page's policy lets in these two alone, each by
-its hash. Without the script everything can still be read: it filters, searches and copies.
-"""
+The style sheet and the one script are inline; the page's policy lets in these two
+alone, each by its hash. Without the script everything can still be read: it filters,
+searches and copies."""
 
 import base64
 import hashlib
@@ -23,7 +23,8 @@ MAX_ROWS: Final = 2000
 _KINDS: Final = {"number": "number tight", "name": "tight", "prose": ""}
 """Classes of a column's cells."""
 _POLICY: Final = (
-    "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'; base-uri 'none'; "
+    "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'; base-uri "
+    "'none'; "
     "form-action 'none'"
 )
 _PAGE: Final = Markup(
@@ -32,7 +33,8 @@ _PAGE: Final = Markup(
     '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
     '<meta name="referrer" content="no-referrer">\n<title>{title}</title>\n'
     "<style>{style}</style>\n</head>\n<body>\n"
-    '<a class="skip" href="#content">To the report</a>\n<div class="page{wide}">\n{contents}\n'
+    '<a class="skip" href="#content">To the report</a>\n<div class="page{wide}">\n'
+    "{contents}\n"
     '<main id="content">\n{header}\n{sections}\n{footer}\n</main>\n</div>\n'
     "<script>{script}</script>\n</body>\n</html>\n"
 )
@@ -45,8 +47,8 @@ _FOLDER: Final[ContextVar[Path | None]] = ContextVar("folder", default=None)
 def render_html(page: b.Page, folder: Path | None = None) -> str:
     """The whole page; long parts are folded.
 
-    Args:
-        folder: that the page lies in: a link to a file that is not there is plain text. None:
+    Args: folder: that the page lies in: a link to a file that is not there is plain
+        text. None:
             whatever is linked will be there.
     """
     before = _FOLDER.set(folder)
@@ -78,7 +80,9 @@ def _whole(page: b.Page) -> str:
 @lru_cache(maxsize=2)
 def _asset(name: str) -> Markup:
     """A file that is inlined, exactly as it stands between its tags."""
-    text = resources.files("mmrepro.reports").joinpath("assets", name).read_text("utf-8")
+    text = (
+        resources.files("mmrepro.reports").joinpath("assets", name).read_text("utf-8")
+    )
     return Markup(text.strip())  # noqa: S704 - a file of this package
 
 
@@ -93,8 +97,8 @@ def _header(page: b.Page) -> Markup:
         tag("p", tag("span", one_line(why, 200)), cls="do") + _pre(command, "sh")
         for why, command in page.commands
     ]
-    # The answer and its tables on the whole width; below, text to the left and stacks beside it:
-    # the picture that follows stays on the first screen.
+    # The answer and its tables on the whole width; below, text to the left and stacks
+    # beside it: the picture that follows stays on the first screen.
     tables = [n for n, block in enumerate(page.card) if isinstance(block, b.Table)]
     whole = page.card[: tables[-1] + 1] if tables else []
     rest = page.card[len(whole) :]
@@ -102,10 +106,16 @@ def _header(page: b.Page) -> Markup:
     beside = [block for block in rest if block not in texts]
     named = {"whole": whole, "answer": texts}
     label = tag("span", badge.label, cls=f"badge {badge.tone or 'unsure'}")
-    head = tag("p", label, " ", tag("span", one_line(facts, 1000), cls="facts"), cls="head")
+    head = tag(
+        "p", label, " ", tag("span", one_line(facts, 1000), cls="facts"), cls="head"
+    )
     warning = _warning(page.warning) if page.warning else ""
-    parts = [tag("div", _blocks(some), cls=name) for name, some in named.items() if some]
-    card = tag("div", *parts, tag("div", _blocks(beside), *commands, cls="next"), cls="card")
+    parts = [
+        tag("div", _blocks(some), cls=name) for name, some in named.items() if some
+    ]
+    card = tag(
+        "div", *parts, tag("div", _blocks(beside), *commands, cls="next"), cls="card"
+    )
     return tag("header", head, tag("h1", one_line(page.title, 300)), warning, card)
 
 
@@ -113,7 +123,9 @@ def _warning(warning: b.Warning) -> Markup:
     lines = clip(plain("\n".join(warning.lines[-40:])), 8000)
     text = f" {one_line(warning.text, 2000)}"
     shown = tag("pre", lines) if lines else ""
-    return tag("div", tag("strong", warning.label), text, shown, cls="note", role="note")
+    return tag(
+        "div", tag("strong", warning.label), text, shown, cls="note", role="note"
+    )
 
 
 def _section(section: b.Section) -> Markup:
@@ -139,13 +151,21 @@ def _block(block: b.Block) -> Markup:
         case b.Facts():
             return _facts(block)
         case b.Fence():
-            return _pre(block.text, block.language) if block.first is None else _source(block)
+            return (
+                _pre(block.text, block.language)
+                if block.first is None
+                else _source(block)
+            )
         case b.Stack():
             return _stack(block)
         case b.Picture(drawing, caption=caption, timeline=span):
-            said = tag("figcaption", one_line(caption, 400), cls="soft") if caption else ""
+            said = (
+                tag("figcaption", one_line(caption, 400), cls="soft") if caption else ""
+            )
             axis = "{:.3f} {:.3f} {:.5f} {:.5f}".format(*span) if span else None
-            return tag("figure", drawing, said, cls="scroll", tabindex=0, data_timeline=axis)
+            return tag(
+                "figure", drawing, said, cls="scroll", tabindex=0, data_timeline=axis
+            )
         case b.Sides():
             return tag("div", *(_side(*one) for one in block.shown), cls="sides")
         case b.Details(title, inner, opened):
@@ -165,10 +185,20 @@ def _table(table: b.Table) -> Markup:
     )
     named = any(column.name for column in table.columns)
     more = len(table.rows) - MAX_ROWS
-    caption = tag("caption", one_line(table.caption, 200), cls="unseen") if table.caption else ""
+    caption = (
+        tag("caption", one_line(table.caption, 200), cls="unseen")
+        if table.caption
+        else ""
+    )
     body = tag("tbody", *(_row(row, table) for row in table.rows[:MAX_ROWS]))
-    drawn = tag("table", caption, tag("thead", tag("tr", *heads)) if named else "", body)
-    note = tag("p", f"{more} more rows are in the JSON document.", cls="soft") if more > 0 else ""
+    drawn = tag(
+        "table", caption, tag("thead", tag("tr", *heads)) if named else "", body
+    )
+    note = (
+        tag("p", f"{more} more rows are in the JSON document.", cls="soft")
+        if more > 0
+        else ""
+    )
     return tag("div", drawn, cls="scroll", tabindex=0, data_filter=filtered) + note
 
 
@@ -178,8 +208,13 @@ def _row(row: b.Row, table: b.Table) -> Markup:
         here = {"href": f"#{row.anchor}", "aria_label": "link to this line"}
         texts[-1] += Markup(" ") + tag("a", "#", cls="here", **here)
     kinds = (_KINDS[column.kind] for column in table.columns)
-    cells = (tag("td", text, cls=kind) for text, kind in zip(texts, kinds, strict=False))
-    facets = {"data_status": one_line(row.status, 60), "data_group": one_line(row.group, 60)}
+    cells = (
+        tag("td", text, cls=kind) for text, kind in zip(texts, kinds, strict=False)
+    )
+    facets = {
+        "data_status": one_line(row.status, 60),
+        "data_group": one_line(row.group, 60),
+    }
     at = None if row.at is None else f"{row.at:.3f}"
     return tag("tr", *cells, id=row.anchor, cls=row.tone, **facets, data_at=at)
 
@@ -202,7 +237,12 @@ def _pre(text: str, language: str) -> Markup:
 
 def _source(fence: b.Fence) -> Markup:
     lines = (
-        tag("span", tag("i", f"{n}"), clip(plain(line), 400), cls="hit" * (n in fence.highlight))
+        tag(
+            "span",
+            tag("i", f"{n}"),
+            clip(plain(line), 400),
+            cls="hit" * (n in fence.highlight),
+        )
         for n, line in enumerate(fence.text.split("\n")[:200], fence.first or 1)
     )
     return tag("pre", *lines, cls="source", tabindex=0)
@@ -218,7 +258,9 @@ def _stack(stack: b.Stack) -> Markup:
         frames.append(tag("li", function, " ", place, _terms(frame.locals), cls=first))
     title = tag("div", one_line(stack.title, 300), cls="thread")
     body = (title, tag("ol", *frames))
-    return tag("div", *body, cls="stack mono", tabindex=0, role="group", aria_label="stack")
+    return tag(
+        "div", *body, cls="stack mono", tabindex=0, role="group", aria_label="stack"
+    )
 
 
 def _side(drawing: Markup, caption: str, text: str, facts: dict[str, str]) -> Markup:

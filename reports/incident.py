@@ -34,7 +34,8 @@ def compose(incident: Incident) -> b.Page:
         title=title(incident),
         badge=badge(incident),
         subject=f"{incident.scenario.name} on {engine_name(incident)}, "
-        f"fidelity {incident.fidelity}" + (f": {of}" if (of := incident.engine.python_of) else ""),
+        f"fidelity {incident.fidelity}"
+        + (f": {of}" if (of := incident.engine.python_of) else ""),
         warning=warning(incident),
         card=[*_card(incident)],
         counts=[*counts(incident)],
@@ -71,11 +72,16 @@ def _card(incident: Incident) -> Iterator[b.Block]:
     if incident.verdict is not None and incident.scenario.affected:
         where = f", {incident.scenario.where} alone" if incident.scenario.where else ""
         known = f"Affected releases: {incident.scenario.affected}{where}"
-        helps = next((m for m in incident.mitigations if not m.hides and reproduced), None)
+        helps = next(
+            (m for m in incident.mitigations if not m.hides and reproduced), None
+        )
         does = b.prose(f": {helps.description}") if helps else ()
         yield b.p(known, ("; workaround ", b.code(helps.name), *does) if helps else "")
     if incident.left_behind:
-        yield b.p(f"Left behind after the stop: {'; '.join(incident.left_behind[:4])}", tone="bad")
+        yield b.p(
+            f"Left behind after the stop: {'; '.join(incident.left_behind[:4])}",
+            tone="bad",
+        )
 
 
 def counts(incident: Incident) -> Iterator[str]:
@@ -92,7 +98,7 @@ def _commands(incident: Incident) -> Iterator[tuple[str, str]]:
         yield why, f"kill {incident.server.pid}"
 
 
-# ------------------------------------------------------------------------------- what happened
+# ------------------------------------------------------------------------ what happened
 
 
 def what_happened(incident: Incident) -> Iterator[b.Section]:
@@ -131,7 +137,9 @@ def _timed(lines: Sequence[timeline.Line], caption: str) -> list[b.Block]:
     rows = []
     for line in lines:
         cells = (f"{line.at:+.2f} s", line.phase, line.source, line.text)
-        rows.append(b.row(*cells, tone=tones[line.level], status=line.level, at=line.at))
+        rows.append(
+            b.row(*cells, tone=tones[line.level], status=line.level, at=line.at)
+        )
     return b.table("time:number | phase:name | source:name | what", rows, caption)
 
 
@@ -139,7 +147,13 @@ def _symptoms(incident: Incident) -> list[b.Block]:
     rows = []
     for row in incident.symptoms[:200]:
         answer, state, tone = words.ABNORMAL[row.abnormal]
-        cells = (row.check, b.strong(row.observed, tone), row.healthy, row.reported, answer)
+        cells = (
+            row.check,
+            b.strong(row.observed, tone),
+            row.healthy,
+            row.reported,
+            answer,
+        )
         rows.append(b.row(*cells, status=state))
     heads = "check | observed | healthy (warm-up check) | as reported | abnormal:name"
     return b.table(heads, rows, "symptoms")
@@ -156,14 +170,22 @@ def _exhibits(incident: Incident) -> Iterator[b.Block]:
             rows = []
             for one, _ in drawn:
                 file = b.code(f"evidence/{one.file}") if one.file else ""
-                facts = "; ".join(f"{name} {value}" for name, value in one.facts.items())
+                facts = "; ".join(
+                    f"{name} {value}" for name, value in one.facts.items()
+                )
                 rows.append((one.caption, file, one.text, facts))
-            pictures = [(pixels, one.caption, one.text, one.facts) for one, pixels in drawn]
+            pictures = [
+                (pixels, one.caption, one.text, one.facts) for one, pixels in drawn
+            ]
             yield b.Sides(pictures, b.table(" | image | answer | facts", rows))
         if exhibit.birthday is not None:
             given = exhibit.birthday
             marks = [
-                (f"{p.images:,}", f"{collision_probability(p.images, given.bits):.1%}", p.label)
+                (
+                    f"{p.images:,}",
+                    f"{collision_probability(p.images, given.bits):.1%}",
+                    p.label,
+                )
                 for p in (*given.pools, *given.seen)[:40]
                 if p.images >= 0
             ]
@@ -197,20 +219,29 @@ def _conditions(incident: Incident) -> Iterator[b.Block]:
     yield from condition_tables(incident.verdict.conditions)
 
 
-def condition_tables(given: Sequence[ConditionResult], prefix: str = "") -> Iterator[b.Block]:
-    """Those that are open, then those that are met, folded. ``prefix``: of their anchors."""
+def condition_tables(
+    given: Sequence[ConditionResult], prefix: str = ""
+) -> Iterator[b.Block]:
+    """Those that are open, then those that are met, folded. ``prefix``: of their
+    anchors."""
     for met in (False, True):
         some = [c for c in given if (c.truth is Truth.MET) is met]
         rows = []
         for c in some:
             truth = b.toned(*words.TRUTHS[c.truth])
             name = (*b.prose(c.statement), " ", b.code(c.id))
-            files = (f"evidence/{file.removeprefix('evidence/')}" for file in c.evidence[:4])
+            files = (
+                f"evidence/{file.removeprefix('evidence/')}" for file in c.evidence[:4]
+            )
             cells = (truth, c.observed, name, words.part_words(c), b.codes(files))
             anchor = b.slug(f"condition-{prefix}{c.id}")
             rows.append(b.row(*cells, status=c.truth.value, anchor=anchor))
-        shown = b.table("truth:name | observed | condition | part | evidence", rows, "conditions")
-        yield from b.folded(f"{b.count(len(rows), 'condition')} met", shown) if met else shown
+        shown = b.table(
+            "truth:name | observed | condition | part | evidence", rows, "conditions"
+        )
+        yield from (
+            b.folded(f"{b.count(len(rows), 'condition')} met", shown) if met else shown
+        )
 
 
 def _logs(incident: Incident) -> list[b.Block]:
@@ -230,7 +261,13 @@ def _root_cause(incident: Incident) -> list[b.Block]:
     for source in incident.sources[:30]:
         where = b.code(f"{source.file}:{source.first_line}")
         sources.append(
-            b.p(b.code(source.qualname), " in ", where, ", as installed. ", b.prose(source.note))
+            b.p(
+                b.code(source.qualname),
+                " in ",
+                where,
+                ", as installed. ",
+                b.prose(source.note),
+            )
         )
         lines = "\n".join(" ".join(line.splitlines()) for line in source.lines[:200])
         sources.append(b.Fence(lines, "python", source.first_line, source.highlight))
@@ -248,13 +285,17 @@ def _reproducers(incident: Incident) -> list[b.Block]:
     return b.table(heads, rows, "minimal reproducers")
 
 
-# ------------------------------------------------------------------------------ claims and context
+# ------------------------------------------------------------------- claims and context
 
 
 def _claims(incident: Incident) -> Iterator[b.Section]:
     blocks: list[b.Block] = []
     for confirmed in (False, True):
-        some = [c for c in incident.claims if (c.status is ClaimStatus.CONFIRMED) is confirmed]
+        some = [
+            c
+            for c in incident.claims
+            if (c.status is ClaimStatus.CONFIRMED) is confirmed
+        ]
         shown = words.claims(some, "this run shows", "claim", "claims")
         title = f"{b.count(len(some), 'claim')} confirmed"
         blocks += b.folded(title, shown) if confirmed else shown
@@ -266,7 +307,9 @@ def _mitigations(incident: Incident) -> list[b.Block]:
     for m in incident.mitigations:
         told = words.effective_words(m) + (f": {m.observed}" if m.observed else "")
         rows.append((b.code(m.name), told, b.prose(m.description), b.code(m.command)))
-    return b.table("mitigation:name | this run | what it does | try it", rows, "mitigations")
+    return b.table(
+        "mitigation:name | this run | what it does | try it", rows, "mitigations"
+    )
 
 
 def context(incident: Incident) -> Iterator[b.Section]:
@@ -285,12 +328,18 @@ def context(incident: Incident) -> Iterator[b.Section]:
 
 def _differences(incident: Incident) -> list[b.Block]:
     meaning = incident.fidelity.words
-    blocks: list[b.Block] = [b.p("Fidelity ", b.strong(incident.fidelity.value), f": {meaning}.")]
+    blocks: list[b.Block] = [
+        b.p("Fidelity ", b.strong(incident.fidelity.value), f": {meaning}.")
+    ]
     if python_of := incident.engine.python_of:
-        blocks.append(b.p(f"{python_of}: what the compiled files do is that release's."))
+        blocks.append(
+            b.p(f"{python_of}: what the compiled files do is that release's.")
+        )
     if not incident.stand_ins and incident.diagnosis is None:
         blocks.append(b.p("No stand-in: the engine's code is unmodified."))
-    blocks += words.stand_ins(((s, stand_in_use(s)) for s in incident.stand_ins), "in this run")
+    blocks += words.stand_ins(
+        ((s, stand_in_use(s)) for s in incident.stand_ins), "in this run"
+    )
     return blocks + settings_table(incident.engine.settings)
 
 
@@ -298,7 +347,9 @@ def settings_table(settings: Sequence[Setting]) -> list[b.Block]:
     """Settings that differ from the engine's own, folded."""
     rows = [(b.code(s.name), b.code(s.value), s.why) for s in settings]
     shown = b.table("setting:name | value | why", rows, "settings")
-    return b.folded(f"{b.count(len(rows), 'setting')} other than the engine's own", shown)
+    return b.folded(
+        f"{b.count(len(rows), 'setting')} other than the engine's own", shown
+    )
 
 
 def _environment(incident: Incident) -> Iterator[b.Block]:
@@ -326,9 +377,13 @@ def _run(incident: Incident) -> Iterator[b.Block]:
     if gate := incident.gate:
         latency = words.span(gate.latencies_s)
         rule = f" ({gate.deadline_rule})" if gate.deadline_rule else ""
-        passed = b.strong("passed", "good") if gate.passed else b.strong("failed", "bad")
+        passed = (
+            b.strong("passed", "good") if gate.passed else b.strong("failed", "bad")
+        )
         told = [words.sentence(gate.why), f"Latencies {latency}." if latency else ""]
-        told += [f"Deadline {duration(gate.deadline_s)}{rule}."] if gate.deadline_s else []
+        told += (
+            [f"Deadline {duration(gate.deadline_s)}{rule}."] if gate.deadline_s else []
+        )
         yield b.p("Warm-up check ", passed, f": {' '.join(filter(None, told))}")
     if text := latencies(incident):
         yield b.p(text)
@@ -343,7 +398,9 @@ def _run(incident: Incident) -> Iterator[b.Block]:
     for p in probes[:500]:
         came = (p.status.value, duration(p.seconds), p.reason, b.codes(p.raw))
         tone: b.Tone = "" if p.ok else "unsure"
-        rows.append(b.row(b.code(p.probe), p.phase, *came, tone=tone, status=p.status.value))
+        rows.append(
+            b.row(b.code(p.probe), p.phase, *came, tone=tone, status=p.status.value)
+        )
     bad = sum(p.status is not ProbeStatus.OK for p in probes)
     heads = "probe:name | phase:name | status:name | took:number | reason | raw"
     shown = b.table(heads, rows, "probe results")
@@ -364,23 +421,27 @@ def _requests(incident: Incident) -> list[b.Block]:
         came = (g.status, g.latency, g.first.error)
         rows.append(b.row(g.ids, g.first.phase, g.what, *came, status=g.kind))
     heads = "id:name | phase:name | what for | answer:name | latency:name | error"
-    return b.folded(f"{len(incident.evidence.requests)} requests", b.table(heads, rows, "requests"))
+    return b.folded(
+        f"{len(incident.evidence.requests)} requests", b.table(heads, rows, "requests")
+    )
 
 
-# ------------------------------------------------------------------------------------- JUnit
+# -------------------------------------------------------------------------------- JUnit
 
 
 def junit(incident: Incident) -> list[Suite]:
     """Test cases that are never greener than the run.
 
-    * verdict: passes only when the outcome is the expected one; inconclusive or missing is an
-      error; where nothing was expected it is skipped.
-    * condition: met passes; not met fails, unless the verdict is as expected without it (skipped);
-      unknown is an error if it was required and the verdict is not as expected, else skipped.
-    * the state of a diagnosed live server: healthy passes, what is unknown is an error; each known
-      failure that was found fails.
-    * claim: its name ends with what the run shows of it. A refuted claim passes: that the bug
-      report was wrong in one point is a finding, not a failure of the run. Not tested is skipped.
+    * verdict: passes only when the outcome is the expected one; inconclusive or missing
+      is an error; where nothing was expected it is skipped.
+    * condition: met passes; not met fails, unless the verdict is as expected without it
+      (skipped); unknown is an error if it was required and the verdict is not as
+      expected, else skipped.
+    * the state of a diagnosed live server: healthy passes, what is unknown is an error;
+      each known failure that was found fails.
+    * claim: its name ends with what the run shows of it. A refuted claim passes: that
+      the bug report was wrong in one point is a finding, not a failure of the run. Not
+      tested is skipped.
     """
     name = f"mmrepro.{incident.scenario.name}"
     cases: list[Case] = []
@@ -396,10 +457,15 @@ def junit(incident: Incident) -> list[Suite]:
     for claim in incident.claims:
         case = Case(f"{name}.claim", f"{claim.id}: {claim.text} [{claim.status}]")
         if claim.status is ClaimStatus.NOT_TESTED:
-            cases.append(replace(case, how="skipped", message=f"not tested: {claim.observed}"))
+            cases.append(
+                replace(case, how="skipped", message=f"not tested: {claim.observed}")
+            )
         else:
             cases.append(replace(case, output=f"{claim.status}: {claim.observed}"))
-    properties = [("engine", engine_name(incident)), ("fidelity", str(incident.fidelity))]
+    properties = [
+        ("engine", engine_name(incident)),
+        ("fidelity", str(incident.fidelity)),
+    ]
     properties += [("incident", incident.id), ("command", incident.command)]
     return [Suite(name, incident.created.wall, cases, properties)]
 
@@ -410,14 +476,23 @@ def _verdict_case(incident: Incident, name: str) -> Case:
     message = text = kind = output = ""
     if verdict is None or incident.state != "complete":
         how, kind = "error", incident.state
-        message, text = partial_note(incident) or "no verdict", "\n".join(incident.failure_detail)
+        message, text = (
+            partial_note(incident) or "no verdict",
+            "\n".join(incident.failure_detail),
+        )
     elif verdict.outcome is Outcome.INCONCLUSIVE:
-        how, kind, message = "error", "inconclusive", f"inconclusive: {verdict.explanation}"
+        how, kind, message = (
+            "error",
+            "inconclusive",
+            f"inconclusive: {verdict.explanation}",
+        )
     elif verdict.expected is None:
         how, message = "skipped", f"{verdict.outcome}, and no outcome was expected"
     elif not verdict.as_expected:
         how, kind, text = "failed", str(verdict.outcome), verdict.expected_because
-        message = f"{verdict.outcome}, expected {verdict.expected}: {verdict.explanation}"
+        message = (
+            f"{verdict.outcome}, expected {verdict.expected}: {verdict.explanation}"
+        )
     else:
         output = f"{verdict.outcome}: {verdict.explanation}"
     seconds = 0.0
@@ -436,11 +511,15 @@ def _condition_case(condition: ConditionResult, name: str, as_expected: bool) ->
     if condition.truth is Truth.UNKNOWN:
         matters = condition.required and not as_expected
         how: How = "error" if matters else "skipped"
-        return Case(group, case, how, f"unknown: {condition.observed}", files, "unknown")
+        return Case(
+            group, case, how, f"unknown: {condition.observed}", files, "unknown"
+        )
     if as_expected:
         message = f"not met, as expected of this run: {condition.observed}"
         return Case(group, case, "skipped", message)
-    return Case(group, case, "failed", f"not met: {condition.observed}", files, "not-met")
+    return Case(
+        group, case, "failed", f"not met: {condition.observed}", files, "not-met"
+    )
 
 
 # ------------------------------------------------------------------ verdict and summary
@@ -450,11 +529,17 @@ def badge(incident: Incident) -> b.Badge:
     """The verdict; its tone is good where it is the expected one."""
     verdict = incident.verdict
     if verdict is None:
-        label = {"interrupted": "Interrupted", "failed": "Failed", "complete": "No verdict"}
+        label = {
+            "interrupted": "Interrupted",
+            "failed": "Failed",
+            "complete": "No verdict",
+        }
         return b.Badge(label[incident.state], "unsure", "no verdict was reached")
     label_text = words.capital(verdict.outcome.words)
     if verdict.outcome is Outcome.INCONCLUSIVE:
-        return b.Badge(label_text, "unsure", "the failure is neither shown nor excluded")
+        return b.Badge(
+            label_text, "unsure", "the failure is neither shown nor excluded"
+        )
     if verdict.expected is None:
         return b.Badge(label_text, "unsure", "no outcome was expected")
     if verdict.as_expected:
@@ -467,7 +552,8 @@ def engine_name(incident: Incident) -> str:
 
 
 def title(incident: Incident) -> str:
-    """The scenario's title and the release; the engine's name unless the title has it already."""
+    """The scenario's title and the release; the engine's name unless the title has it
+    already."""
     text, engine = incident.scenario.title, incident.engine
     if incident.diagnosis is not None and not engine.release:
         return text
@@ -480,9 +566,11 @@ def partial_note(incident: Incident) -> str:
     if incident.state == "complete" and (incident.verdict or incident.diagnosis):
         return ""
     what = {
-        "interrupted": "This run was interrupted: what follows is what had been collected.",
-        "failed": "This run failed before a verdict: the failure is mmrepro's or its set-up's "
-        "and says nothing about the engine.",
+        "interrupted": (
+            "This run was interrupted: what follows is what had been collected."
+        ),
+        "failed": "This run failed before a verdict: the failure is mmrepro's or its "
+        "set-up's and says nothing about the engine.",
         "complete": "This run has no verdict.",
     }[incident.state]
     return f"{what} {incident.failure}".strip()
@@ -516,7 +604,7 @@ def condition_count(incident: Incident) -> str:
     return f"{met} of {len(required)} required conditions met{tail}"
 
 
-# ------------------------------------------------------------------ the exact environment
+# ---------------------------------------------------------------- the exact environment
 
 
 def environment(incident: Incident) -> list[tuple[str, str]]:
@@ -540,9 +628,15 @@ def environment(incident: Incident) -> list[tuple[str, str]]:
     ]
     if model:
         facts = [model.kind]
-        facts += [f"{model.parameters:,} parameters"] if model.parameters is not None else []
+        facts += (
+            [f"{model.parameters:,} parameters"] if model.parameters is not None else []
+        )
         facts += [f"seed {model.seed}"] if model.seed is not None else []
-        facts += [f"{model.image_tokens} image tokens"] if model.image_tokens is not None else []
+        facts += (
+            [f"{model.image_tokens} image tokens"]
+            if model.image_tokens is not None
+            else []
+        )
         rows += [("model", ", ".join(facts)), ("model weights sha256", model.sha256)]
     rows += [
         ("operating system", f"{host.os}, kernel {host.kernel}"),
@@ -555,12 +649,17 @@ def environment(incident: Incident) -> list[tuple[str, str]]:
 
 
 def gpu_words(host: HostFacts) -> str:
-    """``GPU 0: NVIDIA H100 80GB HBM3, 79.6 GiB, GPU-52a3a85d, taken by the engine; …``."""
+    """``GPU 0: NVIDIA H100 80GB HBM3, 79.6 GiB, GPU-52a3a85d, taken by the engine;
+    …``."""
     known, told = any(gpu.taken for gpu in host.gpu_facts), []
     for gpu in host.gpu_facts:
         memory = size(gpu.memory_bytes) if gpu.memory_bytes else ""
         users = f"in use when the run began: {gpu.users}" if gpu.users else ""
-        whose = ("taken by the engine" if gpu.taken else "not the engine's") if known else ""
+        whose = (
+            ("taken by the engine" if gpu.taken else "not the engine's")
+            if known
+            else ""
+        )
         facts = (memory, gpu.uuid, "MIG is on" * bool(gpu.mig), users, whose)
         told.append(", ".join([f"GPU {gpu.index}: {gpu.name}", *filter(None, facts)]))
     return "; ".join(told) or ", ".join(host.gpus) or "none"
@@ -575,7 +674,9 @@ def driver_words(host: HostFacts) -> str:
 
 def cause_heading(incident: Incident) -> str:
     """A scenario knows its cause; only a reproduced run has shown it."""
-    shown = incident.verdict is not None and incident.verdict.outcome is Outcome.REPRODUCED
+    shown = (
+        incident.verdict is not None and incident.verdict.outcome is Outcome.REPRODUCED
+    )
     shown = shown or bool(incident.diagnosis and incident.diagnosis.found)
     return "Root cause" if shown else "The known cause (not shown by this run)"
 
@@ -589,14 +690,21 @@ def stand_in_use(stand_in: StandIn) -> str:
         return used
     if not stand_in.calls:
         return f"{used}; nothing that it only pretends to have was called"
-    return f"{used}; {stand_in.calls} calls of what it only pretends to have, each of which raised"
+    return (
+        f"{used}; {stand_in.calls} calls of what it only pretends to have, each of "
+        "which raised"
+    )
 
 
 def footprint(incident: Incident) -> list[tuple[str, str, str]]:
-    """Role, resident memory and threads of each process of the engine, at the last reading."""
+    """Role, resident memory and threads of each process of the engine, at the last
+    reading."""
     rows: list[tuple[str, str, str]] = []
     for _, data in incident.evidence.results(ProcessesData):
-        rows = [(p.role or p.name, size(p.rss_bytes), str(p.threads)) for p in data.processes]
+        rows = [
+            (p.role or p.name, size(p.rss_bytes), str(p.threads))
+            for p in data.processes
+        ]
         total = sum(p.rss_bytes for p in data.processes)
         if len(rows) > 1:
             rows.append(("together (shared pages counted in each)", size(total), ""))
@@ -608,11 +716,23 @@ def latencies(incident: Incident) -> str:
     start = incident.engine.start_seconds
     mode = incident.engine.start_mode
     how = f" (start mode {mode})" if mode in ("cold", "fork", "warm") else ""
-    parts = [f"The server was ready {duration(start)} after its start{how}."] if start else []
-    known = sorted(r.latency_s for r in incident.evidence.requests if r.answered and r.max_tokens)
+    parts = (
+        [f"The server was ready {duration(start)} after its start{how}."]
+        if start
+        else []
+    )
+    known = sorted(
+        r.latency_s for r in incident.evidence.requests if r.answered and r.max_tokens
+    )
     if known:
-        middle, late = known[len(known) // 2], known[min(len(known) - 1, len(known) * 95 // 100)]
-        text = f"{len(known)} completions were answered, half of them within {duration(middle)}"
+        middle, late = (
+            known[len(known) // 2],
+            known[min(len(known) - 1, len(known) * 95 // 100)],
+        )
+        text = (
+            f"{len(known)} completions were answered, half of them within "
+            f"{duration(middle)}"
+        )
         parts.append(f"{text}, 95 % within {duration(late)}.")
     return " ".join(parts)
 
@@ -620,7 +740,10 @@ def latencies(incident: Incident) -> str:
 def started_with(incident: Incident) -> str:
     """What the engine's command line in the report is."""
     if incident.engine.start_mode in ("fork", "warm"):
-        return f"The engine's command, which start mode {incident.engine.start_mode} ran as a fork:"
+        return (
+            f"The engine's command, which start mode {incident.engine.start_mode} ran "
+            "as a fork:"
+        )
     return "The engine was started with:"
 
 
@@ -642,8 +765,12 @@ def left_behind(incident: Incident) -> str:
         return "The server was kept running on request."
     if incident.finished is None:
         return "The run did not get as far as the check."
-    return "Nothing: no process, port or shared memory of the run was left after the stop."
+    return (
+        "Nothing: no process, port or shared memory of the run was left after the stop."
+    )
 
 
-KIND: Final = kind(Incident, INCIDENT_FILE, compose, files=(MARKDOWN_FILE, HTML_FILE), junit=junit)
+KIND: Final = kind(
+    Incident, INCIDENT_FILE, compose, files=(MARKDOWN_FILE, HTML_FILE), junit=junit
+)
 load: Final = KIND.load

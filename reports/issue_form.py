@@ -1,10 +1,10 @@
-"""A finding, or an incident, as a bug report in the engine's own form: redacted, ready to paste.
+"""A finding, or an incident, as a bug report in the engine's own form: redacted, ready
+to paste.
 
-The forms are those of the engines' repositories (``.github/ISSUE_TEMPLATE``) as looked up in
-November 2026: vLLM's ``400-bug-report.yml``, SGLang's and LMDeploy's ``1-bug-report.yml``. A form
-has a field for each heading. What only a person can say (that nobody has reported it yet) stays
-unticked.
-"""
+The forms are those of the engines' repositories (``.github/ISSUE_TEMPLATE``) as looked
+up in November 2026: vLLM's ``400-bug-report.yml``, SGLang's and LMDeploy's
+``1-bug-report.yml``. A form has a field for each heading. What only a person can say
+(that nobody has reported it yet) stays unticked."""
 
 import re
 import shlex
@@ -19,7 +19,14 @@ from mmrepro.failure.documents import Incident
 from mmrepro.failure.documents.finding import LoadedFinding
 from mmrepro.failure.documents.public import public
 from mmrepro.failure.documents.published import Public
-from mmrepro.reports import blocks as b, finding as replayed, findings, gfm, incident as runs, words
+from mmrepro.reports import (
+    blocks as b,
+    finding as replayed,
+    findings,
+    gfm,
+    incident as runs,
+    words,
+)
 from mmrepro.reports.markdown import render_blocks
 from mmrepro.reports.replay_sequence import drawing
 from mmrepro.traffic.case.model import SCRIPT_FILE
@@ -28,9 +35,28 @@ MAX_CHARS: Final = 65_536
 """Of an issue's text on GitHub."""
 SCRIPT_CHARS: Final = 44_000
 _LIBRARIES: Final = (
-    *("torch", "transformers", "tokenizers", "numpy", "triton", "nvidia-", "flashinfer"),
-    *("vllm", "sglang", "sgl-", "lmdeploy", "xformers", "cachetools", "pillow", "pydantic"),
-    *("fastapi", "uvicorn", "huggingface", "safetensors", "outlines", "xgrammar", "pyzmq"),
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "triton",
+    "nvidia-",
+    "flashinfer",
+    "vllm",
+    "sglang",
+    "sgl-",
+    "lmdeploy",
+    "xformers",
+    "cachetools",
+    "pillow",
+    "pydantic",
+    "fastapi",
+    "uvicorn",
+    "huggingface",
+    "safetensors",
+    "outlines",
+    "xgrammar",
+    "pyzmq",
 )
 
 
@@ -59,9 +85,9 @@ FORMS: Final = {
             ("Before submitting a new issue...", "ticks"),
         ),
         (
-            "Make sure you already searched for relevant issues, and asked the chatbot living at "
-            "the bottom right corner of the documentation page, which can answer lots of "
-            "frequently asked questions.",
+            "Make sure you already searched for relevant issues, and asked the chatbot "
+            "living at the bottom right corner of the documentation page, which can "
+            "answer lots of frequently asked questions.",
         ),
     ),
     "sglang": Form(
@@ -70,10 +96,10 @@ FORMS: Final = {
         (
             "I searched related issues but found no solution.",
             "The bug persists in the latest version.",
-            "Issues without environment info and a minimal reproducible demo are hard to resolve "
-            "and may receive no feedback.",
-            "If this is not a bug report but a general question, please start a discussion. "
-            "Otherwise, it will be closed.",
+            "Issues without environment info and a minimal reproducible demo are hard "
+            "to resolve and may receive no feedback.",
+            "If this is not a bug report but a general question, please start a "
+            "discussion. Otherwise, it will be closed.",
             "Please use English. Otherwise, it will be closed.",
         ),
     ),
@@ -114,7 +140,8 @@ class Report:
 
 
 def finding_issue(loaded: LoadedFinding) -> str:
-    """The finding with other words than those that were played, unless those are random already.
+    """The finding with other words than those that were played, unless those are random
+    already.
 
     Raises:
         UsageError: a picture of the case is missing.
@@ -126,9 +153,17 @@ def finding_issue(loaded: LoadedFinding) -> str:
 def public_issue(loaded: LoadedFinding) -> str:
     """As :func:`finding_issue`, of a finding that may go out as it is."""
     replay, finding = loaded.replay, loaded.finding
-    script = replayed.script_of(loaded) if loaded.case and loaded.case.operations else ""
+    script = (
+        replayed.script_of(loaded) if loaded.case and loaded.case.operations else ""
+    )
     title = f"{finding.finding_class.words} ({finding.finding_class})"
-    made = (replay.server.label, replay.host, replay.wheel, replay.packages, replay.settings)
+    made = (
+        replay.server.label,
+        replay.host,
+        replay.wheel,
+        replay.packages,
+        replay.settings,
+    )
     report = Report(
         replay.server.engine,
         words.capital(title),
@@ -151,13 +186,21 @@ def incident_issue(incident: Incident) -> str:
         for frame in (shown.key_stack.frames if shown.key_stack else [])
     ]
     # The stack stands below the log's lines.
-    card = [block for block in runs.compose(shown).card if not isinstance(block, b.Stack)]
+    card = [
+        block for block in runs.compose(shown).card if not isinstance(block, b.Stack)
+    ]
     card.append(b.p(f"Fidelity {shown.fidelity}: {shown.fidelity.words}."))
     rows = [(row.check, row.observed, row.healthy) for row in shown.symptoms]
     command = public_command(shown.engine.command)
     steps = [f"{shown.command}"] if shown.diagnosis is None else []
     engine = shown.engine
-    made = (runs.engine_name(shown), shown.host, engine.wheel, engine.packages, engine.settings)
+    made = (
+        runs.engine_name(shown),
+        shown.host,
+        engine.wheel,
+        engine.packages,
+        engine.settings,
+    )
     report = Report(
         engine.name,
         one_line(runs.title(shown), 200),
@@ -170,7 +213,8 @@ def incident_issue(incident: Incident) -> str:
 
 
 def public_command(command: list[str]) -> str:
-    """Of a server, for a reader: without the places where things lie on this machine."""
+    """Of a server, for a reader: without the places where things lie on this
+    machine."""
     shown = [
         f"./{word.rstrip('/').rpartition('/')[2]}" if re.match(r"[/~]", word) else word
         for word in command[1:]
@@ -181,19 +225,29 @@ def public_command(command: list[str]) -> str:
 def filled(report: Report) -> str:
     """The form's headings with the report below them, cut to what an issue may have."""
     form = FORMS.get(report.engine, OTHER)
-    name = {"vllm": "vLLM", "sglang": "SGLang", "lmdeploy": "LMDeploy"}.get(report.engine, "")
+    name = {"vllm": "vLLM", "sglang": "SGLang", "lmdeploy": "LMDeploy"}.get(
+        report.engine, ""
+    )
     head = [
         f"<!-- Title: {form.title}{one_line(report.title, 200).replace('--', '-')}",
-        f"     One heading a field of {name or 'the'} bug-report form; look at it before you send "
-        "it, search for it, and tick what is true. -->",
+        f"     One heading a field of {name or 'the'} bug-report form; look at it "
+        "before you send it, search for it, and tick what is true. -->",
     ]
-    parts = [f"### {heading}\n\n{report.part(which, form)}" for heading, which in form.parts]
+    parts = [
+        f"### {heading}\n\n{report.part(which, form)}" for heading, which in form.parts
+    ]
     text = "\n\n".join(["\n".join(head), *parts]) + "\n"
     if len(text) > MAX_CHARS and report.script:
-        report.reproduction = report.reproduction.replace(report.script, "# see the attached file")
+        report.reproduction = report.reproduction.replace(
+            report.script, "# see the attached file"
+        )
         report.script = ""
         return filled(report)
-    return text if len(text) <= MAX_CHARS else text[: MAX_CHARS - 20] + "\n[cut: too long]\n"
+    return (
+        text
+        if len(text) <= MAX_CHARS
+        else text[: MAX_CHARS - 20] + "\n[cut: too long]\n"
+    )
 
 
 def environment(
@@ -217,8 +271,16 @@ def environment(
     lines = [f"{label:<22}: {value}" for label, value in rows if value]
     wanted = [p for p in packages if p.lower().replace("_", "-").startswith(_LIBRARIES)]
     if wanted:
-        lines += ["", "Versions of relevant libraries:", *(f"[pip3] {p}" for p in wanted)]
-    given = [f"{s.name}{'=' + s.value if s.value else ''}" for s in settings if "/" not in s.value]
+        lines += [
+            "",
+            "Versions of relevant libraries:",
+            *(f"[pip3] {p}" for p in wanted),
+        ]
+    given = [
+        f"{s.name}{'=' + s.value if s.value else ''}"
+        for s in settings
+        if "/" not in s.value
+    ]
     if given:
         lines += ["", "Set for the server:", *given]
     summary = "Collected by mmrepro, with the fields of the engine's own script"
@@ -276,5 +338,8 @@ def _steps(loaded: LoadedFinding, script: str) -> str:
 
 
 def _trace(frames: list[str], lines: list[str]) -> str:
-    text = [*lines[:20], *(["", "Stack, innermost first:", *frames[:20]] if frames else [])]
+    text = [
+        *lines[:20],
+        *(["", "Stack, innermost first:", *frames[:20]] if frames else []),
+    ]
     return gfm.fence("\n".join(text).strip("\n"), "text", 44, 300) if text else ""

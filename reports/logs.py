@@ -32,16 +32,24 @@ def compose_logs(reading: LogReading) -> b.Page:
         b.Section("Last words", [*_last_words(reading)]),
     ]
     files = log.files or [log.file]
-    size = f", {units.size(log.bytes_read, 1)}, {log.lines} lines" if log.bytes_read else ""
+    size = (
+        f", {units.size(log.bytes_read, 1)}, {log.lines} lines"
+        if log.bytes_read
+        else ""
+    )
     read = b.count(len(files), "file") + size
     name = f"{reading.engine or 'unknown engine'} {reading.release}".strip()
     if reading.dumps is not None:
         sections.insert(1, b.Section("Dumps", [*_dumps(reading.dumps)]))
     return b.Page(
         title=f"The log of {name}" if log.bytes_read else f"Dumps of {name}",
-        badge=b.Badge(cause.name.value, _TONES.get(cause.name, "bad"), cause.certainty.value),
+        badge=b.Badge(
+            cause.name.value, _TONES.get(cause.name, "bad"), cause.certainty.value
+        ),
         subject=f"{name}, {read}",
-        warning=b.Warning(f"Not read to its end: {reading.unread}.") if reading.unread else None,
+        warning=b.Warning(f"Not read to its end: {reading.unread}.")
+        if reading.unread
+        else None,
         card=[*_card(reading)],
         commands=[],
         sections=sections,
@@ -51,7 +59,9 @@ def compose_logs(reading: LogReading) -> b.Page:
 def cause_rows(cause: Cause) -> list[tuple[str, b.Inline]]:
     """Label and value of what a cause says, for a table of facts."""
     at = f"line {cause.line}" if cause.line is not None else ""
-    where = ", ".join(filter(None, [cause.process, cause.time, Path(cause.file).name, at]))
+    where = ", ".join(
+        filter(None, [cause.process, cause.time, Path(cause.file).name, at])
+    )
     rows: list[tuple[str, b.Inline]] = [
         (
             "cause",
@@ -61,7 +71,9 @@ def cause_rows(cause: Cause) -> list[tuple[str, b.Inline]]:
         ("first to fail", where),
     ]
     if cause.start is not None:
-        rows.append(("below it", (b.code(cause.start.name), f": {cause.start.sentence}")))
+        rows.append(
+            ("below it", (b.code(cause.start.name), f": {cause.start.sentence}"))
+        )
     return [row for row in rows if row[1]]
 
 
@@ -70,14 +82,23 @@ def _card(reading: LogReading) -> Iterator[b.Block]:
     yield b.p(b.strong(words.sentence(cause.sentence)))
     rows = cause_rows(cause)
     if log.bytes_read:
-        rows.append(("last progress", _shown(reading.last_progress) or "no line shows work done"))
+        rows.append(
+            (
+                "last progress",
+                _shown(reading.last_progress) or "no line shows work done",
+            )
+        )
         rows.append(("first error", _shown(reading.first_error) or "no error line"))
     if log.stuck_count:
-        rows.append(("requests", f"{log.stuck_count} were added after it and never scheduled"))
+        rows.append(
+            ("requests", f"{log.stuck_count} were added after it and never scheduled")
+        )
     for failure in reading.known[:2]:
         fixed = f" ({failure.fixed})" if failure.fixed else ""
         show = b.code(f"mmrepro show {failure.scenario}")
-        rows.append(("a line of", (f"{failure.scenario}{fixed}: {failure.title} (", show, ")")))
+        rows.append(
+            ("a line of", (f"{failure.scenario}{fixed}: {failure.title} (", show, ")"))
+        )
     if log.first_line and log.last_line:
         rows.append(("from, to", f"{log.first_line.time}, {log.last_line.time}"))
     if reading.dumps is not None:
@@ -90,7 +111,9 @@ def _card(reading: LogReading) -> Iterator[b.Block]:
         told = f"{server.cause.name.value}: {server.cause.sentence}"
         yield b.p("Server ", b.code(server.name or "without a name"), f" {told}")
     for other in reading.others[:1]:
-        yield b.p("Besides: ", b.code(other.name.value), f", {one_line(other.exception, 160)}")
+        yield b.p(
+            "Besides: ", b.code(other.name.value), f", {one_line(other.exception, 160)}"
+        )
     start = cause.start.advice if cause.start else []
     for text in [*start, *cause.advice][:3]:
         yield b.p("To do: ", b.prose(text))
@@ -108,7 +131,8 @@ _FITS: Final[dict[Resemblance, str]] = {
 
 
 def dump_rows(found: DumpReading, *, few: bool) -> Iterator[tuple[str, b.Inline]]:
-    """What each file is, what the processes do, what is counted, which known failure it is."""
+    """What each file is, what the processes do, what is counted, which known failure it
+    is."""
     for file in found.files[: 2 if few else 3]:
         name = f"{Path(file.file).name}: " if file.read else ""
         yield "file", one_line(f"{name}{file.sentence}", 300)
@@ -139,7 +163,9 @@ def _dumps(found: DumpReading) -> Iterator[b.Block]:
     yield from b.table(heads, rows, "processes")
     yield from b.bullets(found.counts)
     for failure in found.failures:
-        yield b.p(_FITS[failure.fit], " ", b.code(failure.scenario), f": {failure.title}")
+        yield b.p(
+            _FITS[failure.fit], " ", b.code(failure.scenario), f": {failure.title}"
+        )
         yield from b.bullets([*failure.why, *failure.references])
     yield from b.bullets([f"unknown: {text}" for text in found.unseen])
 
@@ -159,8 +185,15 @@ def _servers(servers: list[ServerInLog]) -> list[b.Block]:
         )
         for server in servers
     ]
-    heads = ("server:name", "engine:name", "cause:name", "sure:name", "at:name", "what",
-             "last progress")  # fmt: skip
+    heads = (
+        "server:name",
+        "engine:name",
+        "cause:name",
+        "sure:name",
+        "at:name",
+        "what",
+        "last progress",
+    )
     return b.table(heads, rows, "servers")
 
 
@@ -191,6 +224,8 @@ def _last_words(reading: LogReading) -> Iterator[b.Block]:
 def _shown(line: LogLine | None) -> str:
     if line is None:
         return ""
-    where = f"{Path(line.file).name}:{line.number}" if line.file else f"line {line.number}"
+    where = (
+        f"{Path(line.file).name}:{line.number}" if line.file else f"line {line.number}"
+    )
     head = " ".join(filter(None, [line.time, where, line.process]))
     return f"{head}  {one_line(public_line(line), 200)}"

@@ -1,4 +1,5 @@
-"""A page as GitHub-flavoured Markdown: made to be pasted into an issue or a step summary."""
+"""A page as GitHub-flavoured Markdown: made to be pasted into an issue or a step
+summary."""
 
 from collections.abc import Sequence
 from typing import Final, assert_never
@@ -42,7 +43,8 @@ def _head(page: b.Page) -> str:
     parts += render_blocks(page.card)
     if page.commands:
         lines = [
-            f"# {one_line(why, 200)}\n{one_line(command, 4000)}" for why, command in page.commands
+            f"# {one_line(why, 200)}\n{one_line(command, 4000)}"
+            for why, command in page.commands
         ]
         parts.append(gfm.fence("\n".join(lines), "sh", 40, 4000))
     return "\n\n".join(parts)
@@ -69,7 +71,11 @@ def _block(block: b.Block) -> str:
         case b.Table():
             return _table(block.trimmed)
         case b.Facts(rows):
-            kept = [[gfm.cell(label), _cell(value)] for label, value in rows if b.words(value)]
+            kept = [
+                [gfm.cell(label), _cell(value)]
+                for label, value in rows
+                if b.words(value)
+            ]
             return gfm.table(["", ""], kept) if kept else ""
         case b.Fence():
             return gfm.fence(numbered(block), block.language, 90, 4000)
@@ -111,15 +117,20 @@ def _span(span: b.Span, limit: int) -> str:
         # gfm.text strips; the blanks around a piece belong to the sentence.
         lead, tail = " " * span.text.startswith(" "), " " * span.text.endswith(" ")
         bare = gfm.text(span.text, limit)
-        text = f"{lead}**{bare}**{tail}" if span.style == "strong" and bare else lead + bare + tail
-    # Markdown is made to be pasted elsewhere: a path below the page's folder leads nowhere there.
-    # Rows of a table have no anchors.
+        text = (
+            f"{lead}**{bare}**{tail}"
+            if span.style == "strong" and bare
+            else lead + bare + tail
+        )
+    # Markdown is made to be pasted elsewhere: a path below the page's folder leads
+    # nowhere there. Rows of a table have no anchors.
     href = b.safe_href(span.href) if span.href.startswith("http") else ""
     return f"[{text}](<{href}>)" if href and text else text
 
 
 def numbered(fence: b.Fence) -> str:
-    """The text, each line with its number where there is one, and ``>`` before what matters."""
+    """The text, each line with its number where there is one, and ``>`` before what
+    matters."""
     if fence.first is None:
         return fence.text
     return "\n".join(

@@ -1,4 +1,5 @@
-"""A nightly run as a page: what changed, what is not as expected, scenarios × releases."""
+"""A nightly run as a page: what changed, what is not as expected, scenarios ×
+releases."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,14 @@ from mmrepro.failure.documents.stored import replace_file
 from mmrepro.history.concerns import Quarantine
 from mmrepro.history.ledger import History, NightRuns, read
 from mmrepro.history.nightly import NIGHT_WORDS, NightView, night_document, strips_of
-from mmrepro.history.squares import EVENTS, LOOKS, Square, Standing, importance, state_words
+from mmrepro.history.squares import (
+    EVENTS,
+    LOOKS,
+    Square,
+    Standing,
+    importance,
+    state_words,
+)
 from mmrepro.history.states import VERDICTS, State
 from mmrepro.reports import blocks as b, grid as drawn, words
 from mmrepro.reports.documents import Case, How, Kind, Suite, render, write
@@ -24,8 +32,14 @@ JUNIT_FILE: Final = "junit.xml"
 MARKDOWN_BYTES: Final = 900_000
 """GitHub refuses a step summary of more than 1 MiB."""
 _RUNS: Final = (
-    *("scenario:name", "release:name", "all its runs", "each run:name"),
-    *("what it reports, and its incident", "took:number", "machine", "key:name"),
+    "scenario:name",
+    "release:name",
+    "all its runs",
+    "each run:name",
+    "what it reports, and its incident",
+    "took:number",
+    "machine",
+    "key:name",
 )
 
 
@@ -39,14 +53,15 @@ def load(folder: Path) -> NightView:
 def write_night(
     history: History, night: NightRuns, folder: Path, quarantine: Quarantine
 ) -> list[Path]:
-    """Write ``night.md``, ``junit.xml`` and ``dashboard.html``, each whole or not at all.
+    """Write ``night.md``, ``junit.xml`` and ``dashboard.html``, each whole or not at
+    all.
 
-    Args:
-        folder: the ledger's, so that the dashboard's squares link to the reports below it; in any
+    Args: folder: the ledger's, so that the dashboard's squares link to the reports
+        below it; in any
             other folder those squares are no links.
 
-    Raises:
-        UnwritableOutput: a file could not be written; one that was there before is untouched.
+    Raises: UnwritableOutput: a file could not be written; one that was there before is
+        untouched.
     """
     folder.mkdir(parents=True, exist_ok=True)
     view = NightView(history, night, quarantine, folder)
@@ -54,19 +69,23 @@ def write_night(
     return [*write(KIND, view, folder), folder / JUNIT_FILE]
 
 
-# ---------------------------------------------------------------------------------- the page
+# ----------------------------------------------------------------------------- the page
 
 
 def compose(night: NightView) -> b.Page:
     record = night.runs.night
     shard = f", shard {record.shard}" if record.shard else ""
-    odd = [s for how in (Standing.SURPRISE, Standing.FLAKY) for s in night.standing(how)]
+    odd = [
+        s for how in (Standing.SURPRISE, Standing.FLAKY) for s in night.standing(how)
+    ]
     repeats = [
         (f"to repeat {s.cell.row} on {s.place}", s.deciding.command)
         for s in odd[:20]
         if s.deciding and s.deciding.command
     ]
-    again = [block for why, text in repeats for block in (b.p(why), b.Fence(text, "sh"))]
+    again = [
+        block for why, text in repeats for block in (b.p(why), b.Fence(text, "sh"))
+    ]
     untested = night.standing(Standing.UNTESTED)
     listed = _listed(night, untested)
     every = _listed(night, night.squares, None)
@@ -85,20 +104,33 @@ def compose(night: NightView) -> b.Page:
             *_odd(night, Standing.FLAKY, 97),
             b.Section(
                 f"Untested ({len(untested)})",
-                b.folded("Nothing was learnt of these; none counts as good", listed,
-                       open=len(untested) <= 20) if untested else [],
+                b.folded(
+                    "Nothing was learnt of these; none counts as good",
+                    listed,
+                    open=len(untested) <= 20,
+                )
+                if untested
+                else [],
                 95,
             ),
             b.Section("Quarantine", _quarantine(night), 80),
             b.Section("Over the nightly runs", [*_trend(night)], 60),
-            b.Section("Every run", b.folded(b.count(len(night.runs.attempts), "run"), every), 10),
+            b.Section(
+                "Every run",
+                b.folded(b.count(len(night.runs.attempts), "run"), every),
+                10,
+            ),
             b.Section("Set-up", [b.Facts(_setup(night))], 70),
             b.Section("Repeat", b.folded(b.count(len(repeats), "command"), again), 65),
         ],
-        footer=(f"Nightly run {record.id}, {record.created.wall:%Y-%m-%d %H:%M:%S} UTC, made by "
-                f"mmrepro {record.mmrepro_version} from ", b.code("ledger.jsonl"), "."),
+        footer=(
+            f"Nightly run {record.id}, {record.created.wall:%Y-%m-%d %H:%M:%S} UTC, "
+            f"made by mmrepro {record.mmrepro_version} from ",
+            b.code("ledger.jsonl"),
+            ".",
+        ),
         wide=True,
-    )  # fmt: skip
+    )
 
 
 def _card(night: NightView, odd: Sequence[Square]) -> Iterator[b.Block]:
@@ -117,14 +149,20 @@ def _card(night: NightView, odd: Sequence[Square]) -> Iterator[b.Block]:
 
 
 def events_table(
-    events: Sequence[Event], link_of: Callable[[Event], tuple[str, str]] = lambda event: ("", "")
+    events: Sequence[Event],
+    link_of: Callable[[Event], tuple[str, str]] = lambda event: ("", ""),
 ) -> list[b.Block]:
-    """What changed, most important first. ``link_of``: anchor and report of an event's job."""
+    """What changed, most important first. ``link_of``: anchor and report of an event's
+    job."""
     rows = []
     for event in sorted(events, key=importance):
         word, tone = EVENTS[event.what]
         anchor, report = link_of(event)
-        both = f"{event.before or '–'} → {event.now or '–'}" if event.before or event.now else ""
+        both = (
+            f"{event.before or '–'} → {event.now or '–'}"
+            if event.before or event.now
+            else ""
+        )
         name = b.Span(word, "strong", tone, anchor)
         cells = (name, event.text, both, b.link("report", report) if report else "")
         rows.append(b.row(*cells, status=word, group=event.engine))
@@ -135,17 +173,26 @@ def events_table(
 def _changes(night: NightView) -> Iterator[b.Block]:
     def link_of(event: Event) -> tuple[str, str]:
         square = night.by_id.get(event.cell)
-        return (f"#{square.anchor}", drawn.href(night, square.deciding)) if square else ("", "")
+        return (
+            (f"#{square.anchor}", drawn.href(night, square.deciding))
+            if square
+            else ("", "")
+        )
 
     yield from (b.p(note, tone="unsure") for note in night.notes[:20])
     yield from events_table(night.events, link_of)
     if night.shifts:
-        text = f"Otherwise than in {night.before}, and no event: {', '.join(night.shifts)}."
+        text = (
+            f"Otherwise than in {night.before}, and no event: "
+            f"{', '.join(night.shifts)}."
+        )
         yield b.p(text, tone="soft")
     elif not night.events and night.before:
         yield b.p(f"Nothing: every job came out as in {night.before}.")
     elif not night.events:
-        yield b.p("This is the first nightly run of this ledger: there is none to compare.")
+        yield b.p(
+            "This is the first nightly run of this ledger: there is none to compare."
+        )
 
 
 def _odd(night: NightView, standing: Standing, keep: int) -> Iterator[b.Section]:
@@ -168,13 +215,18 @@ def _came(square: Square) -> b.Span:
 def _listed(
     night: NightView, squares: Sequence[Square], most: int | None = len(_RUNS) - 2
 ) -> list[b.Block]:
-    """Every run of these jobs; one that did not run has a row as well. ``most``: columns."""
+    """Every run of these jobs; one that did not run has a row as well. ``most``:
+    columns."""
     rows = []
     for square in squares:
         job = (*_place(square), (_came(square), f"; {square.expectation}"))
         ran: list[tuple[b.Inline, ...]] = [_run(night, run) for run in square.attempts]
         rows += [
-            b.row(*(*job, *run)[:most], status=LOOKS[square.state].word, group=square.cell.engine)
+            b.row(
+                *(*job, *run)[:most],
+                status=LOOKS[square.state].word,
+                group=square.cell.engine,
+            )
             for run in ran or [("", square.why, "", "", "")]
         ]
     return b.table(_RUNS[:most], rows, "runs")
@@ -197,10 +249,17 @@ def _picture(night: NightView) -> Iterator[b.Block]:
         for event in night.events
         if event.what in (EventKind.NEW_RELEASE, EventKind.NEW_RELEASE_AFFECTED)
     }
-    rows = [(row.fidelity, s) for g in night.grids for row in g.rows for s in row.squares.values()]
+    rows = [
+        (row.fidelity, s)
+        for g in night.grids
+        for row in g.rows
+        for s in row.squares.values()
+    ]
     odd = {square.fidelity for usual, square in rows if square.fidelity is not usual}
     fidelities = []
-    for f in dict.fromkeys(f for f in Fidelity if any(s.fidelity is f for _, s in rows)):
+    for f in dict.fromkeys(
+        f for f in Fidelity if any(s.fidelity is f for _, s in rows)
+    ):
         letters = f" ({drawn.letters(f)} in a square)" * (f in odd)
         fidelities.append((b.code(f), f"{letters}: {f.words.partition(' (')[0]}."))
     signs = ", ".join(f"{look.mark} {look.word}" for look in LOOKS.values())
@@ -215,11 +274,21 @@ def _picture(night: NightView) -> Iterator[b.Block]:
 
 def _quarantine(night: NightView) -> list[b.Block]:
     rows = [
-        (*_place(s), _came(s), entry.reason, entry.issue, entry.owner, str(entry.expires))
+        (
+            *_place(s),
+            _came(s),
+            entry.reason,
+            entry.issue,
+            entry.owner,
+            str(entry.expires),
+        )
         for s in night.squares
         if (entry := s.quarantine)
     ]
-    heads = "scenario:name | release:name | came out:name | reason | issue | owner | until:name"
+    heads = (
+        "scenario:name | release:name | came out:name | reason | issue | owner "
+        "| until:name"
+    )
     return b.table(heads, rows, "in quarantine: these run, and turn nothing red")
 
 
@@ -229,13 +298,18 @@ def _trend(night: NightView) -> Iterator[b.Block]:
         yield b.p("There is one nightly run so far: a trend begins with the second.")
         return
     heads = "nightly run:name | jobs:number | not as expected:number | took:number"
-    rows = [(p.night, f"{p.total}", f"{p.surprises}", duration(p.seconds)) for p in night.trend]
+    rows = [
+        (p.night, f"{p.total}", f"{p.surprises}", duration(p.seconds))
+        for p in night.trend
+    ]
     caption = (
-        "Jobs of each nightly run by state, oldest first; above each bar how many were not as "
-        "expected, quarantined or not; below it, the time of all runs."
+        "Jobs of each nightly run by state, oldest first; above each bar how many were "
+        "not as expected, quarantined or not; below it, the time of all runs."
     )
     yield b.Picture(bars, b.table(heads, rows, "nightly runs"), caption)
-    each = [(row.name, g.engine, row.trend[-1].text) for g in night.grids for row in g.rows]
+    each = [
+        (row.name, g.engine, row.trend[-1].text) for g in night.grids for row in g.rows
+    ]
     told = b.table("scenario:name | engine:name | this nightly run", each)
     yield from b.folded("Each scenario", [b.Picture(drawn.trends(night.grids), told)])
 
@@ -254,27 +328,39 @@ def _setup(night: NightView) -> list[tuple[str, b.Inline]]:
         ("took", took),
         ("shard", record.shard),
         ("runs of each job", f"{record.repeat}; {confirm}"),
-        ("starts", ", ".join(f"{number} {mode}" for mode, number in modes.most_common())),
+        (
+            "starts",
+            ", ".join(f"{number} {mode}" for mode, number in modes.most_common()),
+        ),
         ("machines", ", ".join(filter(None, machines))),
-        ("GPUs", ", ".join(sorted({gpu for a in attempts for gpu in a.gpus})) or "none"),
+        (
+            "GPUs",
+            ", ".join(sorted({gpu for a in attempts for gpu in a.gpus})) or "none",
+        ),
         *words.made_on(record.host, record.mmrepro_version),
     ]
 
 
-# ---------------------------------------------------------------------------------- for CI
+# ------------------------------------------------------------------------------- for CI
 
 
 def suites(night: NightView) -> list[Suite]:
     """A suite a scenario, a case a job; never greener than the nightly run."""
     record = night.runs.night
     facts = [
-        *(("night", record.id), ("state", str(record.state)), ("machine", record.machine)),
-        *(("command", record.command), ("mmrepro", record.mmrepro_version)),
+        ("night", record.id),
+        ("state", str(record.state)),
+        ("machine", record.machine),
+        ("command", record.command),
+        ("mmrepro", record.mmrepro_version),
     ]
     cases: dict[str, list[Case]] = {}
     for square in night.squares:
         cases.setdefault(square.cell.scenario, []).append(_case(square))
-    return [Suite(f"mmrepro.{name}", record.created.wall, of, facts) for name, of in cases.items()]
+    return [
+        Suite(f"mmrepro.{name}", record.created.wall, of, facts)
+        for name, of in cases.items()
+    ]
 
 
 def _case(square: Square) -> Case:
@@ -285,7 +371,13 @@ def _case(square: Square) -> Case:
     for run in square.attempts:
         came = f"run {run.index} ({run.role}): {words.attempt(run, 'lost')}"
         key = f"key {run.key[:14]}" if run.key else ""
-        facts = (came, duration(run.seconds), run.explanation or run.error, key, run.incident)
+        facts = (
+            came,
+            duration(run.seconds),
+            run.explanation or run.error,
+            key,
+            run.incident,
+        )
         output.append("; ".join(filter(None, facts)))
     red = how in ("failed", "error")
     # Of two names that are cut alike or differ in what is not shown, CI would keep one.
@@ -329,7 +421,7 @@ KIND: Final = Kind(
 )
 
 
-# ------------------------------------------------------------------------ many nightly runs
+# -------------------------------------------------------------------- many nightly runs
 
 
 def history_blocks(history: History, scenario: str = "") -> list[b.Block]:
@@ -350,7 +442,9 @@ def history_blocks(history: History, scenario: str = "") -> list[b.Block]:
         marks = "".join(_mark(group, jobs=bool(scenario)) for group in groups)
         rows.append((engine, name, b.toned(marks, tone), text))
     signs = ", ".join(
-        f"{look.mark} {look.word}" for s, look in LOOKS.items() if scenario or s not in VERDICTS
+        f"{look.mark} {look.word}"
+        for s, look in LOOKS.items()
+        if scenario or s not in VERDICTS
     )
     if not scenario:
         signs = f"= every release as expected, ! one of them not, else {signs}"
@@ -363,7 +457,8 @@ def history_blocks(history: History, scenario: str = "") -> list[b.Block]:
 
 
 def _mark(group: Sequence[Square], *, jobs: bool) -> str:
-    """One sign for a nightly run: a job's state; of a row's releases, what matters most."""
+    """One sign for a nightly run: a job's state; of a row's releases, what matters
+    most."""
     if not group or jobs:
         return LOOKS[group[0].state].mark if group else "_"
     if any(square.standing is Standing.SURPRISE for square in group):

@@ -1,8 +1,7 @@
 """The run as one inline SVG: requests, CPU and metrics over time.
 
-The status of a request is also a label, never a colour alone. All numbers come from a file: they
-are bounded and checked before a coordinate is made of them.
-"""
+The status of a request is also a label, never a colour alone. All numbers come from a
+file: they are bounded and checked before a coordinate is made of them."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -94,7 +93,8 @@ def _description(incident: Incident) -> str:
 
 
 def axis_of(incident: Incident) -> tuple[float, float, float, float] | None:
-    """First and last second of the time axis, and where these stand, as shares of the width."""
+    """First and last second of the time axis, and where these stand, as shares of the
+    width."""
     axis = _axis(incident)
     if axis is None:
         return None
@@ -103,13 +103,16 @@ def axis_of(incident: Incident) -> tuple[float, float, float, float] | None:
 
 
 def _axis(incident: Incident) -> Axis | None:
-    """From shortly before the gate to the end: start-up would squeeze all that matters."""
+    """From shortly before the gate to the end: start-up would squeeze all that
+    matters."""
     evidence = incident.evidence
     starts = [r.sent.mono for r in evidence.requests]
     sampled = [p.mono for p in evidence.series if words.sane(p.mono)]
     if any(words.sane(s) for s in starts):
         ends = [r.sent.mono + r.latency_s for r in evidence.requests]
-        ends += [e.at.mono for e in evidence.events if e.phase in ("check", "after", "stop")]
+        ends += [
+            e.at.mono for e in evidence.events if e.phase in ("check", "after", "stop")
+        ]
         ends += [p.started.mono for p in evidence.probes]
         low = min(s for s in starts if words.sane(s))
         high = max([low, *(e for e in ends if words.sane(e))])
@@ -131,7 +134,9 @@ def _time_axis(axis: Axis, y: float) -> Iterator[Markup]:
     last = math.floor((axis.high - axis.zero) / step)
     yield svg.path("axis", f"M{LEFT} {y:.1f}H{LEFT + PLOT}")
     seconds = [number * step for number in range(first, min(last, first + 11) + 1)]
-    yield from svg.ticks(y, ((axis.x(s + axis.zero), f"{s:.{digits}f}") for s in seconds))
+    yield from svg.ticks(
+        y, ((axis.x(s + axis.zero), f"{s:.{digits}f}") for s in seconds)
+    )
     yield svg.text(LEFT + PLOT / 2, y + 34, "seconds since the run began", "label mid")
 
 
@@ -163,21 +168,31 @@ def _bands(incident: Incident, axis: Axis, bottom: float) -> Iterator[Markup]:
 # ------------------------------------------------------------------ requests
 
 
-def _requests(requests: list[RequestRecord], axis: Axis, y: float) -> tuple[list[Markup], float]:
+def _requests(
+    requests: list[RequestRecord], axis: Axis, y: float
+) -> tuple[list[Markup], float]:
     """One lane per phase; requests that overlap get rows of their own."""
     out: list[Markup] = []
-    phases = list(dict.fromkeys(r.phase for r in sorted(requests, key=lambda r: r.sent.mono)))
+    phases = list(
+        dict.fromkeys(r.phase for r in sorted(requests, key=lambda r: r.sent.mono))
+    )
     out.append(svg.text(4, y + 4, "Requests", "panel"))
     y += 14
     for phase in phases:
         rows: list[float] = []
         top = y
         failed: list[Markup] = []
-        for request in sorted((r for r in requests if r.phase == phase), key=lambda r: r.sent.mono):
+        for request in sorted(
+            (r for r in requests if r.phase == phase), key=lambda r: r.sent.mono
+        ):
             latency = request.latency_s if words.sane(request.latency_s) else 0.0
             left = axis.x(request.sent.mono)
             width = max(axis.x(request.sent.mono + max(latency, 0.0)) - left, 3.0)
-            label = "" if timeline.status_class(request) == "ok" else timeline.status_words(request)
+            label = (
+                ""
+                if timeline.status_class(request) == "ok"
+                else timeline.status_words(request)
+            )
             if request.timed_out:
                 label = f"no answer in {units.duration(latency)}"
             taken = left + width + 2 + (7.5 * len(label) if label and width < 90 else 0)
@@ -187,7 +202,9 @@ def _requests(requests: list[RequestRecord], axis: Axis, y: float) -> tuple[list
                 rows += [0.0] * (row + 1 - len(rows))
             rows[row] = taken
             # Where a lane is full bars overlap: what failed is drawn last, on top.
-            (failed if label else out).append(_bar(request, left, top + row * ROW, width, label))
+            (failed if label else out).append(
+                _bar(request, left, top + row * ROW, width, label)
+            )
         out += failed
         out.append(svg.text(LEFT - 8, top + 9, one_line(phase, 16), "label end"))
         y = top + len(rows) * ROW + 6
@@ -199,7 +216,9 @@ def _requests(requests: list[RequestRecord], axis: Axis, y: float) -> tuple[list
     return out, y + 34
 
 
-def _bar(request: RequestRecord, left: float, y: float, width: float, label: str) -> Markup:
+def _bar(
+    request: RequestRecord, left: float, y: float, width: float, label: str
+) -> Markup:
     kind = timeline.status_class(request)
     tip = (
         f"request {request.id}, {request.phase}: {one_line(request.label, 120)}: "
@@ -217,16 +236,24 @@ def _bar(request: RequestRecord, left: float, y: float, width: float, label: str
 
 
 def _is_counter(track: timeline.Track) -> bool:
-    """A counter never falls and ends above where it began; a gauge of requests returns."""
+    """A counter never falls and ends above where it began; a gauge of requests
+    returns."""
     values = [v for _, v in track.points]
     rising = all(b >= a for a, b in pairwise(values))
     return rising and values[-1] > max(values[0], 2.0)
 
 
 def _panel(
-    name: str, unit: str, tracks: list[timeline.Track], axis: Axis, y: float, height: int,
-    least: float, *, step: bool,
-) -> tuple[list[Markup], float]:  # fmt: skip
+    name: str,
+    unit: str,
+    tracks: list[timeline.Track],
+    axis: Axis,
+    y: float,
+    height: int,
+    least: float,
+    *,
+    step: bool,
+) -> tuple[list[Markup], float]:
     """Lines over time with a y axis from 0; the lines are named at their right ends."""
     visible = [
         timeline.Track(t.name, [p for p in t.points if axis.low <= p[0] <= axis.high])
@@ -258,7 +285,9 @@ def _panel(
     return out, y + height + 34
 
 
-def _path(track: timeline.Track, axis: Axis, scale: Callable[[float], float], step: bool) -> str:
+def _path(
+    track: timeline.Track, axis: Axis, scale: Callable[[float], float], step: bool
+) -> str:
     """At most two points (lowest and highest) a pixel column."""
     columns: dict[int, list[tuple[float, float]]] = {}
     for mono, value in track.points:

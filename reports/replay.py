@@ -18,8 +18,8 @@ TIME_WORDS: Final = {
 
 
 def write_replay(replay: Replay, directory: Path) -> None:
-    """``replay.json``, ``.md`` and ``.html``, and of each finding its script and its reports,
-    each file whole or not at all."""
+    """``replay.json``, ``.md`` and ``.html``, and of each finding its script and its
+    reports, each file whole or not at all."""
     from mmrepro.failure.documents.finding import finding_of
     from mmrepro.reports import finding as one
 
@@ -37,7 +37,8 @@ def write_replay(replay: Replay, directory: Path) -> None:
 
 
 def compose(replay: Replay, folder: str = "") -> b.Page:
-    """The page. ``folder``: the replay's, for its commands; empty: they are typed in it."""
+    """The page. ``folder``: the replay's, for its commands; empty: they are typed in
+    it."""
     found = listed(replay)
     nothing = "no oracle objects to this traffic"
     where = f"{source(replay)} on {replay.server.label}"
@@ -46,7 +47,9 @@ def compose(replay: Replay, folder: str = "") -> b.Page:
         for s in replay.unconfirmed[:100]
     ]
     counted = findings.times(replay.counted)
-    of_report = repro.badge(replay.report) if replay.report and replay.finished else None
+    of_report = (
+        repro.badge(replay.report) if replay.report and replay.finished else None
+    )
     refused = b.Badge("Nothing tested", "unsure", replay.nothing_tested)
     plain = findings.badge(replay, replay.findings, nothing)
     if replay.nothing_tested and replay.state == "complete":
@@ -62,7 +65,10 @@ def compose(replay: Replay, folder: str = "") -> b.Page:
             f"{starts(replay)} of at most {replay.budget} servers started",
             duration(seconds(replay)),
         ],
-        commands=[*repro.commands(replay, folder), *findings.commands(replay, found, folder)],
+        commands=[
+            *repro.commands(replay, folder),
+            *findings.commands(replay, found, folder),
+        ],
         sections=[
             *repro.sections(replay),
             b.Section("Shrinking", findings.shrinking(found), 80),
@@ -105,7 +111,8 @@ def source(replay: Replay) -> str:
 
 
 def starts(replay: Replay) -> int:
-    """Servers that were started; an attempt that counts for nothing may have had one as well."""
+    """Servers that were started; an attempt that counts for nothing may have had one as
+    well."""
     return len(replay.plays)
 
 
@@ -113,11 +120,14 @@ def seconds(replay: Replay) -> float:
     """That it took, with those of the attempts that an earlier call had made."""
     if replay.finished is None:
         return sum(play.seconds for play in replay.plays)
-    return replay.kept_s + max(0.0, (replay.finished.wall - replay.created.wall).total_seconds())
+    return replay.kept_s + max(
+        0.0, (replay.finished.wall - replay.created.wall).total_seconds()
+    )
 
 
 def origin(found: Origin, *, changed: bool = False) -> list[str]:
-    """Sentences on what was read, left out and changed; ``changed``: on the latter two alone."""
+    """Sentences on what was read, left out and changed; ``changed``: on the latter two
+    alone."""
     told = []
     if found.read and not changed:
         read = "1 entry" if found.read == 1 else f"{found.read} entries"
@@ -127,7 +137,9 @@ def origin(found: Origin, *, changed: bool = False) -> list[str]:
     if found.dropped:
         told.append(f"Never kept: {findings.times(found.dropped)}.")
     if found.anonymised:
-        told.append("Texts and images are random ones of the same lengths and the same sharing.")
+        told.append(
+            "Texts and images are random ones of the same lengths and the same sharing."
+        )
     if found.scaled:
         told.append("Lengths are scaled to the model's limits.")
     return told + list(found.notes)
@@ -136,11 +148,19 @@ def origin(found: Origin, *, changed: bool = False) -> list[str]:
 def _attempts(replay: Replay) -> list[b.Block]:
     rows = []
     for play in replay.plays:
-        what = (str(play.number), play.what, str(play.requests), play.error or play.state)
+        what = (
+            str(play.number),
+            play.what,
+            str(play.requests),
+            play.error or play.state,
+        )
         took = (duration(play.start_s), duration(play.seconds))
         status = "error" if play.error else play.state
         rows.append(b.row(*what, bucket_words(play.buckets), *took, status=status))
-    heads = "attempt:number | for | requests:number | ended | showed | start:number | took:number"
+    heads = (
+        "attempt:number | for | requests:number | ended | showed | "
+        "start:number | took:number"
+    )
     return b.counted("attempt", heads, rows)
 
 

@@ -1,8 +1,8 @@
-"""A case as a file without mmrepro: ``reproduce.py``, and a test for an engine's own tree.
+"""A case as a file without mmrepro: ``reproduce.py``, and a test for an engine's own
+tree.
 
-The script starts nothing and talks to 127.0.0.1 only; the reader starts the server, by the command
-in it. The test starts the engine's server as the engine's own tests do.
-"""
+The script starts nothing and talks to 127.0.0.1 only; the reader starts the server, by
+the command in it. The test starts the engine's server as the engine's own tests do."""
 
 import ast
 import base64
@@ -36,22 +36,45 @@ from mmrepro.traffic.case.model import (
     Noise,
     Operation,
 )
-from mmrepro.traffic.case.typed import CPU_OPTIONS, in_order, server_options, server_steps
+from mmrepro.traffic.case.typed import (
+    CPU_OPTIONS,
+    in_order,
+    server_options,
+    server_steps,
+)
 from mmrepro.traffic.drive import Picture
 
 INLINE_BYTES: Final = 512 << 10
-"""Of pictures that are kept by their bytes; more than that lies in files beside the script."""
+"""Of pictures that are kept by their bytes; more than that lies in files beside the
+script."""
 LEAST_DEADLINE_S: Final = 10.0
 """On another machine the server may be slower than where it was measured."""
 CELL: Final = 14
 WIDTH: Final = 98
 UNTESTED: Final = ("401", "403", "404", "405", "407", "429", "501", "503")
 """Beginnings of what was observed of a request that the engine never worked on."""
-UNTOLD: Final = ("expectation", "metrics", "residue", "cache-bound", "wrong-answer", "cross-talk")
+UNTOLD: Final = (
+    "expectation",
+    "metrics",
+    "residue",
+    "cache-bound",
+    "wrong-answer",
+    "cross-talk",
+)
 """Classes of which a script says nothing where it has no numbers to compare."""
 _PROMISES: Final = (
-    *("allowed-token-ids", "bad-words", "stop-text", "logit-bias", "max-tokens", "text-offset"),
-    *("schema", "tool-choice", "finish-tool-calls", "stream-parts", "stream-text", "refusal"),
+    "allowed-token-ids",
+    "bad-words",
+    "stop-text",
+    "logit-bias",
+    "max-tokens",
+    "text-offset",
+    "schema",
+    "tool-choice",
+    "finish-tool-calls",
+    "stream-parts",
+    "stream-text",
+    "refusal",
     "prompt-tokens",
 )
 """Of what breaks the protocol: what a script cannot see by one answer's form."""
@@ -92,7 +115,9 @@ def script(
         "commands": server_steps(case, settings, project),
         "stand_ins": [*_stand_in_lines(case, stand_ins)],
         "absent": _ABSENT.get(kind, "every answer is as expected"),
-        "elsewhere": f"Whether it shows ({kind}) is judged by: mmrepro replay case.json",
+        "elsewhere": (
+            f"Whether it shows ({kind}) is judged by: mmrepro replay case.json"
+        ),
     }
     return _filled("reproduce.py.j2", **facts, **more)
 
@@ -108,32 +133,42 @@ def upstream_test(
 ) -> str:
     """A test file in the engine's own manner, which fails where the finding is.
 
-    That of vLLM is for a folder two below ``tests``, whose ``utils.py`` has ``RemoteOpenAIServer``
-    (as in November 2026); that of SGLang uses ``sglang.test.test_utils``, which is in its wheel.
+    That of vLLM is for a folder two below ``tests``, whose ``utils.py`` has
+    ``RemoteOpenAIServer`` (as in November 2026); that of SGLang uses
+    ``sglang.test.test_utils``, which is in its wheel.
 
     Args:
         checked: where it was run, and what came of it: sentences.
 
-    Raises:
-        UsageError: the engine's tests have no such manner, the class says nothing that a test could
+    Raises: UsageError: the engine's tests have no such manner, the class says nothing
+        that a test could
             compare, the model is not one that a file can hold, or a picture is missing.
     """
     kind, engine, name = finding.finding_class, case.server.engine, finding.server.label
     if engine not in _TESTED:
         raise UsageError(
-            f"An upstream test is written for {' and '.join(_TESTED)}, not for {engine}.",
+            (
+                f"An upstream test is written for {' and '.join(_TESTED)}, not for "
+                f"{engine}."
+            ),
             hint=f"python3 {SCRIPT_FILE}, beside the finding",
         )
     if not case.operations and kind is not FindingClass.START_FAILURE:
         raise UsageError(f"{finding.id} has no requests that a test could send.")
     if kind.value in UNTOLD and not finding.expectations:
         raise UsageError(
-            f"A test has nothing to compare for {kind}: {name} is judged by whole replays.",
+            (
+                f"A test has nothing to compare for {kind}: {name} is judged by whole "
+                "replays."
+            ),
             hint="mmrepro replay case.json",
         )
     if others := _beside(case):
         raise UsageError(
-            f"A test writes one model, and this server needs {', '.join(others)} besides.",
+            (
+                f"A test writes one model, and this server needs {', '.join(others)} "
+                "besides."
+            ),
             hint=f"python3 {SCRIPT_FILE}, beside the finding",
         )
     facts = _facts(finding, case, folder, deadline_s)
@@ -143,7 +178,11 @@ def upstream_test(
             hint="mmrepro replay case.json --model qwen2-vl",
         )
     length = {"vllm": "--max-model-len", "sglang": "--context-length"}[engine]
-    given = [length, str(case.server.max_model_len), *server_options(settings, [length])]
+    given = [
+        length,
+        str(case.server.max_model_len),
+        *server_options(settings, [length]),
+    ]
     given, on_cpu = _parted(given, CPU_OPTIONS.get(engine, ()))
     more = {
         "engine": engine,
@@ -152,14 +191,17 @@ def upstream_test(
         # popen_launch_server gives --device by itself.
         "cpu_arguments": literal(on_cpu) if on_cpu else "",
         "variables": literal(case.server.env) if case.server.env else "",
-        "name": re.sub(r"[^a-z0-9]+", "_", kind.expected.partition(",")[0].lower()).strip("_"),
+        "name": re.sub(
+            r"[^a-z0-9]+", "_", kind.expected.partition(",")[0].lower()
+        ).strip("_"),
         "canary": kind.value in ("canary", "death", "failing"),
     }
     return _filled("upstream_test.py.j2", **facts, **more)
 
 
 def _parted(words: list[str], options: Sequence[str]) -> tuple[list[str], list[str]]:
-    """``words`` without those options and their values; and these, but for ``--device``."""
+    """``words`` without those options and their values; and these, but for
+    ``--device``."""
     parts: tuple[list[str], list[str], list[str]] = ([], [], [])
     place = 0
     for word in words:
@@ -178,7 +220,11 @@ def _facts(
     concurrent = not in_order(case)
     requests: list[dict[str, Any]] = []
     for op in case.operations:
-        more = {"after": op.after if concurrent else None, "leave": op.leave, "values": op.values}
+        more = {
+            "after": op.after if concurrent else None,
+            "leave": op.leave,
+            "values": op.values,
+        }
         more |= {"method": op.method} if op.method != "POST" else {}
         target = op.path + (f"?{op.query}" if op.query else "")
         one = {"id": op.id, "path": target, **_body(op, made, urls, more)}
@@ -215,8 +261,12 @@ def _facts(
         "raw": any("raw" in one for one in requests),
         "named": any("model" in one for one in requests),
         "marker": MODEL,
-        "images": literal({name: tuple(facts) for name, facts in images.items()}) if images else "",
-        "image_kinds": "By name: " + "; ".join(_KINDS[kind] for kind in sorted(kinds)) + ".",
+        "images": literal({name: tuple(facts) for name, facts in images.items()})
+        if images
+        else "",
+        "image_kinds": "By name: "
+        + "; ".join(_KINDS[kind] for kind in sorted(kinds))
+        + ".",
         "noise": "noise" in kinds,
         "blocks": "blocks" in kinds,
         "inline": "bytes" in kinds,
@@ -232,8 +282,14 @@ def _facts(
 def _filled(template: str, **facts: Any) -> str:
     """The file, with the modules imported that it uses."""
     fill = partial(_templates().get_template(template).render, **facts)
-    used = {name.id for name in ast.walk(ast.parse(fill(imports=()))) if isinstance(name, ast.Name)}
-    text: str = fill(imports=[module for module in _MODULES if module.partition(".")[0] in used])
+    used = {
+        name.id
+        for name in ast.walk(ast.parse(fill(imports=())))
+        if isinstance(name, ast.Name)
+    }
+    text: str = fill(
+        imports=[module for module in _MODULES if module.partition(".")[0] in used]
+    )
     return text
 
 
@@ -242,10 +298,13 @@ MODEL: Final = "MMREPRO-MODEL"
 
 
 def _body(
-    op: Operation, made: Mapping[str, Picture], urls: Mapping[str, str], more: dict[str, Any]
+    op: Operation,
+    made: Mapping[str, Picture],
+    urls: Mapping[str, str],
+    more: dict[str, Any],
 ) -> dict[str, Any]:
-    """How the script has the body: its fields, without the model, or its bytes. ``more`` gets the
-    headers, and the model's name where it is not the served one's."""
+    """How the script has the body: its fields, without the model, or its bytes.
+    ``more`` gets the headers, and the model's name where it is not the served one's."""
     op = placed(op, None)
     sent = wire(op.model_copy(update={"values": {}, "query": ""}), made, MODEL)
     usual = {"Content-Type": "application/json"} if sent.body else {}
@@ -262,8 +321,20 @@ def _body(
 
 
 _MODULES: Final = (
-    *("argparse", "base64", "http.client", "json", "os", "pathlib", "socket", "struct", "sys"),
-    *("tempfile", "threading", "time", "unittest", "zlib"),
+    "argparse",
+    "base64",
+    "http.client",
+    "json",
+    "os",
+    "pathlib",
+    "socket",
+    "struct",
+    "sys",
+    "tempfile",
+    "threading",
+    "time",
+    "unittest",
+    "zlib",
 )
 """That a script may use, as it imports them."""
 
@@ -279,24 +350,35 @@ _KINDS: Final = {
 def _stand_in_lines(case: Case, stand_ins: Sequence[StandIn]) -> Iterator[str]:
     """What is not as in production: the model, and each stand-in, in sentences."""
     if case.server.model in TINY:
-        text = f"The model is a tiny one with random weights ({case.server.model}), a stand-in."
+        text = (
+            f"The model is a tiny one with random weights ({case.server.model}), a "
+            "stand-in."
+        )
         yield textwrap.fill(text, WIDTH)
     for one in stand_ins:
-        text = f"Where it was found, the stand-in {one.name} replaced {one.replaces}: {one.why}."
+        text = (
+            f"Where it was found, the stand-in {one.name} replaced "
+            f"{one.replaces}: {one.why}."
+        )
         yield textwrap.fill(_comment(text), WIDTH)
     if stand_ins:
-        yield "Without them the server needs a GPU: there, leave out the options for a CPU."
+        yield (
+            "Without them the server needs a GPU: there, leave out the options "
+            "for a CPU."
+        )
 
 
 def _beside(case: Case) -> list[str]:
     """Tiny models and adapters that its server or requests need besides the model."""
-    return named_in([*case.server.args, *(op.model_dump_json() for op in case.operations)])
+    return named_in(
+        [*case.server.args, *(op.model_dump_json() for op in case.operations)]
+    )
 
 
 @cache
 def _model(name: str) -> tuple[str, str] | None:
-    """Files of a tiny model, and its weights' file, seed, names, shapes and spread, packed; None:
-    it is somebody's own."""
+    """Files of a tiny model, and its weights' file, seed, names, shapes and spread,
+    packed; None: it is somebody's own."""
     tiny = TINY.get(name) or ADAPTERS.get(name)
     if tiny is None:
         return None
@@ -321,7 +403,8 @@ def _packed(data: bytes) -> str:
 
 
 def _images(case: Case, made: Mapping[str, Picture]) -> dict[str, list[Any]]:
-    """How the script gets each picture: by seed, by the colours of its blocks, by its bytes."""
+    """How the script gets each picture: by seed, by the colours of its blocks, by its
+    bytes."""
     found: dict[str, list[Any]] = {}
     inline = 0
     for name, picture in made.items():
@@ -334,12 +417,17 @@ def _images(case: Case, made: Mapping[str, Picture]) -> dict[str, list[Any]]:
             found[name] = ["file", f"{IMAGES_DIR}/{recipe.sha256}", picture.media_type]
         else:
             inline += len(picture.png)
-            found[name] = ["bytes", base64.b85encode(picture.png).decode(), picture.media_type]
+            found[name] = [
+                "bytes",
+                base64.b85encode(picture.png).decode(),
+                picture.media_type,
+            ]
     return found
 
 
 def _blocks(picture: Picture) -> str | None:
-    """The colours of the picture's blocks of ``CELL`` pixels, packed; None: it has others."""
+    """The colours of the picture's blocks of ``CELL`` pixels, packed; None: it has
+    others."""
     import numpy as np
     from PIL import Image
 
@@ -359,14 +447,17 @@ def _blocks(picture: Picture) -> str | None:
 
 
 def _short(value: Any, urls: Mapping[str, str]) -> Any:
-    """``value`` with parts of messages as people write them; the script makes them whole again."""
+    """``value`` with parts of messages as people write them; the script makes them
+    whole again."""
     if isinstance(value, list):
         return [_short(item, urls) for item in value]
     if not isinstance(value, dict):
         return value
     if value.keys() == {"type", "text"} and value["type"] == "text" and urls:
         return {"text": value["text"]}
-    if {*value} - {"uuid"} == {"type", "image_url"} and isinstance(value["image_url"], dict):
+    if {*value} - {"uuid"} == {"type", "image_url"} and isinstance(
+        value["image_url"], dict
+    ):
         url = str(value["image_url"].get("url"))
         if value["image_url"].keys() == {"url"} and url in urls:
             named = {"uuid": value["uuid"]} if "uuid" in value else {}
@@ -382,7 +473,8 @@ def _common(bodies: list[dict[str, Any]]) -> dict[str, Any]:
     alike = {
         key: value
         for key, value in first.items()
-        if key not in ("messages", "prompt") and all(b.get(key, ...) == value for b in bodies)
+        if key not in ("messages", "prompt")
+        and all(b.get(key, ...) == value for b in bodies)
     }
     for one in bodies:
         for key in alike:
@@ -394,7 +486,8 @@ def _common(bodies: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def literal(value: Any) -> str:
-    """``value`` as Python has it, to be read by people: long repetitions are products."""
+    """``value`` as Python has it, to be read by people: long repetitions are
+    products."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[\n" + "".join(f"    {_indented(item)},\n" for item in value) + "]"
     if isinstance(value, dict):
@@ -404,7 +497,9 @@ def literal(value: Any) -> str:
 
 
 def _indented(value: Any) -> str:
-    text = pprint.pformat(_shortened(value), width=WIDTH - 6, compact=True, sort_dicts=False)
+    text = pprint.pformat(
+        _shortened(value), width=WIDTH - 6, compact=True, sort_dicts=False
+    )
     return text.replace("\n", "\n    ")
 
 

@@ -1,7 +1,8 @@
-"""The requests of a case in the order of their barriers: a lane each, as text and as SVG.
+"""The requests of a case in the order of their barriers: a lane each, as text and as
+SVG.
 
-Columns are logical: what waits for something stands right of it. Lengths say nothing of time.
-"""
+Columns are logical: what waits for something stands right of it. Lengths say nothing of
+time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,14 +20,15 @@ RESULT: Final = 64
 _KINDS: Final = ("ok", "client", "server", "lost", "left", "unsent", "unknown")
 ENDS: Final = dict(zip(_KINDS, "■□✘?✂·■", strict=True))
 LEGEND: Final = (
-    "● sent · ▸ tokens that others wait for · ■ answered · □ refused · ✘ failed in the server · "
-    "? never answered · ✂ its client goes away · ! fails"
+    "● sent · ▸ tokens that others wait for · ■ answered · □ refused · ✘ failed in the "
+    "server · ? never answered · ✂ its client goes away · ! fails"
 )
 
 
 @dataclass
 class Lane:
-    """One request. Columns count from 0; ``end`` is one past the last one that it runs in."""
+    """One request. Columns count from 0; ``end`` is one past the last one that it runs
+    in."""
 
     operation: Operation
     sent: int
@@ -84,7 +86,9 @@ def sequence(case: Case, observed: dict[str, str], failing: list[str]) -> Sequen
 
 def _kept(lanes: list[Lane]) -> list[Lane]:
     """The first ones and all that fail, no more than ``MAX_LANES``."""
-    fails = [lane for lane in lanes if lane.fails or lane.kind in ("lost", "server")][:MAX_LANES]
+    fails = [lane for lane in lanes if lane.fails or lane.kind in ("lost", "server")][
+        :MAX_LANES
+    ]
     names = {lane.operation.id for lane in fails}
     for lane in lanes:
         if len(names) >= MAX_LANES:
@@ -96,32 +100,51 @@ def _kept(lanes: list[Lane]) -> list[Lane]:
 def kind_of(result: str) -> str:
     """What came of a request, by its first words; see ``Finding.observed``."""
     begins = {
-        "no answer": "lost", "left": "left", "not sent": "unsent", "2": "ok", "4": "client",
+        "no answer": "lost",
+        "left": "left",
+        "not sent": "unsent",
+        "2": "ok",
+        "4": "client",
         "": "server" if result else "unknown",
-    }  # fmt: skip
+    }
     return next(kind for start, kind in begins.items() if result.startswith(start))
 
 
 def request_shape(op: Operation) -> str:
-    """What a request is, without its words: ``340 characters, 2 images, 4 tokens, streamed``."""
-    asked = [one_line(f"{op.method} {op.path}", 60)] if op.path not in (CHAT, COMPLETIONS) else []
+    """What a request is, without its words: ``340 characters, 2 images, 4 tokens,
+    streamed``."""
+    asked = (
+        [one_line(f"{op.method} {op.path}", 60)]
+        if op.path not in (CHAT, COMPLETIONS)
+        else []
+    )
     if op.form is not None:
         return ", ".join([*asked, f"a form of {len(op.form)} fields"])
     if not op.apart:
         size = len(op.body or op.data or "")
         return ", ".join([*asked, f"a body of {size} characters, sent as it is"])
-    characters = sum(len(part.text or "") for m in op.messages or [] for part in m.parts())
+    characters = sum(
+        len(part.text or "") for m in op.messages or [] for part in m.parts()
+    )
     words = [*asked]
-    words += [f"{characters} characters"] if characters or (op.prompt is None and not asked) else []
+    words += (
+        [f"{characters} characters"]
+        if characters or (op.prompt is None and not asked)
+        else []
+    )
     if isinstance(op.prompt, str):
         words = [f"{len(op.prompt)} characters"]
     elif op.prompt is not None:
         words = [f"{len(op.prompt)} token ids"]
     if op.images:
         words.append(f"{len(op.images)} image" + "s" * (len(op.images) > 1))
-    if tokens := op.parameters.get("max_completion_tokens", op.parameters.get("max_tokens")):
+    if tokens := op.parameters.get(
+        "max_completion_tokens", op.parameters.get("max_tokens")
+    ):
         words.append(f"max {tokens} tokens")
-    more = sorted(set(op.parameters) - {"max_tokens", "max_completion_tokens", "temperature"})
+    more = sorted(
+        set(op.parameters) - {"max_tokens", "max_completion_tokens", "temperature"}
+    )
     words += [one_line(str(name), 40) for name in more[:6]]
     words += ["streamed"] * op.stream
     words += ["plain completion"] * (op.path == COMPLETIONS)
@@ -160,7 +183,11 @@ def drawing(drawn: Sequence) -> str:
         cells[last] = ENDS[lane.kind]
         fails = "!" if lane.fails else " "
         letters = "".join(f"[{drawn.letters[name]}]" for name in lane.images[:6])
-        waits = f"after {', '.join(lane.operation.after)}" if lane.operation.after else "at once"
+        waits = (
+            f"after {', '.join(lane.operation.after)}"
+            if lane.operation.after
+            else "at once"
+        )
         words = " · ".join(filter(None, (clip(lane.result, RESULT), letters, waits)))
         row = f"{fails} {lane.operation.id:<{width}} {''.join(cells)} {words}"
         lines.append(_row(row))
@@ -203,11 +230,16 @@ def _lane(drawn: Sequence, lane: Lane, top: float, step: float) -> Iterator[Mark
         yield rect("b1", 0, top, WIDTH, LANE)
     yield text(4, middle + 4, "! " * lane.fails + one_line(op.id, 12), "name")
     if sent:
-        tip = f"{op.id}: {lane.shape}; {', '.join(op.after) or 'at once'}; {lane.result}"
+        tip = (
+            f"{op.id}: {lane.shape}; {', '.join(op.after) or 'at once'}; {lane.result}"
+        )
         fill, wide = _FILLS.get(lane.kind, lane.kind), max(6.0, x1 - x0)
         yield rect(fill, x0, middle - 6, wide, 12, one_line(tip, 400), rx=3)
         for column, name in lane.marks.items():
-            x, hint = LEFT + (column + 1) * step - step / 3, tag("title", one_line(name, 60))
+            x, hint = (
+                LEFT + (column + 1) * step - step / 3,
+                tag("title", one_line(name, 60)),
+            )
             yield tag("text", "▸", hint, cls="inbar mid", x=x, y=middle + 4)
     else:
         yield path("grid", f"M{x0:.1f} {middle:.1f}h{step:.1f}")
@@ -215,7 +247,9 @@ def _lane(drawn: Sequence, lane: Lane, top: float, step: float) -> Iterator[Mark
     yield text(max(x1, x0 + 6) - 2, middle + 4, ENDS[lane.kind], classes)
     x = WIDTH - RIGHT + 8.0
     for name in lane.images[:4]:
-        yield from _mark(list(drawn.letters).index(name), drawn.letters[name], x, top + 4)
+        yield from _mark(
+            list(drawn.letters).index(name), drawn.letters[name], x, top + 4
+        )
         x += 32 + 7 * len(drawn.letters[name])
     toned = lane.kind in ("client", "server", "lost")
     words = one_line(lane.result or lane.shape, 56)
@@ -234,7 +268,8 @@ def images_picture(drawn: Sequence, words: dict[str, str]) -> Markup:
 
 
 def _mark(number: int, letter: str, x: float, y: float) -> Iterator[Markup]:
-    """A small mark of an image's identity: never its content. Its pattern is its number's."""
+    """A small mark of an image's identity: never its content. Its pattern is its
+    number's."""
     bits = (number + 1) * 2654435761 >> 7 & 0xFF | 2 << number % 3
     yield rect("b1", x, y, 20, 20)
     for cell in range(8):

@@ -1,4 +1,5 @@
-"""Of a replay that tests a bug report: its verdict, what was tested, and the text for a comment."""
+"""Of a replay that tests a bug report: its verdict, what was tested, and the text for a
+comment."""
 
 import shlex
 from collections.abc import Iterator
@@ -34,13 +35,18 @@ def badge(report: ReportFacts) -> b.Badge | None:
 
 
 def card(replay: Replay) -> Iterator[b.Block]:
-    """What was tested: the answers of the first play, and of another release; what was replaced."""
-    yield from b.table("request:name | status:name | took:number | answer", rows(replay.answers))
+    """What was tested: the answers of the first play, and of another release; what was
+    replaced."""
+    yield from b.table(
+        "request:name | status:name | took:number | answer", rows(replay.answers)
+    )
     report = replay.report
     if report is None:
         return
     for one in report.fixed:
-        yield b.p(b.strong(f"On {one.release}: "), f"{one.state}: {_cut(one.said, 200)}")
+        yield b.p(
+            b.strong(f"On {one.release}: "), f"{one.state}: {_cut(one.said, 200)}"
+        )
     if changed := [one.words for one in report.replaced]:
         yield b.p(b.strong("Replaced: "), " ".join(changed))
 
@@ -48,7 +54,10 @@ def card(replay: Replay) -> Iterator[b.Block]:
 def commands(replay: Replay, folder: str) -> Iterator[tuple[str, str]]:
     """Where the text for a comment lies."""
     if replay.report is not None and replay.report.verdict is not None:
-        yield "to answer the report", f"cat {shlex.quote(str(Path(folder, COMMENT_FILE)))}"
+        yield (
+            "to answer the report",
+            f"cat {shlex.quote(str(Path(folder, COMMENT_FILE)))}",
+        )
 
 
 def rows(answers: list[Answer]) -> list[tuple[str, str, str, str]]:
@@ -57,7 +66,9 @@ def rows(answers: list[Answer]) -> list[tuple[str, str, str, str]]:
     for one in answers[:SHOWN]:
         took = "" if one.seconds is None else f"{one.seconds:.2f} s"
         said = one.words.removeprefix(one.status).strip()
-        made.append((f"{one.operation} {one.method} {one.path}", one.status, took, said))
+        made.append(
+            (f"{one.operation} {one.method} {one.path}", one.status, took, said)
+        )
     if rest := len(answers) - SHOWN:
         made += [("", "", "", f"and {rest} more")] * (rest > 0)
     return made
@@ -86,8 +97,8 @@ def sections(replay: Replay) -> Iterator[b.Section]:
 def comment(replay: Replay) -> str:
     """What is pasted under the report; Markdown as GitHub reads it.
 
-    Nothing that the client printed is in it, and of what engines say only what may leave.
-    """
+    Nothing that the client printed is in it, and of what engines say only what may
+    leave."""
     replay = published(replay)
     report = replay.report
     assert report is not None
@@ -116,7 +127,8 @@ def _of_finding(finding: Finding) -> Iterator[str]:
     known = finding.known_name or "unknown"
     yield (
         f"{finding.finding_class.words.capitalize()}; {finding.rate.failed} of "
-        f"{finding.rate.plays} replays; {finding.requests} of {finding.requests_before} requests "
+        f"{finding.rate.plays} replays; {finding.requests} of "
+        f"{finding.requests_before} requests "
         f"are needed; known as: {known}; bucket `{gfm.text(finding.bucket)}`."
     )
     if finding.stack:

@@ -1,8 +1,8 @@
-"""Elements of HTML, and pieces of hand-drawn SVG that the pictures share: axes, labels, charts.
+"""Elements of HTML, and pieces of hand-drawn SVG that the pictures share: axes, labels,
+charts.
 
-No script, no style attribute: colours are classes of the page's style sheet. All numbers and texts
-come from files: both are bounded here.
-"""
+No script, no style attribute: colours are classes of the page's style sheet. All
+numbers and texts come from files: both are bounded here."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,15 +34,16 @@ def join(parts: Iterable[Markup | str]) -> Markup:
 def tag(name: str, *inside: Markup | str, **attributes: object) -> Markup:
     """An element, its texts escaped: ``tag("td", text, cls="tight", data_at=2.5)``.
 
-    ``cls`` is its class; an underscore stands for a hyphen. An attribute that is None, False or
-    empty is left out, True is one without a value, and a fraction is rounded to a tenth: a pixel.
-    """
+    ``cls`` is its class; an underscore stands for a hyphen. An attribute that is None,
+    False or empty is left out, True is one without a value, and a fraction is rounded
+    to a tenth: a pixel."""
     given = "".join(
         f' {"class" if key == "cls" else key.replace("_", "-")}="{_value(value)}"'
         for key, value in attributes.items()
         if value is not None and value is not False and value != ""
     )
-    # Not by Markup.format, which takes ten times as long: thousands of elements make a page.
+    # Not by Markup.format, which takes ten times as long: thousands of elements make a
+    # page.
     if name in _SHAPES and not inside:
         return Markup(f"<{name}{given}/>")  # noqa: S704 - each value is escaped
     return Markup(f"<{name}{given}>{join(inside)}</{name}>")  # noqa: S704
@@ -64,9 +65,17 @@ def path(classes: str, d: str, tip: str = "", **more: object) -> Markup:
 
 
 def rect(
-    classes: str, x: float, y: float, width: float, height: float, tip: str = "", **more: object
+    classes: str,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    tip: str = "",
+    **more: object,
 ) -> Markup:
-    return tag("rect", *title(tip), cls=classes, x=x, y=y, width=width, height=height, **more)
+    return tag(
+        "rect", *title(tip), cls=classes, x=x, y=y, width=width, height=height, **more
+    )
 
 
 def circle(classes: str, x: float, y: float, radius: float, tip: str = "") -> Markup:
@@ -79,14 +88,18 @@ def title(tip: str) -> list[Markup]:
 
 
 def svg(height: float, label: str, body: Iterable[Markup], **more: str) -> Markup:
-    """The drawing, ``WIDTH`` wide. ``label`` says what it shows, for those who do not see it."""
+    """The drawing, ``WIDTH`` wide. ``label`` says what it shows, for those who do not
+    see it."""
     box = f"0 0 {WIDTH} {height:.0f}"
     named = more or {"aria_label": label}
     return tag("svg", *body, cls="picture", viewBox=box, role="img", **named)
 
 
-def described(name: str, height: float, label: str, words: str, body: Iterable[Markup]) -> Markup:
-    """A drawing whose label and description are elements of their own, called after ``name``."""
+def described(
+    name: str, height: float, label: str, words: str, body: Iterable[Markup]
+) -> Markup:
+    """A drawing whose label and description are elements of their own, called after
+    ``name``."""
     ids = f"{name}-title", f"{name}-desc"
     told = (tag("title", label, id=ids[0]), tag("desc", words, id=ids[1]))
     more = {"aria_labelledby": " ".join(ids), "xmlns": "http://www.w3.org/2000/svg"}
@@ -94,14 +107,18 @@ def described(name: str, height: float, label: str, words: str, body: Iterable[M
 
 
 def nice_step(width: float, count: int) -> float:
-    """1, 2 or 5 times a power of ten, so that about ``count`` of them make up ``width``."""
+    """1, 2 or 5 times a power of ten, so that about ``count`` of them make up
+    ``width``."""
     raw = max(width / count, 1e-3)
     power = 10.0 ** math.floor(math.log10(raw))
     return next((m * power for m in (1, 2, 5, 10) if m * power >= raw), raw)
 
 
 def grid_lines(
-    left: float, width: float, marks: Iterable[tuple[float, str]], y: Callable[[float], float]
+    left: float,
+    width: float,
+    marks: Iterable[tuple[float, str]],
+    y: Callable[[float], float],
 ) -> Iterator[Markup]:
     """A line across the plot for each mark, its label left of it."""
     for value, label in marks:
@@ -117,7 +134,8 @@ def ticks(base: float, marks: Iterable[tuple[float, str]]) -> Iterator[Markup]:
 
 
 def end_labels(labels: Iterable[tuple[float, int, str]], x: float) -> Iterator[Markup]:
-    """Names at the right ends of lines: (y, number of the line, name), none over another."""
+    """Names at the right ends of lines: (y, number of the line, name), none over
+    another."""
     previous = -math.inf
     for wanted, number, words in sorted(labels):
         previous = max(wanted + 4, previous + 13)
@@ -133,7 +151,10 @@ class Line:
 
 
 def steps(
-    title: str, lines: Sequence[Line], across: str, marks: Sequence[tuple[float, str]] = ()
+    title: str,
+    lines: Sequence[Line],
+    across: str,
+    marks: Sequence[tuple[float, str]] = (),
 ) -> Markup:
     """A chart of steps from 0; empty where no line has two points.
 
@@ -184,7 +205,11 @@ def steps(
         tip = f"{one_line(line.name, 60)}: {first[1]:,.0f} to {last[1]:,.0f}"
         body.append(path(f"line s{number}", d, tip))
     ends = (
-        (up(line.points[-1][1]), number, f"{one_line(line.name, 22)} {line.points[-1][1]:,.0f}")
+        (
+            up(line.points[-1][1]),
+            number,
+            f"{one_line(line.name, 22)} {line.points[-1][1]:,.0f}",
+        )
         for number, line in enumerate(drawn)
     )
     return svg(base + 44, title, [*body, *end_labels(ends, LEFT + PLOT_W + 6)])

@@ -1,8 +1,9 @@
-"""A page on a terminal: the first screen, or all of it. Plain lines where it is no terminal.
+"""A page on a terminal: the first screen, or all of it. Plain lines where it is no
+terminal.
 
-The end screen has at most ``LINES`` lines at 100 columns, and the verdict is the last of them.
-Names and commands are never cut; prose is. Evidence is made safe here, and never read as markup.
-"""
+The end screen has at most ``LINES`` lines at 100 columns, and the verdict is the last
+of them. Names and commands are never cut; prose is. Evidence is made safe here, and
+never read as markup."""
 
 from __future__ import annotations
 
@@ -19,8 +20,19 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 LINES: Final = 20
-STYLES: Final = {"": "", "good": "green", "bad": "red", "unsure": "yellow", "soft": "dim"}
-TONES: Final = {"good": "bold green", "bad": "bold red", "unsure": "bold yellow", "soft": "dim"}
+STYLES: Final = {
+    "": "",
+    "good": "green",
+    "bad": "red",
+    "unsure": "yellow",
+    "soft": "dim",
+}
+TONES: Final = {
+    "good": "bold green",
+    "bad": "bold red",
+    "unsure": "bold yellow",
+    "soft": "dim",
+}
 _PROSE: Final = 8
 """Characters that a column of prose has at least."""
 _PIPED: Final = 400
@@ -28,7 +40,12 @@ _PIPED: Final = 400
 
 
 def print_page(
-    page: b.Page, console: Console, place: str = "", *, full: bool = False, quiet: bool = False
+    page: b.Page,
+    console: Console,
+    place: str = "",
+    *,
+    full: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Print the end screen, with all sections before it if ``full``.
 
@@ -51,7 +68,10 @@ def print_page(
             tail.add([b.Span(f"{why}: ", tone="soft"), b.Span(command, "code")])
     note = f" ({page.badge.note})" if page.badge.note else ""
     tail.add(
-        [b.Span(page.badge.label.upper(), "strong", page.badge.tone), f"{note}: {page.subject}"]
+        [
+            b.Span(page.badge.label.upper(), "strong", page.badge.tone),
+            f"{note}: {page.subject}",
+        ]
     )
     if not quiet:
         card = _Lines(console)
@@ -101,17 +121,21 @@ class _Lines:
     def add(
         self, *lines: Iterable[str | b.Span], cut: bool = False, verbatim: bool = False
     ) -> None:
-        """``cut``: each stays on one row of the terminal. ``verbatim``: blanks in it stay."""
+        """``cut``: each stays on one row of the terminal. ``verbatim``: blanks in it
+        stay."""
         from rich.text import Text
 
         for line in lines:
-            text = Text.assemble(*[_piece(span, verbatim) for span in b.spans(tuple(line))])
+            text = Text.assemble(
+                *[_piece(span, verbatim) for span in b.spans(tuple(line))]
+            )
             if cut and self._wide:
                 text.truncate(self._wide, overflow="ellipsis")
             self._lines.append(text)
 
     def take(self, other: _Lines, rows: int | None) -> None:
-        """Append the lines of ``other``, as many as fit into so many rows; a cut is reported."""
+        """Append the lines of ``other``, as many as fit into so many rows; a cut is
+        reported."""
         if rows is None or other.height <= rows:
             self._lines += other._lines
             return
@@ -127,7 +151,9 @@ class _Lines:
 
     def print(self) -> None:
         for line in self._lines:
-            self._console.print(line, soft_wrap=True, highlight=False, markup=False, emoji=False)
+            self._console.print(
+                line, soft_wrap=True, highlight=False, markup=False, emoji=False
+            )
 
     def block(self, block: b.Block, *, short: bool = False) -> None:
         """``short``: as a first screen shows it."""
@@ -135,19 +161,34 @@ class _Lines:
             case b.Heading(text):
                 self.add(b.spans(text))
             case b.Paragraph(text, tone):
-                self.add([_with(span, tone) for span in _clipped(text, 190 if short else 4000)])
+                self.add(
+                    [
+                        _with(span, tone)
+                        for span in _clipped(text, 190 if short else 4000)
+                    ]
+                )
             case b.Bullets(items, tone):
                 most = 190 if short else 4000
                 for item in items:
-                    self.add(["  ", *(_with(span, tone) for span in _clipped(item, most))])
+                    self.add(
+                        ["  ", *(_with(span, tone) for span in _clipped(item, most))]
+                    )
             case b.Table():
                 self._table(block.trimmed)
             case b.Facts(rows):
                 kept = [(label, value) for label, value in rows if b.words(value)]
                 wide = max((len(label) for label, _ in kept), default=0)
-                self.add(*[[b.Span(k.ljust(wide + 2), tone="soft"), *b.spans(v)] for k, v in kept])
+                self.add(
+                    *[
+                        [b.Span(k.ljust(wide + 2), tone="soft"), *b.spans(v)]
+                        for k, v in kept
+                    ]
+                )
             case b.Fence():
-                self.add(*[["  ", line] for line in numbered(block).split("\n")], verbatim=True)
+                self.add(
+                    *[["  ", line] for line in numbered(block).split("\n")],
+                    verbatim=True,
+                )
             case b.Stack():
                 self._stack(block, b.FRAMES if short else 60)
             case b.Picture() | b.Sides():
@@ -167,16 +208,26 @@ class _Lines:
             name = b.Span(frame.function, "" if number else "strong")
             self.add(["  ", name, b.Span(where, tone="soft")])
         if len(stack.frames) > most:
-            self.add([b.Span(f"  … {len(stack.frames) - most} more frames", tone="soft")])
+            self.add(
+                [b.Span(f"  … {len(stack.frames) - most} more frames", tone="soft")]
+            )
 
     def _table(self, table: b.Table) -> None:
-        """One line a row. Columns of prose share what names and numbers leave of the width."""
-        texts = [[one_line(b.words(cell), _PIPED) for cell in row.cells] for row in table.rows]
+        """One line a row. Columns of prose share what names and numbers leave of the
+        width."""
+        texts = [
+            [one_line(b.words(cell), _PIPED) for cell in row.cells]
+            for row in table.rows
+        ]
         heads = [column.name for column in table.columns]
         widths = [max(map(len, column)) for column in zip(heads, *texts, strict=False)]
         if self._wide:
-            prose = [n for n, column in enumerate(table.columns) if column.kind == "prose"]
-            fixed = sum(w for n, w in enumerate(widths) if n not in prose) + 2 * len(widths)
+            prose = [
+                n for n, column in enumerate(table.columns) if column.kind == "prose"
+            ]
+            fixed = sum(w for n, w in enumerate(widths) if n not in prose) + 2 * len(
+                widths
+            )
             share = self._wide - fixed
             for left, n in enumerate(sorted(prose, key=lambda n: widths[n])):
                 widths[n] = min(widths[n], max(_PROSE, share // (len(prose) - left)))
@@ -197,7 +248,9 @@ def _line(
     from rich.text import Text
 
     pieces: list[tuple[str, str]] = []
-    for inline, cell, wide, column in zip(given, cells, widths, table.columns, strict=False):
+    for inline, cell, wide, column in zip(
+        given, cells, widths, table.columns, strict=False
+    ):
         text = cell if len(cell) <= wide else cell[: wide - 1].rstrip() + "…"
         text = text.rjust(wide) if column.kind == "number" else text.ljust(wide)
         own = next((span.tone for span in b.spans(inline) if span.tone), "")
@@ -212,7 +265,9 @@ def _piece(span: b.Span, verbatim: bool) -> tuple[str, str]:
     weight = "bold " if span.style == "strong" else ""
     style = (weight + STYLES[span.tone]).strip()
     if verbatim:
-        return clip(" ".join(plain(span.text[:8000]).expandtabs(4).split("\n")), 4000), style
+        return clip(
+            " ".join(plain(span.text[:8000]).expandtabs(4).split("\n")), 4000
+        ), style
     bare = span.text.strip(" ")
     lead = len(span.text) - len(span.text.lstrip(" "))
     tail = len(span.text) - len(span.text.rstrip(" ")) if bare else 0
@@ -220,7 +275,9 @@ def _piece(span: b.Span, verbatim: bool) -> tuple[str, str]:
 
 
 def _with(span: b.Span, tone: str) -> b.Span:
-    return span if span.tone or not tone else b.Span(span.text, span.style, tone, span.href)  # type: ignore[arg-type]
+    if span.tone or not tone:
+        return span
+    return b.Span(span.text, span.style, tone, span.href)  # type: ignore[arg-type]
 
 
 def _clipped(inline: b.Inline, limit: int) -> list[b.Span]:
@@ -229,7 +286,11 @@ def _clipped(inline: b.Inline, limit: int) -> list[b.Span]:
     for span in b.spans(inline):
         if limit <= 0:
             break
-        text = span.text if len(span.text) <= limit else span.text[: limit - 1].rstrip() + "…"
+        text = (
+            span.text
+            if len(span.text) <= limit
+            else span.text[: limit - 1].rstrip() + "…"
+        )
         kept.append(b.Span(text, span.style, span.tone, span.href))
         limit -= len(span.text)
     return kept

@@ -29,8 +29,8 @@ class Line:
 def lines(incident: Incident) -> list[Line]:
     """Events and groups of requests, oldest first.
 
-    Events of the client are left out where there are requests: the groups say it shorter.
-    """
+    Events of the client are left out where there are requests: the groups say it
+    shorter."""
     evidence = incident.evidence
     merged = [
         Line(e.at.mono - incident.created.mono, e.phase, e.source, e.text, e.level)
@@ -39,9 +39,13 @@ def lines(incident: Incident) -> list[Line]:
     ]
     for group in request_groups(evidence.requests):
         at, phase = group.first.sent.mono - incident.created.mono, group.first.phase
-        how = f"in {group.latency}" if group.kind != "lost" else f"after {group.latency}"
+        how = (
+            f"in {group.latency}" if group.kind != "lost" else f"after {group.latency}"
+        )
         level = {"ok": "info", "client": "warning"}.get(group.kind, "error")
-        merged.append(Line(at, phase, "client", f"{group.what}: {group.status} {how}", level))
+        merged.append(
+            Line(at, phase, "client", f"{group.what}: {group.status} {how}", level)
+        )
     return sorted((m for m in merged if sane(m.at)), key=lambda m: m.at)
 
 
@@ -79,7 +83,11 @@ class RequestGroup:
 
     @property
     def ids(self) -> str:
-        return f"{self.first.id}–{self.requests[-1].id}" if self.count > 1 else f"{self.first.id}"
+        return (
+            f"{self.first.id}–{self.requests[-1].id}"
+            if self.count > 1
+            else f"{self.first.id}"
+        )
 
     @property
     def what(self) -> str:
@@ -131,7 +139,9 @@ def gpu_tracks(incident: Incident) -> list[Track]:
 def gpu_memory_tracks(incident: Incident) -> list[Track]:
     """Memory that processes hold, in GiB."""
     tracks = _tracks(incident.evidence, "gpu_bytes")
-    in_gib = [Track(t.name, [(mono, held / GIB) for mono, held in t.points]) for t in tracks]
+    in_gib = [
+        Track(t.name, [(mono, held / GIB) for mono, held in t.points]) for t in tracks
+    ]
     return _named(incident, in_gib)
 
 
@@ -149,7 +159,8 @@ def _named(incident: Incident, tracks: list[Track]) -> list[Track]:
 
 
 def _tracks(evidence: Evidence, field: str) -> list[Track]:
-    """Tracks of one field, the most active first; values that are not numbers are dropped."""
+    """Tracks of one field, the most active first; values that are not numbers are
+    dropped."""
     by_name: dict[str, list[tuple[float, float]]] = {}
     for point in sorted(evidence.series, key=lambda p: p.mono if sane(p.mono) else 0.0):
         values: dict[str, float] = getattr(point, field)
@@ -165,10 +176,15 @@ def sparks(incident: Incident) -> list[Block]:
     gpu, memory = gpu_tracks(incident), gpu_memory_tracks(incident)
     cpu, metrics = cpu_tracks(incident.evidence), metric_tracks(incident.evidence)
     drawn = [
-        f"{one_line(before + t.name + after, 22):<22} {sparkline(t)}  max {t.most:.0f}{unit}"
+        (
+            f"{one_line(before + t.name + after, 22):<22} {sparkline(t)}  max "
+            f"{t.most:.0f}{unit}"
+        )
         for tracks, before, after, unit in (
-            *((cpu, "", "", " %"), (gpu, "", "", " %")),
-            *((memory, "", " memory", " GiB"), (metrics, "requests ", "", "")),
+            (cpu, "", "", " %"),
+            (gpu, "", "", " %"),
+            (memory, "", " memory", " GiB"),
+            (metrics, "requests ", "", ""),
         )
         for t in tracks[:6]
     ]

@@ -1,4 +1,5 @@
-"""A comparison's report: ``upgrade.json`` as a page, with the spread of what was measured."""
+"""A comparison's report: ``upgrade.json`` as a page, with the spread of what was
+measured."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -32,7 +33,12 @@ MARKS: Final[dict[Outcome, b.Tone]] = {
     Outcome.NONE: "good",
     Outcome.UNTOLD: "soft",
 }
-SPREAD: Final = {"ttft": "TTFT", "itl": "Inter-token latency", "tpot": "TPOT", "latency": "Latency"}
+SPREAD: Final = {
+    "ttft": "TTFT",
+    "itl": "Inter-token latency",
+    "tpot": "TPOT",
+    "latency": "Latency",
+}
 LEFT, WIDE, LINE = 120, 620, 26
 
 
@@ -42,7 +48,9 @@ def compose(upgrade: Upgrade) -> b.Page:
     blocks = [one for one in upgrade.blocks if not one.error]
     untold = [d for d in upgrade.differences if d.outcome is Outcome.UNTOLD]
     how = {
-        "requests": "both servers live at once, parts of the traffic went to them in turn",
+        "requests": (
+            "both servers live at once, parts of the traffic went to them in turn"
+        ),
         "servers": "one server followed the other",
     }
     return b.Page(
@@ -52,7 +60,10 @@ def compose(upgrade: Upgrade) -> b.Page:
         warning=b.broken_off(upgrade.failure, began=bool(upgrade.runs)),
         card=[*_card(upgrade)],
         counts=[
-            f"{b.count(len(matter), 'difference')} that matter{'s' * (len(matter) == 1)}",
+            (
+                f"{b.count(len(matter), 'difference')} that "
+                f"matter{'s' * (len(matter) == 1)}"
+            ),
             f"{len(untold)} not settled",
             f"{b.count(len(upgrade.runs), 'run')} and {b.count(len(blocks), 'block')}",
             duration(seconds(upgrade)),
@@ -78,7 +89,10 @@ def compose(upgrade: Upgrade) -> b.Page:
                             ("model", upgrade.server.model),
                             ("in turn", how[upgrade.interleaved]),
                             ("seed", str(upgrade.seed)),
-                            ("confidence", f"{upgrade.confidence:.2%} of all intervals together"),
+                            (
+                                "confidence",
+                                f"{upgrade.confidence:.2%} of all intervals together",
+                            ),
                             *words.made_on(upgrade.host, upgrade.mmrepro_version),
                         ]
                     )
@@ -86,7 +100,9 @@ def compose(upgrade: Upgrade) -> b.Page:
                 50,
             ),
         ],
-        footer=words.footer(f"Comparison {upgrade.id}", upgrade.created, UPGRADE_FILE, words.RUNS),
+        footer=words.footer(
+            f"Comparison {upgrade.id}", upgrade.created, UPGRADE_FILE, words.RUNS
+        ),
     )
 
 
@@ -95,12 +111,16 @@ def sides(upgrade: Upgrade) -> str:
     old, new = upgrade.server, upgrade.new
     if old.release != new.release:
         return f"{old.label} → {new.release}"
-    return f"{old.label}, other settings" if old != new else f"{old.label}, twice the same"
+    return (
+        f"{old.label}, other settings" if old != new else f"{old.label}, twice the same"
+    )
 
 
 def badge(upgrade: Upgrade) -> b.Badge:
     if upgrade.state != "complete":
-        return b.Badge(upgrade.state.capitalize(), "bad" if upgrade.state == "failed" else "unsure")
+        return b.Badge(
+            upgrade.state.capitalize(), "bad" if upgrade.state == "failed" else "unsure"
+        )
     if upgrade.matter:
         return b.Badge("A difference that matters", "bad")
     if upgrade.exit_code:
@@ -113,25 +133,40 @@ def seconds(upgrade: Upgrade) -> float:
     return runs + sum(block.seconds for block in upgrade.blocks)
 
 
-# --------------------------------------------------------------------------------- first screen
+# ------------------------------------------------------------------------- first screen
 
 
 def _card(upgrade: Upgrade) -> Iterator[b.Block]:
     """What matters; then what differs; then what is settled, and what is not."""
     shown = sorted(
-        (d for d in upgrade.differences if d.matters or d.outcome is Outcome.DIFFERENCE),
+        (
+            d
+            for d in upgrade.differences
+            if d.matters or d.outcome is Outcome.DIFFERENCE
+        ),
         key=lambda d: not d.matters,
     )
     for one in shown[:CARD]:
         tone: b.Tone = "bad" if one.matters else "unsure"
         yield b.p(b.strong(f"{one.subject}: ", tone), words.sentence(one.statement))
     if len(shown) > CARD:
-        yield b.p(f"{len(shown) - CARD} more differences are below (--full).", tone="soft")
-    untold = [d for d in upgrade.differences if d.outcome is Outcome.UNTOLD and d.decides]
+        yield b.p(
+            f"{len(shown) - CARD} more differences are below (--full).", tone="soft"
+        )
+    untold = [
+        d for d in upgrade.differences if d.outcome is Outcome.UNTOLD and d.decides
+    ]
     if untold:
         names = ", ".join(d.subject for d in untold[:6])
-        yield b.p(b.strong("Could not be told: ", "unsure"), f"{names}; {untold[0].statement}.")
-    same = [d for d in upgrade.differences if d.outcome is Outcome.NONE and d.metric and d.decides]
+        yield b.p(
+            b.strong("Could not be told: ", "unsure"),
+            f"{names}; {untold[0].statement}.",
+        )
+    same = [
+        d
+        for d in upgrade.differences
+        if d.outcome is Outcome.NONE and d.metric and d.decides
+    ]
     if same:
         told = "; ".join(f"{d.subject}: {d.statement}" for d in same)
         yield b.p(words.sentence(told), tone="good")
@@ -139,7 +174,7 @@ def _card(upgrade: Upgrade) -> Iterator[b.Block]:
         yield b.p(words.sentence(words.capital(limit)), tone="soft")
 
 
-# --------------------------------------------------------------------------------------- sections
+# ----------------------------------------------------------------------------- sections
 
 
 def _area(upgrade: Upgrade, area: Area) -> Iterator[b.Block]:
@@ -179,8 +214,10 @@ def _intervals(upgrade: Upgrade) -> Iterator[b.Block]:
     if not told:
         return
     caption = (
-        "Old over new, each metric with its interval; the shaded band is what does not matter. All "
-        f"intervals hold together with {upgrade.confidence:.1%}, at whichever look it ended. "
+        "Old over new, each metric with its interval; the shaded band is what does not "
+        "matter. All "
+        f"intervals hold together with {upgrade.confidence:.1%}, at whichever look it "
+        f"ended. "
         '"No difference above a threshold" is a statement on one metric by itself.'
     )
     instead = [b.p(f"{d.subject}: {d.statement}") for d in told]
@@ -204,7 +241,9 @@ def _forest(told: Sequence[Difference], thresholds: dict[str, float]) -> Markup:
         limit = thresholds.get(one.metric, 0.0)
         body.append(svg.rect("b1", x(-limit), y - 9, x(limit) - x(-limit), 18))
         low, high = one.interval
-        shade = "bad" if one.matters else "ok" if one.outcome is Outcome.NONE else "client"
+        shade = (
+            "bad" if one.matters else "ok" if one.outcome is Outcome.NONE else "client"
+        )
         body.append(svg.text(8, y + 4, one.subject, "tick"))
         tip = f"{one.subject}: {one.statement}"
         body.append(svg.path("axis", f"M{x(low):.1f} {y:.1f}H{x(high):.1f}", tip))
@@ -212,9 +251,14 @@ def _forest(told: Sequence[Difference], thresholds: dict[str, float]) -> Markup:
     body.append(svg.path("grid", f"M{x(0):.1f} 12V{bottom}"))
     step = svg.nice_step(2 * most, 6)
     count = int(most / step)
-    marks = [(x(k * step), f"{k * step:+.0%}" if k else "0") for k in range(-count, count + 1)]
+    marks = [
+        (x(k * step), f"{k * step:+.0%}" if k else "0")
+        for k in range(-count, count + 1)
+    ]
     body += svg.ticks(bottom, marks)
-    return svg.svg(bottom + 26, f"the changes of {len(told)} metrics with their intervals", body)
+    return svg.svg(
+        bottom + 26, f"the changes of {len(told)} metrics with their intervals", body
+    )
 
 
 def _spreads(blocks: Sequence[Block]) -> Iterator[b.Block]:
@@ -226,7 +270,9 @@ def _spreads(blocks: Sequence[Block]) -> Iterator[b.Block]:
         both = tuple(sorted(v for pair in pairs for v in pair[side]) for side in (0, 1))
         middle = " and ".join(value(one[len(one) // 2], "s") for one in both)
         instead = [b.p(f"{title}: the medians are {middle}.")]
-        yield b.Picture(_histograms(title, both[0], both[1]), instead, f"{title}: old and new.")
+        yield b.Picture(
+            _histograms(title, both[0], both[1]), instead, f"{title}: old and new."
+        )
 
 
 def _histograms(title: str, old: Sequence[float], new: Sequence[float]) -> Markup:
@@ -247,7 +293,9 @@ def _histograms(title: str, old: Sequence[float], new: Sequence[float]) -> Marku
             width = WIDE / bins
             if count:
                 shade = "server" if line else "client"
-                body.append(svg.rect(shade, LEFT + place * width, base - tall, width - 1, tall))
+                body.append(
+                    svg.rect(shade, LEFT + place * width, base - tall, width - 1, tall)
+                )
         body.append(svg.path("axis", f"M{LEFT} {base}H{LEFT + WIDE}"))
     marks = [(LEFT + WIDE * k / 4, value(low + span * k / 4, "s")) for k in range(5)]
     body += svg.ticks(140, marks)
@@ -255,7 +303,11 @@ def _histograms(title: str, old: Sequence[float], new: Sequence[float]) -> Marku
 
 
 def _blocks(upgrade: Upgrade) -> list[b.Block]:
-    names = [n for n in (*SPREAD, "throughput") if any(n in one.changes for one in upgrade.blocks)]
+    names = [
+        n
+        for n in (*SPREAD, "throughput")
+        if any(n in one.changes for one in upgrade.blocks)
+    ]
     rows = []
     for one in upgrade.blocks:
         cells = [f"{one.changes[n]:+.1%}" if n in one.changes else "–" for n in names]
@@ -273,9 +325,13 @@ def _blocks(upgrade: Upgrade) -> list[b.Block]:
         )
     heads = " | ".join(
         [
-            *("block:number", "first"),
+            "block:number",
+            "first",
             *(f"{name}:number" for name in names),
-            *("client:number", "others, cores:number", "took:number", "error"),
+            "client:number",
+            "others, cores:number",
+            "took:number",
+            "error",
         ]
     )
     return b.counted("block", heads, rows)
@@ -287,11 +343,12 @@ def _server(server: object) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------ JUnit
+# -------------------------------------------------------------------------------- JUnit
 
 
 def junit(upgrade: Upgrade) -> list[Suite]:
-    """A test case for each statement: what matters fails, what could not be told is an error."""
+    """A test case for each statement: what matters fails, what could not be told is an
+    error."""
     cases = []
     for one in upgrade.differences:
         untold = one.outcome is Outcome.UNTOLD

@@ -1,4 +1,5 @@
-"""The words and marks in which every format tells outcomes, truths, numbers and times."""
+"""The words and marks in which every format tells outcomes, truths, numbers and
+times."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -54,7 +55,11 @@ def capital(text: str) -> str:
 
 def footer(name: str, created: Moment, file: str, rest: str) -> Inline:
     """``name``, when it was made, of which ``file``, and what lies beside it."""
-    return (f"{name}, {created.wall:%Y-%m-%d %H:%M:%S} UTC, from ", code(file), f"; {rest}.")
+    return (
+        f"{name}, {created.wall:%Y-%m-%d %H:%M:%S} UTC, from ",
+        code(file),
+        f"; {rest}.",
+    )
 
 
 RUNS: Final = "each run's incident lies in its own folder"
@@ -86,7 +91,9 @@ def claim_counts(given: Iterable[ClaimResult], one: str, several: str) -> Iterat
             yield f"{number} {one if number == 1 else several} {word}"
 
 
-def claims(given: Iterable[ClaimResult], first: str, said: str, plural: str) -> list[Block]:
+def claims(
+    given: Iterable[ClaimResult], first: str, said: str, plural: str
+) -> list[Block]:
     """A table of claims: ``first`` and ``said`` are the names of its columns."""
     rows = []
     for one in given:
@@ -105,7 +112,9 @@ def attempt(attempt: Attempt, none: str) -> str:
 
 def scenario_name(scenario: ScenarioFacts) -> str:
     """``ghost-key-eviction (long)``: with its variant, where it has one."""
-    return f"{scenario.name} ({scenario.variant})" if scenario.variant else scenario.name
+    return (
+        f"{scenario.name} ({scenario.variant})" if scenario.variant else scenario.name
+    )
 
 
 def run_link(folder: str) -> Inline:

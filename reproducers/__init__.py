@@ -1,4 +1,5 @@
-"""What runs inside an engine's environment: stand-ins, single-file reproducers, minivllm.
+"""What runs inside an engine's environment: stand-ins, single-file reproducers,
+minivllm.
 
 Nothing below this folder imports mmrepro: another interpreter runs it.
 """

@@ -1,9 +1,11 @@
-"""Minimal reproducer of SGLang's abort by prefix, with the installed engine's own scheduler.
+"""Minimal reproducer of SGLang's abort by prefix, with the installed engine's own
+scheduler.
 
-``python abort_by_prefix.py``, with the interpreter of an SGLang environment. No server, no GPU.
+``python abort_by_prefix.py``, with the interpreter of an SGLang environment. No server,
+no GPU.
 
-``Scheduler.abort_request`` is called for one request id, over running requests that are plain
-objects, on a scheduler that has nothing else. Prints one JSON object of facts.
+``Scheduler.abort_request`` is called for one request id, over running requests that are
+plain objects, on a scheduler that has nothing else. Prints one JSON object of facts.
 """
 
 from __future__ import annotations
@@ -30,14 +32,24 @@ class Request:
 def ended(asked: str) -> list[str]:
     """Of ``RUNNING``, those that an abort of ``asked`` ends."""
     requests = [Request(rid) for rid in RUNNING]
-    scheduler: Any = MagicMock(chunked_req=None, waiting_queue=[], mm_receiver=None, cur_batch=None)
-    scheduler.grammar_queue, scheduler.dllm_config, scheduler.last_batch = [], None, None
+    scheduler: Any = MagicMock(
+        chunked_req=None, waiting_queue=[], mm_receiver=None, cur_batch=None
+    )
+    scheduler.grammar_queue, scheduler.dllm_config, scheduler.last_batch = (
+        [],
+        None,
+        None,
+    )
     scheduler.running_batch.reqs = requests
     scheduler.collect_inflight_reqs.return_value = set(requests)
     modes = import_module("sglang.srt.disaggregation.utils").DisaggregationMode
     scheduler.disaggregation_mode = modes.NULL
-    asking = MagicMock(rid=asked, abort_all=False, abort_message=None, finished_reason=None)
-    import_module("sglang.srt.managers.scheduler").Scheduler.abort_request(scheduler, asking)
+    asking = MagicMock(
+        rid=asked, abort_all=False, abort_message=None, finished_reason=None
+    )
+    import_module("sglang.srt.managers.scheduler").Scheduler.abort_request(
+        scheduler, asking
+    )
     return [one.rid for one in requests if one.to_abort or one.to_finish is not None]
 
 

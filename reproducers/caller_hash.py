@@ -1,11 +1,11 @@
 """Minimal reproducer of SGLang's caller hash, with the installed engine's own classes.
 
-``python caller_hash.py``, with the interpreter of an SGLang environment. No server, no GPU.
+``python caller_hash.py``, with the interpreter of an SGLang environment. No server, no
+GPU.
 
-Two pictures' features get the hash that a caller gives, as the tokenizer manager does with
-``mm_hashes``, and then their pad values, which the prefix cache goes by. Prints one JSON object of
-facts.
-"""
+Two pictures' features get the hash that a caller gives, as the tokenizer manager does
+with ``mm_hashes``, and then their pad values, which the prefix cache goes by. Prints
+one JSON object of facts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def main() -> None:
 
     def pad(seed: int, given: int | None) -> tuple[int, ...]:
         values = torch.rand(64, 32, generator=torch.Generator().manual_seed(seed))
-        item: Any = module.MultimodalDataItem(modality=module.Modality.IMAGE, feature=values)
+        item: Any = module.MultimodalDataItem(
+            modality=module.Modality.IMAGE, feature=values
+        )
         if given is not None:
             if hasattr(item, "set_hash"):
                 item.set_hash(given)
@@ -34,11 +36,16 @@ def main() -> None:
         item.set_pad_value()
         return tuple(getattr(item, "pad_values", None) or (item.pad_value,))
 
-    own, given = [pad(seed, None) for seed in (1, 2)], [pad(seed, CALLERS) for seed in (1, 2)]
+    own, given = (
+        [pad(seed, None) for seed in (1, 2)],
+        [pad(seed, CALLERS) for seed in (1, 2)],
+    )
     print(
         json.dumps(
             {
-                "takes_hashes": any(field.name == "mm_hashes" for field in fields(request)),
+                "takes_hashes": any(
+                    field.name == "mm_hashes" for field in fields(request)
+                ),
                 "own_alike": own[0] == own[1],
                 "given_alike": given[0] == given[1],
                 "own_x": str(own[0][0]),

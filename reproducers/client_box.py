@@ -1,10 +1,9 @@
-"""Runs a client that nobody vouches for in a container without a network, where it reaches one
-server and nothing else.
+"""Runs a client that nobody vouches for in a container without a network, where it
+reaches one server and nothing else.
 
-Every port that the client may call leads through a Unix socket to mmrepro's recording. What else
-the client may do is the container's to bound. Standard library only: an image brings its own
-Python.
-"""
+Every port that the client may call leads through a Unix socket to mmrepro's recording.
+What else the client may do is the container's to bound. Standard library only: an image
+brings its own Python."""
 
 from __future__ import annotations
 
@@ -60,7 +59,9 @@ def listen(port: int, place: str) -> None:
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     try:
-        server = socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=128)
+        server = socket.create_server(
+            ("", port), family=family, dualstack_ipv6=both, backlog=128
+        )
     except OSError:
         server = socket.create_server(("", port), backlog=128)
     threading.Thread(target=accept, args=(server, place), daemon=True).start()

@@ -1,13 +1,15 @@
-"""Device-side asserts on purpose, each in a child: what it says, and what can still be used.
+"""Device-side asserts on purpose, each in a child: what it says, and what can still be
+used.
 
-``python device_assert.py --device cuda --json``; torch and the standard library are all it needs.
+``python device_assert.py --device cuda --json``; torch and the standard library are all
+it needs.
 
-An index out of range, and ``masked_scatter`` with more ones than rows, are refused when the device
-gets there: some later call raises it, the device's own words are on stderr. Each child tells which
-call raised what, and whether CUDA can be used in that process again; then the exception ends it, as
-an engine's would. With ``--device cpu`` both are refused at once, in other words. Ends with 0 where
-the children were refused, 1 where not, 4 where there is no CUDA.
-"""
+An index out of range, and ``masked_scatter`` with more ones than rows, are refused when
+the device gets there: some later call raises it, the device's own words are on stderr.
+Each child tells which call raised what, and whether CUDA can be used in that process
+again; then the exception ends it, as an engine's would. With ``--device cpu`` both are
+refused at once, in other words. Ends with 0 where the children were refused, 1 where
+not, 4 where there is no CUDA."""
 
 from __future__ import annotations
 
@@ -33,14 +35,16 @@ def index(device: str) -> Any:
 
 
 def scatter(device: str) -> Any:
-    """As vLLM's ``_merge_multimodal_embeddings``: the report's first step, 2048 ones, 2046 rows."""
+    """As vLLM's ``_merge_multimodal_embeddings``: the report's first step, 2048 ones,
+    2046 rows."""
     embeds = torch.zeros(2048, 64, device=device)
     mask = torch.ones(2048, 1, dtype=torch.bool, device=device)
     return embeds.masked_scatter_(mask, torch.ones(2046, 64, device=device))
 
 
 def scatter_pinned(device: str) -> Any:
-    """``scatter``, in a process that copied from pinned memory, which is freed afterwards."""
+    """``scatter``, in a process that copied from pinned memory, which is freed
+    afterwards."""
     if device == "cuda":
         host = torch.zeros(2048, dtype=torch.bool, pin_memory=True)
         PINNED.append(host)
@@ -66,12 +70,11 @@ ASSERTIONS = {
 class Refusal:
     """One child.
 
-    Attributes:
-        raised_by: the call that raised: "launch", "synchronize", "" (nothing was refused).
-        error: type and text of what it raised; ``kinds``: the type and its bases.
-        afterwards: what the next use of the device raised; "" if it went well.
-        exit_code: as of ``subprocess``; a negative one is a signal.
-        output: all that it printed, in order, device and Python, but for its own report.
+    Attributes: raised_by: the call that raised: "launch", "synchronize", "" (nothing
+        was refused). error: type and text of what it raised; ``kinds``: the type and
+        its bases. afterwards: what the next use of the device raised; "" if it went
+        well. exit_code: as of ``subprocess``; a negative one is a signal. output: all
+        that it printed, in order, device and Python, but for its own report.
     """
 
     cause: str
@@ -84,14 +87,19 @@ class Refusal:
 
 
 def _said(error: BaseException) -> str:
-    return f"{type(error).__module__}.{type(error).__qualname__}: {error}".removeprefix("builtins.")
+    return f"{type(error).__module__}.{type(error).__qualname__}: {error}".removeprefix(
+        "builtins."
+    )
 
 
 def child(cause: str, device: str) -> None:
-    """Prints what it saw, then lets the exception end the process, as an engine's would."""
+    """Prints what it saw, then lets the exception end the process, as an engine's
+    would."""
     found = Refusal(cause)
     if device == "cuda":
-        torch.zeros(1, device=device)  # what comes up with the first use is no part of it
+        torch.zeros(
+            1, device=device
+        )  # what comes up with the first use is no part of it
         torch.cuda.synchronize()
     raised: BaseException | None = None
     for name, call in (
@@ -116,7 +124,8 @@ def child(cause: str, device: str) -> None:
 
 
 def refusal(cause: str, device: str, timeout_s: float = 120.0) -> Refusal:
-    """Run it in a child. ``CUDA_LAUNCH_BLOCKING`` is taken away: an engine runs without."""
+    """Run it in a child. ``CUDA_LAUNCH_BLOCKING`` is taken away: an engine runs
+    without."""
     environment = {k: v for k, v in os.environ.items() if k != "CUDA_LAUNCH_BLOCKING"}
     done = subprocess.run(
         [sys.executable, __file__, "--device", device, "--child", cause],
@@ -131,12 +140,15 @@ def refusal(cause: str, device: str, timeout_s: float = 120.0) -> Refusal:
     own = [line for line in lines if line.startswith(MARK)]
     found = Refusal(**json.loads(own[-1].removeprefix(MARK))) if own else Refusal(cause)
     found.exit_code = done.returncode
-    found.output = "".join(line for line in lines if not line.startswith(MARK))[-20_000:]
+    found.output = "".join(line for line in lines if not line.startswith(MARK))[
+        -20_000:
+    ]
     return found
 
 
 def claims(device: str, found: list[Refusal]) -> list[dict[str, str]]:
-    """What the children showed, each "confirmed", "refuted" or "not-tested" (on a CPU)."""
+    """What the children showed, each "confirmed", "refuted" or "not-tested" (on a
+    CPU)."""
     of = {one.cause: one for one in found}
     named = {name: of[name].output for name in ASSERTIONS}
     late = [of["index"], of["scatter"]]
@@ -144,12 +156,18 @@ def claims(device: str, found: list[Refusal]) -> list[dict[str, str]]:
     told = {
         "asynchronous": (
             "a device-side assert is raised by a later call, as torch.AcceleratorError",
-            all(o.raised_by == "synchronize" and "AcceleratorError" in o.kinds for o in late),
+            all(
+                o.raised_by == "synchronize" and "AcceleratorError" in o.kinds
+                for o in late
+            ),
             "; ".join(f"{o.cause}: {o.raised_by}, {o.error[:70]}" for o in late),
         ),
         "named": (
             "the device prints which assertion failed, and where, before the exception",
-            all(ASSERTIONS[name] in output.partition("Error")[0] for name, output in named.items()),
+            all(
+                ASSERTIONS[name] in output.partition("Error")[0]
+                for name, output in named.items()
+            ),
             "; ".join(output.partition("\n")[0] for output in named.values())[:400],
         ),
         "unusable": (
@@ -168,7 +186,11 @@ def claims(device: str, found: list[Refusal]) -> list[dict[str, str]]:
         {
             "id": name,
             "text": text,
-            "status": "not-tested" if not tried else "confirmed" if holds else "refuted",
+            "status": "not-tested"
+            if not tried
+            else "confirmed"
+            if holds
+            else "refuted",
             "observed": seen,
         }
         for name, (text, holds, seen) in told.items()
@@ -201,7 +223,10 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps(document))
     else:
         for one in found:
-            print(f"{one.cause}: {one.raised_by} raised {one.error}; exit code {one.exit_code}")
+            print(
+                f"{one.cause}: {one.raised_by} raised {one.error}; exit code "
+                f"{one.exit_code}"
+            )
             print(f"  afterwards: {one.afterwards or 'usable'}\n{one.output}")
         for claim in document["claims"]:
             print(f"{claim['status']:11} {claim['text']}: {claim['observed']}")

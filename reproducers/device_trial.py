@@ -1,9 +1,9 @@
-"""What torch can do with the device: allocate, compute, copy, capture a graph, compile a kernel.
+"""What torch can do with the device: allocate, compute, copy, capture a graph, compile
+a kernel.
 
-``python device_trial.py --device cuda --json``; torch and the standard library are all it needs.
-Each is tried by itself and timed. Ends with 0 where all that must work does, 1 where something
-does not, 4 where torch finds no such device.
-"""
+``python device_trial.py --device cuda --json``; torch and the standard library are all
+it needs. Each is tried by itself and timed. Ends with 0 where all that must work does,
+1 where something does not, 4 where torch finds no such device."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def allocate(device: str) -> str:
 
 
 def compute(device: str) -> str:
-    """A product of whole numbers: exact in float32, and the same wherever it is computed."""
+    """A product of whole numbers: exact in float32, and the same wherever it is
+    computed."""
     torch.manual_seed(0)
     left, right = (torch.randint(-4, 5, (WIDTH, WIDTH)).float() for _ in range(2))
     found = (left.to(device) @ right.to(device)).cpu()
@@ -63,7 +64,8 @@ def copy(device: str) -> str:
 
 
 def graph(device: str) -> str:
-    """Captured, and replayed on other values: what was computed at the capture is not kept."""
+    """Captured, and replayed on other values: what was computed at the capture is not
+    kept."""
     if device == "cpu":
         raise NotHere("a CPU has no CUDA graphs")
     given = torch.zeros(WIDTH, device=device)
@@ -85,7 +87,8 @@ def graph(device: str) -> str:
 
 
 def compiled(device: str) -> str:
-    """Triton compiles a launcher with the system's C compiler: vLLM cannot do without."""
+    """Triton compiles a launcher with the system's C compiler: vLLM cannot do
+    without."""
     if device == "cpu":
         raise NotHere("Triton compiles for GPUs")
     try:
@@ -103,7 +106,9 @@ def compiled(device: str) -> str:
     target = torch.empty_like(source)
     triton.jit(double)[(1,)](source, target, SIZE=128)
     assert torch.equal(target, source * 2)
-    found = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), "none on PATH")
+    found = next(
+        (name for name in ("cc", "gcc", "clang") if shutil.which(name)), "none on PATH"
+    )
     return f"Triton {triton.__version__}, C compiler: {found}"
 
 
@@ -121,7 +126,9 @@ TRIALS: tuple[tuple[str, str, Callable[[str], str]], ...] = (
 )
 
 
-def tried(name: str, text: str, trial: Callable[[str], str], device: str) -> dict[str, Any]:
+def tried(
+    name: str, text: str, trial: Callable[[str], str], device: str
+) -> dict[str, Any]:
     began = time.perf_counter()
     try:
         status, observed = "confirmed", trial(device)
@@ -131,7 +138,13 @@ def tried(name: str, text: str, trial: Callable[[str], str], device: str) -> dic
         said = " ".join(str(error).split())[:300]
         status, observed = "refuted", f"{type(error).__name__}: {said}"
     seconds = round(time.perf_counter() - began, 3)
-    return {"id": name, "text": text, "status": status, "observed": observed, "seconds": seconds}
+    return {
+        "id": name,
+        "text": text,
+        "status": status,
+        "observed": observed,
+        "seconds": seconds,
+    }
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,13 +1,13 @@
-"""Minimal reproducer of vLLM's ghost key (vllm#43941), with the installed engine's own LRUCache.
+"""Minimal reproducer of vLLM's ghost key (vllm#43941), with the installed engine's own
+LRUCache.
 
-Run it with the engine's interpreter: ``python ghost_key.py``. It takes well under a second, needs
-no model and no server, and prints one JSON object of facts. Python and the engine's environment
-are all it uses.
+Run it with the engine's interpreter: ``python ghost_key.py``. It takes well under a
+second, needs no model and no server, and prints one JSON object of facts. Python and
+the engine's environment are all it uses.
 
-The class is loaded from the installed ``vllm/utils/cache.py`` without importing all of vLLM:
-``vllm`` and ``vllm.utils`` are put in as bare packages. An import hook that patches the class (a
-mitigation) still applies.
-"""
+The class is loaded from the installed ``vllm/utils/cache.py`` without importing all of
+vLLM: ``vllm`` and ``vllm.utils`` are put in as bare packages. An import hook that
+patches the class (a mitigation) still applies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def find_vllm() -> Path:
 
 
 def load_class() -> Any:
-    """The engine's LRUCache; from ``vllm.utils`` as a whole where it has no file of its own."""
+    """The engine's LRUCache; from ``vllm.utils`` as a whole where it has no file of its
+    own."""
     root = find_vllm()
     if (root / "utils" / "cache.py").is_file():
         for name, folder in (("vllm", root), ("vllm.utils", root / "utils")):
@@ -96,7 +97,8 @@ def ends(cls: Any) -> bool:
 
 
 def article_test(cls: Any) -> dict[str, bool]:
-    """The unit test of the article of 2026-07-02, its operations in its order, and one more insert.
+    """The unit test of the article of 2026-07-02, its operations in its order, and one
+    more insert.
 
     Its ghost key is put in after a real one: the last insert evicts that, and ends.
     """
@@ -127,14 +129,18 @@ def facts() -> dict[str, Any]:
     oldest, value = cache.popitem()
     return {
         "file": str(getattr(sys.modules[base.__module__], "__file__", "")),
-        "cachetools": importlib.import_module("importlib.metadata").version("cachetools"),
+        "cachetools": importlib.import_module("importlib.metadata").version(
+            "cachetools"
+        ),
         "touch_inserts_missing_key": inserted,
         "popitem_returns": f"{oldest}={value}",
         "popitem_picks_ghost": oldest == "ghost",
         "currsize_shrinks": cache.currsize < before,
         "eviction_ends": ends(variant(base, touch=False, popitem=False)),
         "eviction_ends_with_touch_fix": ends(variant(base, touch=True, popitem=False)),
-        "eviction_ends_with_popitem_fix": ends(variant(base, touch=False, popitem=True)),
+        "eviction_ends_with_popitem_fix": ends(
+            variant(base, touch=False, popitem=True)
+        ),
         "eviction_ends_with_both": ends(variant(base, touch=True, popitem=True)),
         **article_test(variant(base, touch=False, popitem=False)),
     }

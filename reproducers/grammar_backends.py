@@ -1,10 +1,11 @@
-"""Which backend vLLM's ``auto`` gives each of two regular expressions, by its own validators.
+"""Which backend vLLM's ``auto`` gives each of two regular expressions, by its own
+validators.
 
-``python grammar_backends.py FIRST SECOND``, with the interpreter of a vLLM environment; without
-expressions, those of the scenario grammar-backend-latch. No server, no model, no GPU. ``auto`` is
-xgrammar where that can parse the expression, and guidance otherwise (vllm/sampling_params.py,
-SamplingParams._validate_structured_outputs). Prints one JSON object.
-"""
+``python grammar_backends.py FIRST SECOND``, with the interpreter of a vLLM environment;
+without expressions, those of the scenario grammar-backend-latch. No server, no model,
+no GPU. ``auto`` is xgrammar where that can parse the expression, and guidance otherwise
+(vllm/sampling_params.py, SamplingParams._validate_structured_outputs). Prints one JSON
+object."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def backends(regex: str) -> dict[str, bool]:
     def takes(validate: Callable[..., object], **more: object) -> bool:
         try:
             validate(params, **more)
-        except Exception as refusal:  # ValueError; by 0.32.0 VLLMValidationError, which is none
+        except (
+            Exception
+        ) as refusal:  # ValueError; by 0.32.0 VLLMValidationError, which is none
             print(f"{validate.__name__}({regex!r}): {refusal}", file=sys.stderr)
             return False
         return True

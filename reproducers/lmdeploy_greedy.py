@@ -1,9 +1,9 @@
 """Greedy tokens of a model by LMDeploy's PyTorch engine, judged by transformers.
 
-Run it with the engine's interpreter: ``python lmdeploy_greedy.py MODEL``. It shows whether a
-stand-in computes what the model means; without one it needs a GPU. Prints one JSON object: how many
-of the new tokens are transformers' own choice, and how far the others are from it.
-"""
+Run it with the engine's interpreter: ``python lmdeploy_greedy.py MODEL``. It shows
+whether a stand-in computes what the model means; without one it needs a GPU. Prints one
+JSON object: how many of the new tokens are transformers' own choice, and how far the
+others are from it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def by_lmdeploy(model: str, asked: list[list[int]]) -> list[list[int]]:
     from lmdeploy.messages import GenerationConfig, PytorchEngineConfig
     from lmdeploy.pytorch.engine import Engine
 
-    config = PytorchEngineConfig(eager_mode=True, cache_max_entry_count=0.5, max_batch_size=8)
+    config = PytorchEngineConfig(
+        eager_mode=True, cache_max_entry_count=0.5, max_batch_size=8
+    )
     engine = Engine.from_pretrained(model, engine_config=config)
     greedy = GenerationConfig(max_new_tokens=NEW_TOKENS, top_k=1, ignore_eos=True)
     answers = []
@@ -47,16 +49,20 @@ def by_lmdeploy(model: str, asked: list[list[int]]) -> list[list[int]]:
     return answers
 
 
-def judged(model: str, asked: list[list[int]], answers: list[list[int]]) -> list[list[float]]:
+def judged(
+    model: str, asked: list[list[int]], answers: list[list[int]]
+) -> list[list[float]]:
     """For each new token: how far its logit is below the highest, by transformers.
 
-    In units of what bfloat16 can tell apart at the highest logit; 0 is transformers' own choice.
-    Both continue from the same tokens, so that one rounding does not change all that follows.
-    """
+    In units of what bfloat16 can tell apart at the highest logit; 0 is transformers'
+    own choice. Both continue from the same tokens, so that one rounding does not change
+    all that follows."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    loaded: Any = AutoModelForCausalLM.from_pretrained(model, torch_dtype=torch.bfloat16)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        model, torch_dtype=torch.bfloat16
+    )
     behind = []
     for prompt, answer in zip(asked, answers, strict=True):
         with torch.no_grad():

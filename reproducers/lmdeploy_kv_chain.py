@@ -1,13 +1,15 @@
-"""LMDeploy's opaque HTTP 500 in one process: the report's numbers through the installed code.
+"""LMDeploy's opaque HTTP 500 in one process: the report's numbers through the installed
+code.
 
-Run it with the engine's interpreter: ``python lmdeploy_kv_chain.py``. It needs no GPU, no model and
-no server, and prints one JSON object of facts. It holds for the releases that size the cache in
-``pytorch/engine/model_agent.py`` (up to 0.7.1); on later ones it says so and ends with 1.
+Run it with the engine's interpreter: ``python lmdeploy_kv_chain.py``. It needs no GPU,
+no model and no server, and prints one JSON object of facts. It holds for the releases
+that size the cache in ``pytorch/engine/model_agent.py`` (up to 0.7.1); on later ones it
+says so and ends with 1.
 
-From the memory that the report names to the exception that the client's HTTP 500 stands for:
-``_update_cache_config`` sizes the cache, ``Engine._get_max_session_len`` makes the limit of it,
-``EngineInstance.async_stream_infer`` refuses the prompt, and the response's model refuses that.
-"""
+From the memory that the report names to the exception that the client's HTTP 500 stands
+for: ``_update_cache_config`` sizes the cache, ``Engine._get_max_session_len`` makes the
+limit of it, ``EngineInstance.async_stream_infer`` refuses the prompt, and the
+response's model refuses that."""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ from types import FrameType
 from typing import Any
 
 FREE = 7_114_457_088
-"""Bytes, solved from the report (its gpu_mem 903 548 928 with 0.5, and the reserve that LMDeploy
-computes): 6784 MiB as LMDeploy logs it (>> 20). Blocks and gpu_mem below are consistent with the
-report by this choice and confirm none of its numbers; the bytes a block and the reserve do not
-depend on it."""
+"""Bytes, solved from the report (its gpu_mem 903 548 928 with 0.5, and the reserve that
+LMDeploy computes): 6784 MiB as LMDeploy logs it (>> 20). Blocks and gpu_mem below are
+consistent with the report by this choice and confirm none of its numbers; the bytes a
+block and the reserve do not depend on it."""
 PROMPT = 3446
 VOCABULARY = 92_553
 LAYERS, KV_HEADS, HEAD = 32, 8, 128
@@ -34,7 +36,10 @@ def load() -> Any:
     from lmdeploy.pytorch.engine import model_agent
 
     if not hasattr(model_agent, "_update_cache_config"):
-        sys.exit("this release sizes its KV cache elsewhere (pytorch/engine/executor/base.py)")
+        sys.exit(
+            "this release sizes its KV cache elsewhere "
+            "(pytorch/engine/executor/base.py)"
+        )
     torch.cuda.mem_get_info = lambda *args: (FREE, 4 * FREE)
     torch.cuda.empty_cache = lambda: None
     return model_agent
@@ -60,7 +65,8 @@ def model_config() -> Any:
 
 
 def sized(model_agent: Any, share: float) -> tuple[Any, dict[str, Any]]:
-    """The cache's configuration after LMDeploy sized it, and what its functions returned."""
+    """The cache's configuration after LMDeploy sized it, and what its functions
+    returned."""
     from lmdeploy.pytorch.config import CacheConfig
 
     config = CacheConfig(
@@ -89,12 +95,16 @@ def quantised() -> dict[str, int]:
     """Bytes of a block with 8 and with 4 bits an element (--quant-policy)."""
     from lmdeploy.pytorch.engine.cache_engine import CacheEngine
 
-    sizes = {bits: CacheEngine.get_cache_block_size(64, model_config(), 1, bits) for bits in (8, 4)}
+    sizes = {
+        bits: CacheEngine.get_cache_block_size(64, model_config(), 1, bits)
+        for bits in (8, 4)
+    }
     return {f"block_bytes_{bits}_bit": int(size) for bits, size in sizes.items()}
 
 
 def instance_of(config: Any) -> tuple[Any, int]:
-    """A real EngineInstance of a real Engine that has a cache's configuration and no model."""
+    """A real EngineInstance of a real Engine that has a cache's configuration and no
+    model."""
     from lmdeploy.pytorch.config import SchedulerConfig
     from lmdeploy.pytorch.engine.engine import Engine
     from lmdeploy.pytorch.engine.engine_instance import EngineInstance
@@ -117,7 +127,8 @@ async def first_status(instance: Any) -> str:
 
 
 def validation_error() -> str:
-    """What the response's model says of the finish reason that stands for such a status."""
+    """What the response's model says of the finish reason that stands for such a
+    status."""
     from lmdeploy.serve.openai.protocol import ChatCompletionResponseChoice, ChatMessage
 
     message = ChatMessage(role="assistant", content="internal error happened")
@@ -149,7 +160,11 @@ def facts() -> dict[str, Any]:
         if limit < PROMPT:
             found[f"status_{name}"] = asyncio.run(first_status(instance))
     error = validation_error()
-    return {**found, "finish_reason_error_allowed": not error, "validation_error": error}
+    return {
+        **found,
+        "finish_reason_error_allowed": not error,
+        "validation_error": error,
+    }
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Minimal reproducer of which LoRA adapters vLLM takes for one, with the engine's own functions.
+"""Minimal reproducer of which LoRA adapters vLLM takes for one, with the engine's own
+functions.
 
-``python lora_runtime.py``, with the interpreter of a vLLM environment. No server, no model, no GPU.
-What sets an adapter's blocks of the prefix cache apart from those of another one; and whether the
-mapping of tokens to slots is worked out anew once adapters have moved between slots. Prints one
-JSON object of facts.
-"""
+``python lora_runtime.py``, with the interpreter of a vLLM environment. No server, no
+model, no GPU. What sets an adapter's blocks of the prefix cache apart from those of
+another one; and whether the mapping of tokens to slots is worked out anew once adapters
+have moved between slots. Prints one JSON object of facts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def key(name: str, number: int, path: str) -> str:
 
 
 def refreshes() -> list[int]:
-    """How often slots are worked out: for a first mapping, for the same, and after a move."""
+    """How often slots are worked out: for a first mapping, for the same, and after a
+    move."""
     try:
         module = import_module("vllm.lora.model_manager")
     except ModuleNotFoundError:  # until 0.13

@@ -1,13 +1,15 @@
-"""Minimal reproducer of SGLang's pad value collision, with the installed engine's own classes.
+"""Minimal reproducer of SGLang's pad value collision, with the installed engine's own
+classes.
 
-``python pad_value_collision.py MODEL_FOLDER [PAIR_FOLDER]``, with the interpreter of an SGLang
-environment; or the variables MMREPRO_MODEL and MMREPRO_PAIR. No server, no GPU, some seconds, most
-of them imports. MODEL_FOLDER is any Qwen2-VL's (only its processor is used), PAIR_FOLDER holds
-A.png, B.png and control.png; without it: the pair that comes with mmrepro.
+``python pad_value_collision.py MODEL_FOLDER [PAIR_FOLDER]``, with the interpreter of an
+SGLang environment; or the variables MMREPRO_MODEL and MMREPRO_PAIR. No server, no GPU,
+some seconds, most of them imports. MODEL_FOLDER is any Qwen2-VL's (only its processor
+is used), PAIR_FOLDER holds A.png, B.png and control.png; without it: the pair that
+comes with mmrepro.
 
-Shown: two different pictures, two different 64-bit hashes, one pad value; and that the engine's
-RadixCache takes the one's entry for the other's. Prints one JSON object of facts.
-"""
+Shown: two different pictures, two different 64-bit hashes, one pad value; and that the
+engine's RadixCache takes the one's entry for the other's. Prints one JSON object of
+facts."""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-SHIPPED = Path(__file__).resolve().parent.parent / "scenarios" / "data" / "pad_value_pair"
+SHIPPED = (
+    Path(__file__).resolve().parent.parent / "scenarios" / "data" / "pad_value_pair"
+)
 PREFIX, IMAGE_TOKENS, SUFFIX = [1, 2, 3], 9, [4, 5]
 PROCESSORS = (
     "sglang.srt.utils.hf_transformers.processor",
@@ -38,7 +42,9 @@ def item_class() -> tuple[Any, Any]:
 def image_processor(model: str) -> Any:
     for name in PROCESSORS:
         try:
-            return import_module(name).get_processor(model, use_fast=False).image_processor
+            return (
+                import_module(name).get_processor(model, use_fast=False).image_processor
+            )
         except (ModuleNotFoundError, AttributeError):
             continue
     sys.exit("this release of SGLang has no get_processor where it is known to be")
@@ -47,13 +53,16 @@ def image_processor(model: str) -> Any:
 def features(processor: Any, png: Path) -> Any:
     """The tensor that SGLang hashes, from the PNG as a request carries it."""
     text = base64.b64encode(png.read_bytes()).decode()
-    image = import_module("sglang.srt.utils").load_image(f"data:image/png;base64,{text}")[0]
+    image = import_module("sglang.srt.utils").load_image(
+        f"data:image/png;base64,{text}"
+    )[0]
     made = processor(images=[image.convert("RGB")], return_tensors="pt")
     return made["pixel_values"]
 
 
 def padded(item: Any, length: int) -> list[int]:
-    """The token ids that stand for the image: one pad value, or (0.5.23) a pattern of several."""
+    """The token ids that stand for the image: one pad value, or (0.5.23) a pattern of
+    several."""
     if hasattr(item, "padding_sequence"):
         return list(item.padding_sequence(length))
     return [item.pad_value] * length
@@ -76,13 +85,16 @@ def radix_cache(module: Any) -> Any:
 
 
 def matched(stored: list[int], asked: list[int], extra_key: str | None) -> int:
-    """Tokens of ``asked`` that a radix cache holds after ``stored`` was put in without a key."""
+    """Tokens of ``asked`` that a radix cache holds after ``stored`` was put in without
+    a key."""
     module = import_module("sglang.srt.mem_cache.radix_cache")
     torch = import_module("torch")
     cache = radix_cache(module)
-    # Both calls came to take one object of parameters: in 0.5.8 match_prefix does, insert not yet.
+    # Both calls came to take one object of parameters: in 0.5.8 match_prefix does,
+    # insert not yet.
     insert_params, match_params = (
-        "params" in inspect.signature(f).parameters for f in (cache.insert, cache.match_prefix)
+        "params" in inspect.signature(f).parameters
+        for f in (cache.insert, cache.match_prefix)
     )
     base: Any = import_module("sglang.srt.mem_cache.base_prefix_cache")
     ids = (lambda values: array.array("q", values)) if insert_params else list
@@ -123,7 +135,11 @@ def facts(model: str, pair: Path) -> dict[str, Any]:
     found["match_control_after_a"] = matched(ids["A"], ids["control"], None)
     found["match_b_after_a_other_key"] = matched(ids["A"], ids["B"], "another")
     low, high = pad_of(0), pad_of((1 << 30) - 1)
-    found |= {"pad_of_0": low, "pad_of_2_30_less_1": high, "pad_of_2_30": pad_of(1 << 30)}
+    found |= {
+        "pad_of_0": low,
+        "pad_of_2_30_less_1": high,
+        "pad_of_2_30": pad_of(1 << 30),
+    }
     return found
 
 

@@ -1,18 +1,20 @@
-"""Searches two images with equal SGLang pad values; runs in the engine's own environment.
+"""Searches two images with equal SGLang pad values; runs in the engine's own
+environment.
 
-``python pad_value_search.py REQUEST.json`` writes one JSON object a line to stdout (everything else
-that is printed goes to stderr). The request's ``task`` is ``search``, with the fields of the class
-``Search`` below, or ``verify``, with ``model`` and ``images`` (PNG files, by name).
+``python pad_value_search.py REQUEST.json`` writes one JSON object a line to stdout
+(everything else that is printed goes to stderr). The request's ``task`` is ``search``,
+with the fields of the class ``Search`` below, or ``verify``, with ``model`` and
+``images`` (PNG files, by name).
 
-SGLang hashes an image as SHA-256 over the bytes of its preprocessed pixels and keeps 64 bits
-(managers/mm_utils.py, data_hash and tensor_hash); up to 0.5.22 the low 30 of these are
-the pad value (managers/schedule_batch.py, set_pad_value). The search varies a few pixels at the
-image's end, so that all but the last bytes of what is hashed are common to a family of images. It
-learns from the engine's own image processor, seen as a black box, which bytes a pixel changes and
-into what; hashes the common part once; and for each image copies that state and hashes the rest.
-What it assumes is checked: samples against the engine's own hash before the search, and the pair
-after it, read from PNG files by the engine's own classes.
-"""
+SGLang hashes an image as SHA-256 over the bytes of its preprocessed pixels and keeps 64
+bits (managers/mm_utils.py, data_hash and tensor_hash); up to 0.5.22 the low 30 of these
+are the pad value (managers/schedule_batch.py, set_pad_value). The search varies a few
+pixels at the image's end, so that all but the last bytes of what is hashed are common
+to a family of images. It learns from the engine's own image processor, seen as a black
+box, which bytes a pixel changes and into what; hashes the common part once; and for
+each image copies that state and hashes the rest. What it assumes is checked: samples
+against the engine's own hash before the search, and the pair after it, read from PNG
+files by the engine's own classes."""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ class Engine:
             batch = import_module("sglang.srt.managers.schedule_batch")
             utils = import_module("sglang.srt.utils")
         except ModuleNotFoundError as error:
-            raise Problem(f"this environment cannot import the engine: {error}") from error
+            raise Problem(
+                f"this environment cannot import the engine: {error}"
+            ) from error
         self._item, self._image = batch.MultimodalDataItem, batch.Modality.IMAGE
         self._load = utils.load_image
         # As the server starts it with --disable-fast-image-processor.
@@ -98,7 +102,9 @@ class Engine:
             "python": sys.version.split()[0],
             "packages": {name: _version(name) for name in PACKAGES},
             "image_processor": type(self.processor).__name__,
-            "set_pad_value": "".join(inspect.getsourcelines(self._item.set_pad_value)[0]),
+            "set_pad_value": "".join(
+                inspect.getsourcelines(self._item.set_pad_value)[0]
+            ),
         }
 
     def features(self, pixels: Array) -> Any:
@@ -146,11 +152,11 @@ def as_words(features: Any) -> Array:
 
 @dataclass(frozen=True)
 class Table:
-    """What each varying pixel does to the hashed words; the same for every family of one size.
+    """What each varying pixel does to the hashed words; the same for every family of
+    one size.
 
-    ``places[k]``: indices of the words that pixel k changes; ``values[k]``: (256, words), what they
-    become for each value of its blue.
-    """
+    ``places[k]``: indices of the words that pixel k changes; ``values[k]``: (256,
+    words), what they become for each value of its blue."""
 
     places: list[Array]
     values: list[Array]
@@ -161,7 +167,8 @@ class Table:
 
 
 def spot(shape: tuple[int, ...], k: int) -> tuple[int, int, int]:
-    """Row, column, channel of varying value k: blue, leftwards from the bottom right corner."""
+    """Row, column, channel of varying value k: blue, leftwards from the bottom right
+    corner."""
     return shape[0] - 1, shape[1] - 1 - k, 2
 
 
@@ -179,7 +186,8 @@ def member(base: Array, index: int, varying: int) -> Array:
 
 
 def learn(words_of: Callable[[Array], Any], base: Any, varying: int) -> Table:
-    """Ask the processor, as a black box, which words each varying pixel changes, and into what."""
+    """Ask the processor, as a black box, which words each varying pixel changes, and
+    into what."""
     zero = member(base, 0, varying)
     common = words_of(zero)
     places = []
@@ -189,12 +197,14 @@ def learn(words_of: Callable[[Array], Any], base: Any, varying: int) -> Table:
         changed = np.flatnonzero(words_of(one) != common)
         if changed.size == 0:
             raise Problem(
-                "the last pixels do not reach the hash: the processor drops or mixes them"
+                "the last pixels do not reach the hash: the processor drops or mixes "
+                "them"
             )
         places.append(changed)
     if len(np.unique(np.concatenate(places))) != sum(p.size for p in places):
         raise Problem(
-            "the processor mixes neighbouring pixels: take a size that it does not resize"
+            "the processor mixes neighbouring pixels: take a size that it does not "
+            "resize"
         )
     values = [np.empty((256, p.size), np.uint32) for p in places]
     for value in range(256):
@@ -207,7 +217,8 @@ def learn(words_of: Callable[[Array], Any], base: Any, varying: int) -> Table:
 
 
 class Family:
-    """The images of one picture: SHA-256's state after the common bytes, and the bytes after it."""
+    """The images of one picture: SHA-256's state after the common bytes, and the bytes
+    after it."""
 
     def __init__(self, words: Array, table: Table) -> None:
         start = table.first * WORD // BLOCK * BLOCK // WORD
@@ -219,13 +230,19 @@ class Family:
 
     def hashes(self, start: int, stop: int) -> Array:
         """The engine's 64-bit hashes of images start..stop-1."""
-        chunks = [np.arange(at, min(at + CHUNK, stop)) for at in range(start, stop, CHUNK)]
-        digests = b"".join([digest for chunk in chunks for digest in self._digests(chunk)])
+        chunks = [
+            np.arange(at, min(at + CHUNK, stop)) for at in range(start, stop, CHUNK)
+        ]
+        digests = b"".join(
+            [digest for chunk in chunks for digest in self._digests(chunk)]
+        )
         return np.frombuffer(digests, ">u8")[::4].astype(np.uint64)
 
     def _digests(self, index: Array) -> list[bytes]:
         rows = self._rows[: len(index)]
-        for k, (places, values) in enumerate(zip(self._places, self._values, strict=True)):
+        for k, (places, values) in enumerate(
+            zip(self._places, self._values, strict=True)
+        ):
             digit = (index >> (8 * k)) & 255
             for column, place in enumerate(places):
                 rows[:, place] = values[digit, column]
@@ -242,7 +259,8 @@ class Family:
 
 
 class Hashers:
-    """Processes that hash: forked before the engine is imported, so that they are small."""
+    """Processes that hash: forked before the engine is imported, so that they are
+    small."""
 
     def __init__(self, jobs: int) -> None:
         fork = multiprocessing.get_context("fork")
@@ -250,7 +268,9 @@ class Hashers:
         self.processes = []
         for _ in range(jobs):
             ours, theirs = fork.Pipe()
-            process = fork.Process(target=_hasher, args=(theirs, os.getpid()), daemon=True)
+            process = fork.Process(
+                target=_hasher, args=(theirs, os.getpid()), daemon=True
+            )
             process.start()
             theirs.close()
             self.pipes.append(ours)
@@ -270,12 +290,15 @@ class Hashers:
                 pipe.send((low, high))
             parts = [pipe.recv() for pipe in used]
         except (EOFError, BrokenPipeError) as error:
-            raise Problem("a hashing process died; was it killed for memory?") from error
+            raise Problem(
+                "a hashing process died; was it killed for memory?"
+            ) from error
         return [np.concatenate(family) for family in zip(*parts, strict=True)]
 
 
 def _hasher(pipe: Connection, parent: int) -> None:
-    """One process: families first, then ranges, until the pipe ends or the parent dies."""
+    """One process: families first, then ranges, until the pipe ends or the parent
+    dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     die_with_parent(parent)
     try:
@@ -288,7 +311,8 @@ def _hasher(pipe: Connection, parent: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, however it ends (prctl 1)."""
+    """Have the kernel kill this process when its parent ends, however it ends (prctl
+    1)."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
@@ -305,22 +329,29 @@ class Found:
 
 
 class Matcher:
-    """All low bits so far, of both families; says when a value of one is among the other's."""
+    """All low bits so far, of both families; says when a value of one is among the
+    other's."""
 
     def __init__(self, bits: int) -> None:
         self._mask = np.uint64((1 << bits) - 1)
         self._all: list[Array] = [np.empty(0, np.uint64), np.empty(0, np.uint64)]
 
     def add(self, new: list[Array]) -> Found | None:
-        """Take in the next hashes of each family; the pair with the lowest indices, if any."""
+        """Take in the next hashes of each family; the pair with the lowest indices, if
+        any."""
         for k, hashes in enumerate(new):
             self._all[k] = np.concatenate([self._all[k], hashes & self._mask])
-        # One sort of all values with their family as lowest bit: equal ones become neighbours.
+        # One sort of all values with their family as lowest bit: equal ones become
+        # neighbours.
         one = np.uint64(1)
-        merged = np.sort(np.concatenate([self._all[0] << one, self._all[1] << one | one]))
+        merged = np.sort(
+            np.concatenate([self._all[0] << one, self._all[1] << one | one])
+        )
         if not np.any(merged[1:] ^ merged[:-1] == one):
             return None
-        common, first, second = np.intersect1d(self._all[0], self._all[1], return_indices=True)
+        common, first, second = np.intersect1d(
+            self._all[0], self._all[1], return_indices=True
+        )
         best = int(np.argmin(np.maximum(first, second)))
         return Found(int(first[best]), int(second[best]), int(common[best]))
 
@@ -346,7 +377,8 @@ def search(request: Search, say: Callable[..., None]) -> None:
     words = [words_of(member(base, 0, request.varying)) for base in bases]
     families = [Family(w, table) for w, table in zip(words, tables, strict=True)]
     checked = sum(
-        check(engine, f, b, request.varying) for f, b in zip(families, bases, strict=True)
+        check(engine, f, b, request.varying)
+        for f, b in zip(families, bases, strict=True)
     )
     learn_s = time.perf_counter() - began
     say("stage", text="hashing images")
@@ -364,15 +396,26 @@ def search(request: Search, say: Callable[..., None]) -> None:
         say("exhausted", images=2 * done)
         return
     write_pair(request, bases, found)
-    names = {name: str(Path(request.out) / f"{name}.png") for name in ("A", "B", "control")}
+    names = {
+        name: str(Path(request.out) / f"{name}.png") for name in ("A", "B", "control")
+    }
     verify(
-        engine, names, say,
-        height=bases[0].shape[0], width=bases[0].shape[1], varying=request.varying,
-        images=2 * done, index_a=found.first, index_b=found.second,
-        hashed_bytes=int(words[0].size * WORD), tail_bytes=int(families[0].tail.size * WORD),
-        samples_checked=checked, start_s=round(start_s, 3), learn_s=round(learn_s, 4),
+        engine,
+        names,
+        say,
+        height=bases[0].shape[0],
+        width=bases[0].shape[1],
+        varying=request.varying,
+        images=2 * done,
+        index_a=found.first,
+        index_b=found.second,
+        hashed_bytes=int(words[0].size * WORD),
+        tail_bytes=int(families[0].tail.size * WORD),
+        samples_checked=checked,
+        start_s=round(start_s, 3),
+        learn_s=round(learn_s, 4),
         search_s=search_s,
-    )  # fmt: skip
+    )
 
 
 def check(engine: Engine, family: Family, base: Array, varying: int) -> int:
@@ -385,14 +428,15 @@ def check(engine: Engine, family: Family, base: Array, varying: int) -> int:
         true, _ = engine.identify(member(base, index, varying))
         if predicted != true:
             raise Problem(
-                f"the engine's hash of image {index} is {true:016x}, the search predicts "
-                f"{predicted:016x}: this release hashes in another way"
+                f"the engine's hash of image {index} is {true:016x}, the search "
+                f"predicts {predicted:016x}: this release hashes in another way"
             )
     return len(indices)
 
 
 def write_pair(request: Search, bases: list[Array], found: Found) -> None:
-    """A.png, B.png, and control.png: B with the highest bit of its last pixel's blue flipped."""
+    """A.png, B.png, and control.png: B with the highest bit of its last pixel's blue
+    flipped."""
     first = member(bases[0], found.first, request.varying)
     second = member(bases[1], found.second, request.varying)
     control = second.copy()
@@ -401,8 +445,11 @@ def write_pair(request: Search, bases: list[Array], found: Found) -> None:
         Image.fromarray(pixels).save(Path(request.out) / f"{name}.png", optimize=True)
 
 
-def verify(engine: Engine, files: dict[str, str], say: Callable[..., None], **search: Any) -> None:
-    """The engine's own hash and pad value of each PNG file, read as the server reads it.
+def verify(
+    engine: Engine, files: dict[str, str], say: Callable[..., None], **search: Any
+) -> None:
+    """The engine's own hash and pad value of each PNG file, read as the server reads
+    it.
 
     ``search``: the facts of the search that made the files; none, if another made them.
     """

@@ -1,13 +1,15 @@
 """vLLM's mask of image rows, step by step, behind a vision tower that is not yet done.
 
-``python pinned_mask.py --device cuda two-steps`` runs one case, in this process, and prints it as
-JSON: a device-side assert ends what CUDA can do in a process, so ``pinned_reuse.py`` runs each in
-a child. With ``--device emulated`` the device is ``standins/emulated_stream``.
+``python pinned_mask.py --device cuda two-steps`` runs one case, in this process, and
+prints it as
+JSON: a device-side assert ends what CUDA can do in a process, so ``pinned_reuse.py``
+runs each in a child. With ``--device emulated`` the device is
+``standins/emulated_stream``.
 
-The steps are vLLM 0.12.0's (``_gather_mm_embeddings``, ``_merge_multimodal_embeddings``): the host
-waits for an event, records it anew, launches the tower, writes the mask's pinned buffer,
-queues its copy, and puts the image's rows in with ``masked_scatter_``.
-"""
+The steps are vLLM 0.12.0's (``_gather_mm_embeddings``,
+``_merge_multimodal_embeddings``): the host waits for an event, records it anew,
+launches the tower, writes the mask's pinned buffer, queues its copy, and puts the
+image's rows in with ``masked_scatter_``."""
 
 from __future__ import annotations
 
@@ -24,11 +26,12 @@ from typing import Any
 
 import torch
 
-# ------------------------------------------------------------------ a device that may be behind
+# ---------------------------------------------------------- a device that may be behind
 
 NAMES = ("cuda", "cpu", "emulated")
 BUSY_MS = 40.0
-"""What the device is given to do before the copy: a vision tower takes about as long."""
+"""What the device is given to do before the copy: a vision tower takes about as
+long."""
 EMULATED = Path(__file__).parent / "standins" / "emulated_stream"
 
 
@@ -36,7 +39,9 @@ def missing(name: str) -> str:
     """Why there is no device called ``name``; "" if there is."""
     os.environ.pop("CUDA_LAUNCH_BLOCKING", None)  # with it nothing is ever late
     if name == "cuda" and not torch.cuda.is_available():
-        return "torch finds no CUDA device here; --device emulated shows what is predicted"
+        return (
+            "torch finds no CUDA device here; --device emulated shows what is predicted"
+        )
     return ""
 
 
@@ -46,7 +51,9 @@ class Cpu:
     name = "cpu"
     graphs = False
 
-    def buffer(self, count: int, *, pinned: bool, dtype: torch.dtype = torch.uint8) -> Any:
+    def buffer(
+        self, count: int, *, pinned: bool, dtype: torch.dtype = torch.uint8
+    ) -> Any:
         """Host memory."""
         return torch.zeros(count, dtype=dtype)
 
@@ -105,7 +112,9 @@ class Emulated(Cpu):
     def event(self) -> Any:
         return self._event()
 
-    def buffer(self, count: int, *, pinned: bool, dtype: torch.dtype = torch.uint8) -> Any:
+    def buffer(
+        self, count: int, *, pinned: bool, dtype: torch.dtype = torch.uint8
+    ) -> Any:
         made = super().buffer(count, pinned=pinned, dtype=dtype)
         return self.marks.pinned(made) if pinned else made
 
@@ -141,8 +150,11 @@ class Cuda(Cpu):
         for _ in range(times):
             torch.matmul(self._wide, self._wide, out=self._out)
 
-    def _scaled(self, launch: Callable[[int], None], sample: int, busy_ms: float) -> int:
-        """How much of ``launch`` takes ``busy_ms``; the second run counts, the first is cold."""
+    def _scaled(
+        self, launch: Callable[[int], None], sample: int, busy_ms: float
+    ) -> int:
+        """How much of ``launch`` takes ``busy_ms``; the second run counts, the first is
+        cold."""
         for _ in range(2):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in "se")
             start.record()
@@ -151,7 +163,9 @@ class Cuda(Cpu):
             torch.cuda.synchronize()
         return max(1, round(sample * busy_ms / max(start.elapsed_time(end), 1e-3)))
 
-    def buffer(self, count: int, *, pinned: bool, dtype: torch.dtype = torch.uint8) -> Any:
+    def buffer(
+        self, count: int, *, pinned: bool, dtype: torch.dtype = torch.uint8
+    ) -> Any:
         made = torch.zeros(count, dtype=dtype, pin_memory=pinned)
         assert made.is_pinned() is pinned
         return made
@@ -173,19 +187,20 @@ def device_of(name: str) -> Cpu:
     return {"cpu": Cpu, "emulated": Emulated, "cuda": Cuda}[name]()
 
 
-# ------------------------------------------------------------------ the mask, step by step
+# --------------------------------------------------------------- the mask, step by step
 
 
 @dataclass(frozen=True)
 class Mask:
     """``is_mm_embed`` of one prompt, step by step, and what is scattered by it.
 
-    Attributes:
-        images: (offset, length) in tokens.
-        prompt: tokens, images included; then two decode steps.
-        order: "0.12.0": the event is recorded before the mask is written and copied; "event": after
-            the copy (vllm#31373); "two-buffers": 0.12.0's event, buffers in turn (vllm#31841).
-        emulation: what the emulated stream makes of the first step: "assert", "silent", "right".
+    Attributes: images: (offset, length) in tokens. prompt: tokens, images included;
+        then two decode steps. order: "0.12.0": the event is recorded before the mask is
+        written and copied; "event": after
+            the copy (vllm#31373); "two-buffers": 0.12.0's event, buffers in turn
+            (vllm#31841).
+        emulation: what the emulated stream makes of the first step: "assert", "silent",
+            "right".
     """
 
     name: str
@@ -209,25 +224,39 @@ MASKS = (
         "0.12.0",
         "silent",
     ),
-    Mask("one-step", "an image of one step: right, by luck", ((2, 2000),), 2010, "0.12.0", "right"),
-    Mask("three-steps-event", "the event after the copy", REPORT, 4900, "event", "right"),
-    Mask("three-steps-two-buffers", "two buffers", REPORT, 4900, "two-buffers", "right"),
+    Mask(
+        "one-step",
+        "an image of one step: right, by luck",
+        ((2, 2000),),
+        2010,
+        "0.12.0",
+        "right",
+    ),
+    Mask(
+        "three-steps-event", "the event after the copy", REPORT, 4900, "event", "right"
+    ),
+    Mask(
+        "three-steps-two-buffers", "two buffers", REPORT, 4900, "two-buffers", "right"
+    ),
 )
 HIDDEN = 64
 
 
 @dataclass
 class MaskResult:
-    """Of one ``Mask``, in a process of its own: a device-side assert ends what CUDA can do there.
+    """Of one ``Mask``, in a process of its own: a device-side assert ends what CUDA can
+    do there.
 
-    Attributes:
-        outcome: "assert" (masked_scatter refused), "silent" (wrong embeddings, no error), "right".
-        rows: of each step: rows to be put in, and rows that the device's mask marked; None where a
+    Attributes: outcome: "assert" (masked_scatter refused), "silent" (wrong embeddings,
+        no error), "right". rows: of each step: rows to be put in, and rows that the
+        device's mask marked; None where a
             failed device tells no more.
         wrong: of each step, rows of the result that are not what they should be.
-        error: what was raised, ``raised_by`` which call; ``stderr``: what the device printed.
-        exit_code: of that process, as of ``subprocess``. After a device-side assert it is -6 where
-            torch frees pinned memory: that asks the device, and what it raises nobody catches.
+        error: what was raised, ``raised_by`` which call; ``stderr``: what the device
+            printed.
+        exit_code: of that process, as of ``subprocess``. After a device-side assert it
+            is -6 where torch frees pinned memory: that asks the device, and what it
+            raises nobody catches.
     """
 
     name: str
@@ -258,7 +287,8 @@ KEPT: list[Any] = []
 
 
 def run_mask(device: Cpu, case: Mask) -> MaskResult:
-    """In this process. As vLLM's ``_gather_mm_embeddings`` and ``_merge_multimodal_embeddings``."""
+    """In this process. As vLLM's ``_gather_mm_embeddings`` and
+    ``_merge_multimodal_embeddings``."""
     result = MaskResult(case.name, case.what, emulation=case.emulation)
     pairs = [
         (
@@ -302,7 +332,8 @@ def run_mask(device: Cpu, case: Mask) -> MaskResult:
         device.wait()
         result.raised_by = ""
 
-    # What is loaded or allocated at its first use may wait for the device: once in order first.
+    # What is loaded or allocated at its first use may wait for the device: once in
+    # order first.
     run(ordered=True)
     for tensor in made:
         tensor.zero_()
@@ -332,7 +363,9 @@ def masked(name: str, case: Mask) -> MaskResult:
     if name != "cuda":
         return run_mask(device_of(name), case)
     command = [sys.executable, __file__, "--device", name, case.name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False
+    )
     lines = done.stdout.splitlines()
     if lines and lines[-1].startswith("{"):
         result = MaskResult(**json.loads(lines[-1]))

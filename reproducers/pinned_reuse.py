@@ -1,17 +1,19 @@
-"""A pinned host buffer, rewritten behind a queued copy to the device: no engine, no emulation.
+"""A pinned host buffer, rewritten behind a queued copy to the device: no engine, no
+emulation.
 
-``python pinned_reuse.py --device cuda --json``; torch and the standard library are all it needs.
+``python pinned_reuse.py --device cuda --json``; torch and the standard library are all
+it needs.
 
-vLLM 0.12.0 and 0.13.0 keep the mask of image rows in one pinned buffer. A step writes it, queues a
-``non_blocking`` copy behind the vision tower, and the next step writes it again. On a CPU that is
-seen only with ``standins/emulated_stream``, which runs device work as late as the host's waiting
-allows. Here a real stream does it, and each result stands beside what the emulation gave
-(``--device emulated`` runs it; ``tests/minivllm/test_pinned_reuse.py`` holds the table to that) and
-beside what CUDA documents ("API synchronization behavior", memcpy async).
+vLLM 0.12.0 and 0.13.0 keep the mask of image rows in one pinned buffer. A step writes
+it, queues a ``non_blocking`` copy behind the vision tower, and the next step writes it
+again. On a CPU that is seen only with ``standins/emulated_stream``, which runs device
+work as late as the host's waiting allows. Here a real stream does it, and each result
+stands beside what the emulation gave (``--device emulated`` runs it;
+``tests/minivllm/test_pinned_reuse.py`` holds the table to that) and beside what CUDA
+documents ("API synchronization behavior", memcpy async).
 
-``--device cpu`` runs the same on plain CPU tensors, where nothing is ever late. Ends with 0 where
-the race was seen, 1 where it was not, 4 where it cannot be tried.
-"""
+``--device cpu`` runs the same on plain CPU tensors, where nothing is ever late. Ends
+with 0 where the race was seen, 1 where it was not, 4 where it cannot be tried."""
 
 from __future__ import annotations
 
@@ -26,25 +28,35 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from pinned_mask import BUSY_MS, MASKS, NAMES, Cpu, MaskResult, device_of, masked, missing
+from pinned_mask import (
+    BUSY_MS,
+    MASKS,
+    NAMES,
+    Cpu,
+    MaskResult,
+    device_of,
+    masked,
+    missing,
+)
 
 SEEN, NOT_SEEN, NOT_TRIED = 0, 1, 4
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
 """Bytes. CUDA documents that pageable memory of up to 64 KiB is staged at once."""
 DELAY_S = 1.5
-"""Host time between two steps in the report's own process, whose first request passed."""
+"""Host time between two steps in the report's own process, whose first request
+passed."""
 
 
-# ------------------------------------------------------------------ one buffer, one copy
+# ----------------------------------------------------------------- one buffer, one copy
 
 
 @dataclass(frozen=True)
 class Case:
     """A buffer is written, copied behind some work, and written again.
 
-    Attributes:
-        work: before the copy: "sleep" (one kernel that waits), "matmul" (many that compute), "".
-        event: recorded "after" or "before" the copy (vLLM 0.12.0's place) and waited for before the
+    Attributes: work: before the copy: "sleep" (one kernel that waits), "matmul" (many
+        that compute), "". event: recorded "after" or "before" the copy (vLLM 0.12.0's
+        place) and waited for before the
             buffer is written again; "": nothing is waited for.
         graph: work and copy are captured and replayed.
         early: the buffer is written again before the replay.
@@ -68,7 +80,9 @@ class Case:
 
 CASES = (
     Case("busy", "rewritten at once, behind a waiting kernel", "new", "new"),
-    Case("busy-matmul", "rewritten at once, behind matmuls", "new", "new", work="matmul"),
+    Case(
+        "busy-matmul", "rewritten at once, behind matmuls", "new", "new", work="matmul"
+    ),
     Case(
         "event-before",
         "the event waited for was recorded before work and copy, as in vLLM 0.12.0",
@@ -76,20 +90,49 @@ CASES = (
         "new",
         event="before",
     ),
-    Case("event-after", "the event was recorded after the copy", "old", "old", event="after"),
-    Case("pageable", "not pinned: staged, or the host waits", "old", "old", pinned=False),
-    Case("pageable-idle", "not pinned, nothing queued", "old", "old", pinned=False, work=""),
-    Case("idle", "nothing queued before the copy: who is first?", "either", "new", work=""),
+    Case(
+        "event-after",
+        "the event was recorded after the copy",
+        "old",
+        "old",
+        event="after",
+    ),
+    Case(
+        "pageable", "not pinned: staged, or the host waits", "old", "old", pinned=False
+    ),
+    Case(
+        "pageable-idle",
+        "not pinned, nothing queued",
+        "old",
+        "old",
+        pinned=False,
+        work="",
+    ),
+    Case(
+        "idle",
+        "nothing queued before the copy: who is first?",
+        "either",
+        "new",
+        work="",
+    ),
     Case(
         "delay",
-        "rewritten 1.5 s later: the device has long been there; the emulation knows no time",
+        (
+            "rewritten 1.5 s later: the device has long been there; the emulation "
+            "knows no time"
+        ),
         "old",
         "new",
         delay_s=DELAY_S,
     ),
     Case("graph", "a replayed graph holds work and copy", "new", None, graph=True),
     Case(
-        "graph-event", "the same, an event after the replay", "old", None, event="after", graph=True
+        "graph-event",
+        "the same, an event after the replay",
+        "old",
+        None,
+        event="after",
+        graph=True,
     ),
     Case(
         "graph-early",
@@ -107,13 +150,13 @@ CASES = (
 class Trial:
     """What ``repetitions`` of a case gave.
 
-    Attributes:
-        old, new, torn: contents that the device read: before the rewriting, after it, some of each.
-        busy: how often the device was still at the work when the buffer had been rewritten, and
+    Attributes: old, new, torn: contents that the device read: before the rewriting,
+        after it, some of each. busy: how often the device was still at the work when
+        the buffer had been rewritten, and
             ``busy_new``, of these, how often it read the new contents.
         waited: how often the call of the copy returned only when the work was done.
-        by_rule, as_emulated: whether it is so each time; where "new" is expected, each time that
-            the device was busy. None: nothing to judge by.
+        by_rule, as_emulated: whether it is so each time; where "new" is expected, each
+            time that the device was busy. None: nothing to judge by.
     """
 
     name: str
@@ -207,7 +250,9 @@ def _once(
     device.wait()
     counts = [int((target == value).sum()) for value in (old, new)]
     if sum(counts) != target.numel():
-        raise RuntimeError(f"the device has {counts} of {target.numel()} bytes, old and new")
+        raise RuntimeError(
+            f"the device has {counts} of {target.numel()} bytes, old and new"
+        )
     trial.repetitions += 1
     trial.old += not counts[1]
     trial.new += not counts[0]
@@ -234,7 +279,12 @@ def claims(trials: list[Trial], masks: list[MaskResult]) -> list[dict[str, str]]
         judged = [t.by_rule for t in found]
         held = None if not found or None in judged else all(judged)
         counts = {k: sum(getattr(t, k) for t in found) for k in ("old", "new", "torn")}
-        claim(names[0], text, held, ", ".join(f"{n} × {k}" for k, n in counts.items() if n))
+        claim(
+            names[0],
+            text,
+            held,
+            ", ".join(f"{n} × {k}" for k, n in counts.items() if n),
+        )
 
     def mask(name: str, text: str, wanted: str, *names: str) -> None:
         found = [outcomes.get(one, "") for one in names]
@@ -242,10 +292,17 @@ def claims(trials: list[Trial], masks: list[MaskResult]) -> list[dict[str, str]]
         claim(name, text, held, ", ".join(found))
 
     tried(
-        "behind queued work, a pinned buffer that is rewritten reaches the device rewritten",
-        *("busy", "busy-matmul"),
+        (
+            "behind queued work, a pinned buffer that is rewritten reaches the device "
+            "rewritten"
+        ),
+        "busy",
+        "busy-matmul",
     )
-    tried("an event recorded before the copy (vLLM 0.12.0) does not prevent it", "event-before")
+    tried(
+        "an event recorded before the copy (vLLM 0.12.0) does not prevent it",
+        "event-before",
+    )
     tried("an event recorded after the copy prevents it", "event-after")
     tried("memory that is not pinned is safe", "pageable", "pageable-idle")
     tried("a device that had time to get there has read the old contents", "delay")
@@ -253,17 +310,22 @@ def claims(trials: list[Trial], masks: list[MaskResult]) -> list[dict[str, str]]
     mask(
         "mask-assert",
         "with 0.12.0's order the report's image ends in masked_scatter",
-        *("assert", "three-steps"),
+        "assert",
+        "three-steps",
     )
     mask(
         "mask-silent",
         "with 0.12.0's order images of two steps get wrong rows, without an error",
-        *("silent", "two-steps", "equal-count"),
+        "silent",
+        "two-steps",
+        "equal-count",
     )
     mask(
         "mask-fixed",
         "with the event after the copy, or two buffers, all rows are right",
-        *("right", "three-steps-event", "three-steps-two-buffers"),
+        "right",
+        "three-steps-event",
+        "three-steps-two-buffers",
     )
     late = [t for t in trials if t.busy and t.emulation and not t.error]
     agree = sum(bool(t.as_emulated) for t in late)
@@ -282,7 +344,11 @@ def document(device: Cpu, sizes: tuple[int, ...], repetitions: int) -> dict[str,
     for case in CASES:
         if case.graph and not device.graphs:
             continue
-        count = min(repetitions, 2) if case.delay_s and device.name == "cuda" else repetitions
+        count = (
+            min(repetitions, 2)
+            if case.delay_s and device.name == "cuda"
+            else repetitions
+        )
         instant = replace(case, delay_s=case.delay_s if device.name == "cuda" else 0.0)
         trials += [tried(device, instant, size, count) for size in sizes]
     masks = [masked(device.name, case) for case in MASKS]
@@ -304,7 +370,10 @@ def document(device: Cpu, sizes: tuple[int, ...], repetitions: int) -> dict[str,
 
 def tell(found: dict[str, Any]) -> None:
     """For people."""
-    print(f"{found['gpu'] or found['device']}, torch {found['torch']}, {found['seconds']} s")
+    print(
+        f"{found['gpu'] or found['device']}, torch {found['torch']}, "
+        f"{found['seconds']} s"
+    )
     for trial in found["trials"]:
         counts = Counter({k: trial[k] for k in ("old", "new", "torn") if trial[k]})
         said = ", ".join(f"{n} {k}" for k, n in counts.items()) or trial["error"]
@@ -325,7 +394,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     if why := missing(options.device):
-        print(json.dumps({"device": options.device, "error": why}) if options.json else why)
+        print(
+            json.dumps({"device": options.device, "error": why})
+            if options.json
+            else why
+        )
         return NOT_TRIED
     device = device_of(options.device)
     found = document(device, tuple(options.size or SIZES), options.repetitions)

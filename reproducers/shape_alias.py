@@ -1,13 +1,13 @@
 """Minimal reproducer of SGLang's shape alias, with the installed engine's own classes.
 
-``python shape_alias.py MODEL_FOLDER [WIDE.png TALL.png]``, with the interpreter of an SGLang
-environment; or the variables MMREPRO_MODEL and MMREPRO_PAIR (a folder with W.png and T.png). No
-server, no GPU. MODEL_FOLDER is any Qwen2-VL's (only its processor is used); without pictures it
-makes two itself: eight tiles of 28 x 28 pixels, laid out 2 x 4 and 4 x 2.
+``python shape_alias.py MODEL_FOLDER [WIDE.png TALL.png]``, with the interpreter of an
+SGLang environment; or the variables MMREPRO_MODEL and MMREPRO_PAIR (a folder with W.png
+and T.png). No server, no GPU. MODEL_FOLDER is any Qwen2-VL's (only its processor is
+used); without pictures it makes two itself: eight tiles of 28 x 28 pixels, laid out 2 x
+4 and 4 x 2.
 
-SGLang hashes the bytes of the preprocessed pixels and not their grid, so that one buffer in two
-layouts is one picture. Prints one JSON object of facts.
-"""
+SGLang hashes the bytes of the preprocessed pixels and not their grid, so that one
+buffer in two layouts is one picture. Prints one JSON object of facts."""
 
 from __future__ import annotations
 
@@ -29,14 +29,17 @@ PROCESSORS = (
 def image_processor(model: str) -> Any:
     for name in PROCESSORS:
         try:
-            return import_module(name).get_processor(model, use_fast=False).image_processor
+            return (
+                import_module(name).get_processor(model, use_fast=False).image_processor
+            )
         except (ModuleNotFoundError, AttributeError):
             continue
     sys.exit("this release of SGLang has no get_processor where it is known to be")
 
 
 def tiles(rows: int, columns: int) -> Any:
-    """The same eight tiles in the same order, as a picture of so many rows and columns."""
+    """The same eight tiles in the same order, as a picture of so many rows and
+    columns."""
     import numpy as np
     from PIL import Image
 

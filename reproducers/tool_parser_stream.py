@@ -1,9 +1,10 @@
-"""Minimal reproducer of vLLM's parsers of tool calls, with the installed engine's own classes.
+"""Minimal reproducer of vLLM's parsers of tool calls, with the installed engine's own
+classes.
 
-``python tool_parser_stream.py``, with the interpreter of a vLLM environment. No server, no model,
-no GPU. Each parser gets one text with two calls, the first without arguments: whole, and letter by
-letter as from a stream. Prints one JSON object: the arguments of the second call, by parser.
-"""
+``python tool_parser_stream.py``, with the interpreter of a vLLM environment. No server,
+no model, no GPU. Each parser gets one text with two calls, the first without arguments:
+whole, and letter by letter as from a stream. Prints one JSON object: the arguments of
+the second call, by parser."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ import json
 from importlib import import_module
 from typing import Any
 
-CALLS = '[{"name": "now", "arguments": {}}, {"name": "look", "arguments": {"at": "moon"}}]'
+CALLS = (
+    '[{"name": "now", "arguments": {}}, {"name": "look", "arguments": {"at": "moon"}}]'
+)
 PARSERS = {
     "xlam": ("xlam_tool_parser", "xLAMToolParser", CALLS),
     "hunyuan_a13b": (
@@ -41,7 +44,9 @@ def arguments(parser: str) -> dict[str, str]:
     module, name, text = PARSERS[parser]
     cls: Any = getattr(import_module(f"vllm.tool_parsers.{module}"), name)
     protocol = import_module("vllm.entrypoints.openai.chat_completion.protocol")
-    tools = [{"type": "function", "function": {"name": name}} for name in ("now", "look")]
+    tools = [
+        {"type": "function", "function": {"name": name}} for name in ("now", "look")
+    ]
     request = protocol.ChatCompletionRequest(
         model="m", messages=[{"role": "user", "content": "x"}], tools=tools
     )
@@ -50,18 +55,34 @@ def arguments(parser: str) -> dict[str, str]:
     ids = Tokenizer().encode(text)
     for end, letter in enumerate(text):
         delta = parser_.extract_tool_calls_streaming(
-            text[:end], text[: end + 1], letter, ids[:end], ids[: end + 1], [ids[end]], request
+            text[:end],
+            text[: end + 1],
+            letter,
+            ids[:end],
+            ids[: end + 1],
+            [ids[end]],
+            request,
         )
         for call in (delta.tool_calls if delta else None) or ():
             if call.index == SECOND:
                 given = call.function
-                more = given.get("arguments") if isinstance(given, dict) else given.arguments
+                more = (
+                    given.get("arguments")
+                    if isinstance(given, dict)
+                    else given.arguments
+                )
                 streamed += more or ""
     return {
-        f"{parser}_whole": whole[SECOND].function.arguments if len(whole) > SECOND else "",
+        f"{parser}_whole": whole[SECOND].function.arguments
+        if len(whole) > SECOND
+        else "",
         f"{parser}_streamed": streamed,
     }
 
 
 if __name__ == "__main__":
-    print(json.dumps({key: value for name in PARSERS for key, value in arguments(name).items()}))
+    print(
+        json.dumps(
+            {key: value for name in PARSERS for key, value in arguments(name).items()}
+        )
+    )

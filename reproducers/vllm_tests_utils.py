@@ -1,5 +1,6 @@
-"""What stands for vLLM's ``tests/utils.py`` where a wheel is installed, which has no tests: of
-``RemoteOpenAIServer`` the part that an upstream test of mmrepro uses, by its names (0.24.0)."""
+"""What stands for vLLM's ``tests/utils.py`` where a wheel is installed, which has no
+tests: of ``RemoteOpenAIServer`` the part that an upstream test of mmrepro uses, by its
+names (0.24.0)."""
 
 from __future__ import annotations
 

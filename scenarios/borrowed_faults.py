@@ -1,9 +1,9 @@
 """minivllm: failures of vLLM, SGLang and LMDeploy, in twenty lines each.
 
-Each variant switches one of them on in the engine of ``reproducers/minivllm``, drives it there over
-HTTP, and looks for the symptom of the original and for its reason. Small and fast, so that the
-harness's own tests can have every kind of failure: a hang, a dead loop, single errors, silence.
-"""
+Each variant switches one of them on in the engine of ``reproducers/minivllm``, drives
+it there over HTTP, and looks for the symptom of the original and for its reason. Small
+and fast, so that the harness's own tests can have every kind of failure: a hang, a dead
+loop, single errors, silence."""
 
 from __future__ import annotations
 
@@ -36,7 +36,14 @@ from mmrepro.scenario import (
     symptom,
     with_variants,
 )
-from mmrepro.scenario.more import Failure, Picture, StackSample, StacksData, checks, crash
+from mmrepro.scenario.more import (
+    Failure,
+    Picture,
+    StackSample,
+    StacksData,
+    checks,
+    crash,
+)
 from mmrepro.scenario.silent import Pair, explained, may_show, pairs
 from mmrepro.scenario.vllm import MM_CACHE_ISSUE
 
@@ -58,12 +65,12 @@ def ghosts(stacks: StacksData) -> list[str]:
 class GhostKeyLru(mini.MinivllmFault):
     """The image cache's eviction never ends, while /health stays 200.
 
-    What: After a request was refused for its length and its image was sent again, the next eviction
-    never ends: the engine's thread spins, /health is green, nothing is answered.
+    What: After a request was refused for its length and its image was sent again, the
+    next eviction never ends: the engine's thread spins, /health is green, nothing is
+    answered.
 
-    Why: `touch()` gives a missing key a place in the LRU order: a ghost. When it is the oldest,
-    `pop_oldest()` removes nothing, and `put()` asks for room for ever.
-    """
+    Why: `touch()` gives a missing key a place in the LRU order: a ghost. When it is the
+    oldest, `pop_oldest()` removes nothing, and `put()` asks for room for ever."""
 
     name, variant = "borrowed-faults", "ghost-key-lru"
     failure_class, severity = FailureClass.SILENT_HANG, Severity.CRITICAL
@@ -73,7 +80,9 @@ class GhostKeyLru(mini.MinivllmFault):
     server = "--mm-cache-tokens 130"
     refused = (TOO_LONG,)
     references = (MM_CACHE_ISSUE,)
-    log_patterns = {"cached-item-assertion": r"AssertionError: Expected a cached item for mm_hash="}
+    log_patterns = {
+        "cached-item-assertion": r"AssertionError: Expected a cached item for mm_hash="
+    }
     key_log_patterns = ("cached-item-assertion",)
 
     async def trigger(self, drive: Drive) -> None:
@@ -81,22 +90,35 @@ class GhostKeyLru(mini.MinivllmFault):
         await drive.ask(TOO_LONG, text="x" * (drive.max_model_len + 50), image=image)
         await drive.ask(AGAIN, image=image)
         for i, label in enumerate(FILLS, 1):
-            if await drive.ask(label, image=drive.picture(f"fill-{i}", 1000 + i)) is None:
+            if (
+                await drive.ask(label, image=drive.picture(f"fill-{i}", 1000 + i))
+                is None
+            ):
                 return
         await drive.ask(mini.AFTER)
 
-    @precondition("the image was refused for its request's length, and the engine took it in later")
+    @precondition(
+        "the image was refused for its request's length, and the engine took it in "
+        "later"
+    )
     def refused_then_taken(self, requests: Requests, logs: Logs) -> Finding:
         long, again = requests.first(TOO_LONG), requests.first(AGAIN)
         taken = any(sent is again for sent, _ in mini.admitted(requests, logs))
         refused = long.status == 400 and "maximum context length" in long.error
         one = [i.sha256 for i in long.images] == [i.sha256 for i in again.images] != []
-        said = f"{long.reply}; {'the same' if one else 'another'} image again: {again.reply}"
+        said = (
+            f"{long.reply}; {'the same' if one else 'another'} image again: "
+            f"{again.reply}"
+        )
         return Finding.of(refused and one and taken, said)
 
-    @precondition("room was made in the engine's image cache, for the refused image's place too")
+    @precondition(
+        "room was made in the engine's image cache, for the refused image's place too"
+    )
     def eviction_reached(self, requests: Requests, metrics: Metrics) -> Finding:
-        older = {image.sha256 for sent in requests.within("gate") for image in sent.images}
+        older = {
+            image.sha256 for sent in requests.within("gate") for image in sent.images
+        }
         evicted = mini.told(metrics, "mm_cache_evictions_total")
         said = f"asked for room {evicted} times; {len(older)} images were there before"
         return Finding.of(evicted > len(older), said)
@@ -114,7 +136,8 @@ class GhostKeyLru(mini.MinivllmFault):
     )
     causes = (
         common.in_log(
-            'the log holds "Expected a cached item for mm_hash=…"', "cached-item-assertion"
+            'the log holds "Expected a cached item for mm_hash=…"',
+            "cached-item-assertion",
         ),
     )
     lasting_causes = ("cached-item-assertion",)
@@ -125,7 +148,10 @@ class GhostKeyLru(mini.MinivllmFault):
 
     @cause("the key that cannot be evicted is the mm_hash of that assertion")
     def ghost_is_the_key(self, stacks: StacksData, logs: Logs) -> Finding:
-        named = {m[1] for m in logs.search("cached-item-assertion", r"mm_hash='([0-9a-f]{64})'")}
+        named = {
+            m[1]
+            for m in logs.search("cached-item-assertion", r"mm_hash='([0-9a-f]{64})'")
+        }
         return same_digest(ghosts(stacks), named, "pop_oldest looks at")
 
     works_after = (common.answered(AGAIN, *FILLS, mini.AFTER),)
@@ -138,7 +164,8 @@ NO_CACHE = "--no-prefix-caching"
 
 
 def digest(picture: Picture) -> int:
-    """That of reproducers/minivllm/sequence.py, Image.of: of the file, not of its pixels."""
+    """That of reproducers/minivllm/sequence.py, Image.of: of the file, not of its
+    pixels."""
     return int(hashlib.sha256(picture.png).hexdigest(), 16)
 
 
@@ -153,7 +180,8 @@ def images_first(op: Operation, pictures: Mapping[str, Picture]) -> list[object]
 
 
 def pictures(drive: Drive) -> list[Picture]:
-    """A and B, whose digests agree modulo the pad range, and C, of which nothing else is known.
+    """A and B, whose digests agree modulo the pad range, and C, of which nothing else
+    is known.
 
     By the birthday problem some three hundred pictures hold such a pair.
     """
@@ -170,13 +198,13 @@ def pictures(drive: Drive) -> list[Picture]:
 class PadValueKey(mini.MinivllmFault):
     """A picture is answered with another one's keys and values, silently.
 
-    What: Two pictures whose digests agree modulo 65536 share KV cache: the second is answered as
-    the first, token for token, with HTTP 200 and no word in the log.
+    What: Two pictures whose digests agree modulo 65536 share KV cache: the second is
+    answered as the first, token for token, with HTTP 200 and no word in the log.
 
-    Why: A prefix key holds, in the place of a picture, its digest modulo 65536. Two pictures with
-    one such value are one prefix, and the second one's embeddings are never used. SGLang takes 30
-    bits, which 38 582 pictures exhaust by the birthday problem; here 300 do.
-    """
+    Why: A prefix key holds, in the place of a picture, its digest modulo 65536. Two
+    pictures with one such value are one prefix, and the second one's embeddings are
+    never used. SGLang takes 30 bits, which 38 582 pictures exhaust by the birthday
+    problem; here 300 do."""
 
     name, variant = "borrowed-faults", "pad-value-key"
     failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.CRITICAL
@@ -198,7 +226,9 @@ class PadValueKey(mini.MinivllmFault):
 
     async def trigger(self, drive: Drive) -> None:
         for label, picture in zip(LABELS, pictures(drive), strict=True):
-            await drive.ask(label, image=picture, max_tokens=16, extra={"ignore_eos": True})
+            await drive.ask(
+                label, image=picture, max_tokens=16, extra={"ignore_eos": True}
+            )
 
     control = trigger
 
@@ -208,28 +238,40 @@ class PadValueKey(mini.MinivllmFault):
         if silent := [label for label in LABELS if label not in texts]:
             return Finding.of(False, f"the control server did not answer {silent[0]}")
         if texts[FIRST] == texts[SECOND]:
-            return Finding.of(False, "the control server answers A and B alike: nothing to see")
+            return Finding.of(
+                False, "the control server answers A and B alike: nothing to see"
+            )
         return super().gate_check(evidence)
 
     @precondition("an image that is sent again is taken from the KV cache")
     def prefix_cached(self, requests: Requests) -> Finding:
-        first, again = (requests.first(label).cached_tokens for label in self.gate_images)
+        first, again = (
+            requests.first(label).cached_tokens for label in self.gate_images
+        )
         text = f"cached tokens in the gate: {first}, then {again}"
         if first is None or again is None:
             return Finding.unknown(text)
         return Finding.of(first < self.model.image_tokens <= again, text)
 
-    @symptom("B gets A's answer, HTTP 200, where the control server answers otherwise", live=True)
+    @symptom(
+        "B gets A's answer, HTTP 200, where the control server answers otherwise",
+        live=True,
+    )
     def wrong_answer(self, requests: Requests) -> Finding:
         first, (second, right) = requests.pair(FIRST)[0], requests.pair(SECOND)
-        text = f"A: {first.text!r}; B: {second.text!r}; B by the control server: {right.text!r}"
+        text = (
+            f"A: {first.text!r}; B: {second.text!r}; B by the control server: "
+            f"{right.text!r}"
+        )
         return Finding.of(second.text == first.text != right.text, text)
 
     @symptom("A and C are answered as by the control server", live=True)
     def others_right(self, requests: Requests) -> Finding:
         return common.as_by_control(FIRST, OTHER)(requests)
 
-    @precondition(f"the digests of A and B agree modulo {PAD_RANGE}, that of C does not")
+    @precondition(
+        f"the digests of A and B agree modulo {PAD_RANGE}, that of C does not"
+    )
     def one_key(self, requests: Requests) -> Finding:
         digests = [requests.pair(label)[0].images[0].sha256 for label in LABELS]
         pads = [int(digest, 16) % PAD_RANGE for digest in digests]
@@ -237,7 +279,8 @@ class PadValueKey(mini.MinivllmFault):
         return Finding.of(one, f"digests modulo it: {', '.join(map(str, pads))}")
 
     @cause(
-        "all of B, never sent before, comes from the KV cache; nothing of A and C does", live=True
+        "all of B, never sent before, comes from the KV cache; nothing of A and C does",
+        live=True,
     )
     def taken_from_cache(self, requests: Requests) -> Finding:
         cached = [requests.pair(label)[0].cached_tokens for label in LABELS]
@@ -264,7 +307,8 @@ PROMPT, GROWS = "a prompt of 300 characters", "an answer of 300 tokens"
 
 
 def configured(metrics: Metrics) -> int:
-    """Tokens that the cache should hold, as the engine was configured. Raises Missing."""
+    """Tokens that the cache should hold, as the engine was configured. Raises
+    Missing."""
     return mini.told(metrics, "kv_cache_blocks_configured") * mini.BLOCK_SIZE
 
 
@@ -276,13 +320,14 @@ def tenth(metrics: Metrics) -> int:
 class KvBudget(mini.MinivllmFault):
     """A KV cache of a tenth of its budget: an opaque 500, then a dead loop.
 
-    What: A prompt that the settings have room for gets 'internal error happened'; an answer that
-    outgrows the cache ends the engine's loop, and every later request fails.
+    What: A prompt that the settings have room for gets 'internal error happened'; an
+    answer that outgrows the cache ends the engine's loop, and every later request
+    fails.
 
-    Why: The cache gets a tenth of the blocks that were asked for, and nobody checks what fits. A
-    prompt that never will is given up without a reason; where one sequence alone outgrows the
-    cache, nothing is left to preempt, and the scheduler's assertion ends its thread.
-    """
+    Why: The cache gets a tenth of the blocks that were asked for, and nobody checks
+    what fits. A prompt that never will is given up without a reason; where one sequence
+    alone outgrows the cache, nothing is left to preempt, and the scheduler's assertion
+    ends its thread."""
 
     name, variant = "borrowed-faults", "kv-budget"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
@@ -308,8 +353,12 @@ class KvBudget(mini.MinivllmFault):
         await drive.ask(GROWS, max_tokens=300, extra={"ignore_eos": True})
         await drive.ask(mini.AFTER)
 
-    @precondition("the prompt has room in the cache as configured, and not in a tenth of it")
-    def prompt_outgrows(self, requests: Requests, logs: Logs, metrics: Metrics) -> Finding:
+    @precondition(
+        "the prompt has room in the cache as configured, and not in a tenth of it"
+    )
+    def prompt_outgrows(
+        self, requests: Requests, logs: Logs, metrics: Metrics
+    ) -> Finding:
         tokens, least, most = (
             mini.counted(requests, logs, PROMPT),
             tenth(metrics),
@@ -320,11 +369,15 @@ class KvBudget(mini.MinivllmFault):
         )
 
     @precondition("the answer was on its way past a tenth of the cache")
-    def answer_outgrows(self, requests: Requests, logs: Logs, metrics: Metrics) -> Finding:
+    def answer_outgrows(
+        self, requests: Requests, logs: Logs, metrics: Metrics
+    ) -> Finding:
         """Of an answer that failed: by the tokens that no other request got."""
         grows, before = requests.first(GROWS), mini.counted(requests, logs, GROWS)
         if (got := grows.completion_tokens) is None:
-            others = (r.completion_tokens or 0 for r in requests.within("gate", "trigger"))
+            others = (
+                r.completion_tokens or 0 for r in requests.within("gate", "trigger")
+            )
             got = mini.told(metrics, "generation_tokens_total") - sum(others)
         text = f"{before} + {got} tokens; a tenth is {tenth(metrics)}"
         return Finding.of(before + got > tenth(metrics), text)
@@ -337,37 +390,53 @@ class KvBudget(mini.MinivllmFault):
 
     symptoms = (
         symptom(
-            "a prompt gets HTTP 500 that names no limit: 'internal error happened'", opaque_500
+            "a prompt gets HTTP 500 that names no limit: 'internal error happened'",
+            opaque_500,
         ),
         symptom("an answer that grows gets HTTP 500: the engine is dead", loop_ends),
         common.every_request_fails(),
     )
     causes = (
         common.in_log(
-            "the scheduler's assertion that something is left to preempt ended the loop",
+            (
+                "the scheduler's assertion that something is left to preempt ended "
+                "the loop"
+            ),
             "nothing-to-preempt",
             "raised-in-decode",
         ),
     )
 
-    @cause("the cache holds less than that prompt, and --num-blocks asked for more", live=False)
+    @cause(
+        "the cache holds less than that prompt, and --num-blocks asked for more",
+        live=False,
+    )
     def budget_too_small(self, metrics: Metrics, logs: Logs) -> Finding:
-        prompts = [int(m[1]) for m in logs.search("added-with-tokens", r": (\d+) tokens")]
+        prompts = [
+            int(m[1]) for m in logs.search("added-with-tokens", r": (\d+) tokens")
+        ]
         if not prompts:
             return Finding.unknown("the log names no prompt")
-        has, asked = mini.told(metrics, "kv_cache_blocks") * mini.BLOCK_SIZE, configured(metrics)
+        has, asked = (
+            mini.told(metrics, "kv_cache_blocks") * mini.BLOCK_SIZE,
+            configured(metrics),
+        )
         largest = max(prompts)
         text = f"the cache holds {has} tokens of the {asked} asked for"
-        return Finding.of(has < largest <= asked, f"{text}; the longest prompt has {largest}")
+        return Finding.of(
+            has < largest <= asked, f"{text}; the longest prompt has {largest}"
+        )
 
     works_after = (common.answered(PROMPT, GROWS, mini.AFTER),)
 
 
 TOGETHER = tuple(f"image {n} and a long text" for n in "1234")
 TEXT = "x" * 1820
-"""In steps of 96 a request's last one has room for a few rows of the next image, of 64."""
+"""In steps of 96 a request's last one has room for a few rows of the next image, of
+64."""
 SCATTER = "Number of elements of source < number of ones in mask"
-"""On a CPU; a GPU prints the words of ``masked_scatter_size_check`` and fails all that follows."""
+"""On a CPU; a GPU prints the words of ``masked_scatter_size_check`` and fails all that
+follows."""
 
 
 def lost(sent: RequestRecord) -> bool:
@@ -378,15 +447,15 @@ def lost(sent: RequestRecord) -> bool:
 class ReusedMask(mini.MinivllmFault):
     """The next step is prepared in the mask that this step still reads.
 
-    What: Requests with images that are prefilled in chunks beside each other end in masked_scatter
-    or get wrong embeddings; alone, in one step, they are answered.
+    What: Requests with images that are prefilled in chunks beside each other end in
+    masked_scatter or get wrong embeddings; alone, in one step, they are answered.
 
-    Why: With asynchronous scheduling the next prefill step is prepared before this one has run.
-    There is one mask buffer for both: this step scatters its embeddings by the next one's mask.
-    Where that marks more tokens, masked_scatter refuses; else nobody notices. On a GPU the buffer
-    is pinned memory, its copy waits behind the vision tower, and the host is there before it; a
-    CPU, which is never late, is given the order of a GPU that is.
-    """
+    Why: With asynchronous scheduling the next prefill step is prepared before this one
+    has run. There is one mask buffer for both: this step scatters its embeddings by the
+    next one's mask. Where that marks more tokens, masked_scatter refuses; else nobody
+    notices. On a GPU the buffer is pinned memory, its copy waits behind the vision
+    tower, and the host is there before it; a CPU, which is never late, is given the
+    order of a GPU that is."""
 
     name, variant = "borrowed-faults", "reused-mask"
     failure_class, severity = FailureClass.REQUESTS_FAIL, Severity.HIGH
@@ -404,7 +473,9 @@ class ReusedMask(mini.MinivllmFault):
         pull("vllm#31841", "Two buffers for is_mm_embed", release="0.14.0"),
     )
     log_patterns = {
-        "scatter-error": r"RuntimeError: .*" + SCATTER + r"|masked_scatter_size_check: block: ",
+        "scatter-error": r"RuntimeError: .*"
+        + SCATTER
+        + r"|masked_scatter_size_check: block: ",
         "mask-rows": r"contract violated: mask-rows: ",
     }
     key_log_patterns = ("mask-rows", "scatter-error")
@@ -418,7 +489,9 @@ class ReusedMask(mini.MinivllmFault):
         await asyncio.gather(*asked)
         await drive.ask(mini.AFTER)
 
-    @precondition("a step that an image begins in was prepared while one with images had not run")
+    @precondition(
+        "a step that an image begins in was prepared while one with images had not run"
+    )
     def prepared_ahead(self, metrics: Metrics) -> Finding:
         names = ["minivllm:image_steps_ahead_total"]
         before, *_, after = metrics.readings(names, "gate", "check")
@@ -426,14 +499,21 @@ class ReusedMask(mini.MinivllmFault):
 
     def image_500(self, requests: Requests) -> Finding:
         sent = [requests.first(label) for label in TOGETHER]
-        scattered = [r for r in sent if r.status == 500 and (SCATTER in r.error or lost(r))]
-        return Finding.of(bool(scattered), "; ".join(f"{r.label}: {r.reply}" for r in sent))
+        scattered = [
+            r for r in sent if r.status == 500 and (SCATTER in r.error or lost(r))
+        ]
+        return Finding.of(
+            bool(scattered), "; ".join(f"{r.label}: {r.reply}" for r in sent)
+        )
 
     def text_after(self, requests: Requests) -> Finding:
-        """A device-side assert ends what CUDA can do in a process: then no text is answered."""
+        """A device-side assert ends what CUDA can do in a process: then no text is
+        answered."""
         text = requests.first(mini.AFTER)
         if any(lost(requests.first(label)) for label in TOGETHER):
-            return Finding.of(lost(text), f"the device is lost; {mini.AFTER}: {text.reply}")
+            return Finding.of(
+                lost(text), f"the device is lost; {mini.AFTER}: {text.reply}"
+            )
         return common.answered(mini.AFTER)(requests)
 
     symptoms = (
@@ -458,7 +538,10 @@ class ReusedMask(mini.MinivllmFault):
         text = f"{len(steps)} steps whose mask does not fit its rows"
         return Finding.of(bool(beyond), "; ".join([text, *beyond[:1]]))
 
-    works_after = (common.answered(*TOGETHER, mini.AFTER), common.not_logged("contract-violated"))
+    works_after = (
+        common.answered(*TOGETHER, mini.AFTER),
+        common.not_logged("contract-violated"),
+    )
 
 
 SCENARIO = with_variants(GhostKeyLru(), PadValueKey(), KvBudget(), ReusedMask())

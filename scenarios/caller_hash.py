@@ -39,8 +39,13 @@ REPRODUCER = "caller_hash.py"
 FIELD = pull("sglang#25300", "optional caller-supplied mm_hashes", "brought the field")
 SIZE = (168, 168)
 PROMPT = f"picture: <|vision_start|><|image_pad|><|vision_end|>{sglang.TEXT}"
-HASHES = {"X": "5eed00000000000a", "Y": "5eed00000000000b", sglang.CONTROL: "5eed00000000000c"}
-"""Each order goes by its first picture's: caches that outlive a flush know nothing of it."""
+HASHES = {
+    "X": "5eed00000000000a",
+    "Y": "5eed00000000000b",
+    sglang.CONTROL: "5eed00000000000c",
+}
+"""Each order goes by its first picture's: caches that outlive a flush know nothing of
+it."""
 VICTIMS = ("Y after X", "X after Y")
 UNNAMED, MALFORMED = ("X unnamed", "Y unnamed"), "X malformed"
 
@@ -50,7 +55,9 @@ def own_answers(answers: ComparedAnswers) -> Finding:
 
 
 def falls_back(answers: ComparedAnswers) -> Finding:
-    return Finding.of(answers.whose(MALFORMED, "X", "Y") == "X", answers.to(MALFORMED).reply)
+    return Finding.of(
+        answers.whose(MALFORMED, "X", "Y") == "X", answers.to(MALFORMED).reply
+    )
 
 
 def one_hash(mine: Operation, other: Operation) -> bool:
@@ -58,26 +65,27 @@ def one_hash(mine: Operation, other: Operation) -> bool:
     if not mine.path == other.path == GENERATE:  # no other way takes hashes
         return False
     sent = (mine.parameters, other.parameters)
-    own, others = (zip(p.get("mm_hashes", ()), p.get("image_data", ()), strict=False) for p in sent)
+    own, others = (
+        zip(p.get("mm_hashes", ()), p.get("image_data", ()), strict=False) for p in sent
+    )
     return any(h == k and one != two for (h, one), (k, two) in product(own, others))
 
 
 class CallerHash(sglang.PictureAlias):
     """SGLang answers a picture as another one to which the caller gave the same hash.
 
-    What: `/generate` takes `mm_hashes`, a hash for each picture, from whoever calls. Picture Y
-    with the hash that X was sent with is answered as X, token for token, with HTTP 200 and no
-    word in the log. No search is needed: any hash will do. Another hash, or none, and Y gets
-    its own answer.
+    What: `/generate` takes `mm_hashes`, a hash for each picture, from whoever calls.
+    Picture Y with the hash that X was sent with is answered as X, token for token, with
+    HTTP 200 and no word in the log. No search is needed: any hash will do. Another
+    hash, or none, and Y gets its own answer.
 
-    Why: The tokenizer manager puts the caller's hash in the place of the one that it would
-    compute, and does not hold it against the picture. The pad values, by which the prefix cache
-    tells pictures apart, follow from that hash alone.
-    """
+    Why: The tokenizer manager puts the caller's hash in the place of the one that it
+    would compute, and does not hold it against the picture. The pad values, by which
+    the prefix cache tells pictures apart, follow from that hash alone."""
 
     name, release = "caller-hash", "0.5.23"
-    # Run: 0.5.23, the newest there is. By source (managers/tokenizer_manager.py): 0.5.17 takes the
-    # field, and 0.5.6 has none.
+    # Run: 0.5.23, the newest there is. By source (managers/tokenizer_manager.py):
+    # 0.5.17 takes the field, and 0.5.6 has none.
     affected = ">=0.5.17"
     pair = ("X", "Y")
     reproducers = (REPRODUCER,)
@@ -85,7 +93,10 @@ class CallerHash(sglang.PictureAlias):
     mitigations = (
         sglang.mended(
             "own-hash",
-            "GenerateReqInput.normalize_batch_and_arguments, which drops mm_hashes first",
+            (
+                "GenerateReqInput.normalize_batch_and_arguments, which drops "
+                "mm_hashes first"
+            ),
             "a picture's hash is the engine's own, whatever the caller says",
         ),
     )
@@ -98,16 +109,23 @@ class CallerHash(sglang.PictureAlias):
             "sglang/srt/managers/tokenizer_manager.py",
             "TokenizerManager._tokenize_one_request",
             "the caller's hash takes the place of the engine's own",
-            *("caller_mm_hashes = ", "int(hex_hash, 16)"),
+            "caller_mm_hashes = ",
+            "int(hex_hash, 16)",
         ),
     )
-    exhibit = ("Two pictures, one hash of the caller's", "The same text with each, greedy.")
+    exhibit = (
+        "Two pictures, one hash of the caller's",
+        "The same text with each, greedy.",
+    )
 
     def pictures(self, drive: Drive) -> Mapping[str, Picture]:
-        return {name: drive.picture(name, 30 + n, SIZE) for n, name in enumerate(HASHES)}
+        return {
+            name: drive.picture(name, 30 + n, SIZE) for n, name in enumerate(HASHES)
+        }
 
     async def ask(self, drive: Drive, label: str, picture: Picture) -> None:
-        """In SGLang's own form; in the trigger with a hash, where it is not called otherwise."""
+        """In SGLang's own form; in the trigger with a hash, where it is not called
+        otherwise."""
         (name, *words), hashes = label.split(), dict(HASHES)
         owner = words[-1] if words[-1] in HASHES and name != sglang.CONTROL else name
         hashes |= {name: "no hash"} if words[-1] == "malformed" else {}
@@ -117,20 +135,27 @@ class CallerHash(sglang.PictureAlias):
             "sampling_params": {"max_new_tokens": sglang.TOKENS, "temperature": 0},
             "return_logprob": True,
         }
-        if name in HASHES and words[-1] != "unnamed":  # in the gate the first word is "gate:"
+        if (
+            name in HASHES and words[-1] != "unnamed"
+        ):  # in the gate the first word is "gate:"
             body["mm_hashes"] = [hashes[owner]]
         data = json.dumps(body).encode()
-        await drive.traffic.raw(label, path=GENERATE, body=data, deadline_s=drive.deadline_s)
+        await drive.traffic.raw(
+            label, path=GENERATE, body=data, deadline_s=drive.deadline_s
+        )
 
     async def trigger(self, drive: Drive) -> None:
         await super().trigger(drive)
-        pictures = self.pictures(drive)  # the cache holds now what was taken for the other
+        pictures = self.pictures(
+            drive
+        )  # the cache holds now what was taken for the other
         for label in (*UNNAMED, MALFORMED):
             await self.ask(drive, label, pictures[label[0]])
         await self._read_counter(drive)
 
     preconditions = tuple(
-        replace(p, removed_by=()) for p in sglang.prefix_cache_at_work(sglang.OTHER, *pair)
+        replace(p, removed_by=())
+        for p in sglang.prefix_cache_at_work(sglang.OTHER, *pair)
     )
 
     @symptom("Y, sent with the hash that X had, is answered as X, token for token")
@@ -145,9 +170,14 @@ class CallerHash(sglang.PictureAlias):
 
     @symptom("a third picture with another hash gets its own answer", id=sglang.CONTROL)
     def control_gets_its_own(self, answers: ComparedAnswers) -> Finding:
-        return all_met(answers.own("X", sglang.CONTROL), answers.own("Y", sglang.CONTROL))
+        return all_met(
+            answers.own("X", sglang.CONTROL), answers.own("Y", sglang.CONTROL)
+        )
 
-    @symptom("X and Y without a hash get their own answers at the same time", id="unnamed-own")
+    @symptom(
+        "X and Y without a hash get their own answers at the same time",
+        id="unnamed-own",
+    )
     def unnamed_get_their_own(self, answers: ComparedAnswers) -> Finding:
         own = [answers.whose(label, label[0]) == label[0] for label in UNNAMED]
         return Finding.of(all(own), "; ".join(UNNAMED))
@@ -156,41 +186,72 @@ class CallerHash(sglang.PictureAlias):
     def kv_reused(self, answers: ComparedAnswers) -> Finding:
         return answers.more_than_text(sglang.OTHER, *VICTIMS)
 
-    @cause("by the engine's own code two pictures with one given hash have one pad value")
+    @cause(
+        "by the engine's own code two pictures with one given hash have one pad value"
+    )
     def hash_is_believed(self, reproducers: Reproducers) -> Finding:
         names = ("takes_hashes", "given_alike", "own_alike")
         takes, given, own = (reproducers.truth(REPRODUCER, name) for name in names)
-        text = "own: {own_x} and {own_y}; given: {given_x} and {given_y}; mm_hashes: {takes_hashes}"
+        text = (
+            "own: {own_x} and {own_y}; given: {given_x} and {given_y}; "
+            "mm_hashes: {takes_hashes}"
+        )
         return Finding.of(
             takes and given and not own, text.format_map(reproducers.facts(REPRODUCER))
         )
 
     def recognises(self, failure: Failure) -> Finding:
-        """By what was sent: another picture before it with the same hash of the caller's."""
+        """By what was sent: another picture before it with the same hash of the
+        caller's."""
         able = may_show(self, failure)
         if able.truth is not Truth.MET:
             return able
-        return each_follows(failure, one_hash, "a picture with the caller's hash of another one")
+        return each_follows(
+            failure, one_hash, "a picture with the caller's hash of another one"
+        )
 
     works_after = (
-        *(sglang.CONTROL, "unnamed-own", answered(*VICTIMS), own_answers),
-        *(sglang.patch_worked, sglang.engines_own),
+        sglang.CONTROL,
+        "unnamed-own",
+        answered(*VICTIMS),
+        own_answers,
+        sglang.patch_worked,
+        sglang.engines_own,
     )
     rows = (
         row("Y with X's hash", "y-gets-x", sglang.own_answer("Y")),
         row("X with Y's hash", "x-gets-y", sglang.own_answer("X")),
-        row("another picture, another hash", sglang.CONTROL, "its own", abnormal_if=False),
+        row(
+            "another picture, another hash",
+            sglang.CONTROL,
+            "its own",
+            abnormal_if=False,
+        ),
     )
     claims = (
         claim(
             "key",
             "the caller's hash alone decides about the block in the prefix cache",
             by=("hash-is-believed", "kv-reused", sglang.CONTROL),
-            given=("starts-anew", "cache-on", "text-shared", sglang.engines_own, unmitigated),
+            given=(
+                "starts-anew",
+                "cache-on",
+                "text-shared",
+                sglang.engines_own,
+                unmitigated,
+            ),
             refutable_on=affected,
         ),
-        claim("no-change", "nothing changes for callers without the field", by="unnamed-own"),
-        claim("malformed", "a malformed hash falls back to the engine's own", by=falls_back),
+        claim(
+            "no-change",
+            "nothing changes for callers without the field",
+            by="unnamed-own",
+        ),
+        claim(
+            "malformed",
+            "a malformed hash falls back to the engine's own",
+            by=falls_back,
+        ),
     )
 
 

@@ -1,4 +1,5 @@
-"""LMDeploy: /v1/completions gives the prompts of every list the session ids 1, 2, 3 …"""
+"""LMDeploy: /v1/completions gives the prompts of every list the session ids 1, 2, 3
+…"""
 
 import asyncio
 from functools import partial
@@ -32,37 +33,56 @@ from mmrepro.scenario.more import TinyText, answers, fails_in_server, in_log
 
 TOKENS, OWN_ID, DEADLINE_S, ONE_EACH = 16, 77, 480.0, "text-prompts"
 LONG, TWO = "a long list of two", "a list of two beside its second prompt"
-BESIDE, NAMED, TEXT = "a list beside it", f"a list of session {OWN_ID} beside it", "a text beside"
+BESIDE, NAMED, TEXT = (
+    "a list beside it",
+    f"a list of session {OWN_ID} beside it",
+    "a text beside",
+)
 LISTS, TEXT_AFTER = ("list 1 afterwards", "list 2 afterwards"), "a text afterwards"
 LEFT, LAST = "a text whose client leaves", "a text after that"
-REPORT = issue("lmdeploy#4773", "The list-prompt path ignores request.session_id", "the report")
-STOP = issue("lmdeploy#4776", "A disconnect calls AsyncEngine.stop_session, which does not exist")
-FIX = pull("lmdeploy#4774", "The sessions of a list get ids of their own", release="0.15.0")
+REPORT = issue(
+    "lmdeploy#4773", "The list-prompt path ignores request.session_id", "the report"
+)
+STOP = issue(
+    "lmdeploy#4776", "A disconnect calls AsyncEngine.stop_session, which does not exist"
+)
+FIX = pull(
+    "lmdeploy#4774", "The sessions of a list get ids of their own", release="0.15.0"
+)
 
 
 class CompletionsSession(Scenario):
     """LMDeploy's /v1/completions fails lists of prompts that come at the same time.
 
-    What: While a completion with a list of prompts is answered, every other one with a list gets
-    HTTP 500, whatever session it names; texts are answered. A list that fails at its second prompt
-    keeps the first one's id: from then on all lists fail until the server is started again.
+    What: While a completion with a list of prompts is answered, every other one with a
+    list gets HTTP 500, whatever session it names; texts are answered. A list that fails
+    at its second prompt keeps the first one's id: from then on all lists fail until the
+    server is started again.
 
-    Why: A list's prompts become the sessions 1, 2, 3 … (`create_session(i + 1)`), whatever the
-    request says. An id that is in use is refused with a ValueError that nobody catches. It is
-    raised in a loop, before anything would clean up: the ids that the loop took before stay taken.
-    """
+    Why: A list's prompts become the sessions 1, 2, 3 … (`create_session(i + 1)`),
+    whatever the request says. An id that is in use is refused with a ValueError that
+    nobody catches. It is raised in a loop, before anything would clean up: the ids that
+    the loop took before stay taken."""
 
     name, engine = "completions-session", "lmdeploy"
-    release, affected = "0.14.0", ">=0.13.0,<0.15.0"  # 0.12.3, by source: no ids of users
+    release, affected = (
+        "0.14.0",
+        ">=0.13.0,<0.15.0",
+    )  # 0.12.3, by source: no ids of users
     failure_class, severity = FailureClass.REQUESTS_FAIL, Severity.HIGH
     upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-24", "0.15.0")
     model = TinyText()
     references = (REPORT, STOP, FIX)
     sources = (
-        quote("lmdeploy/serve/openai/api_server.py", "completions_v1", "a list's prompts are "
-              "numbered; a client that left is stopped by a method that is not there",
-              "create_session(i + 1)", "stop_session"),
-    )  # fmt: skip
+        quote(
+            "lmdeploy/serve/openai/api_server.py",
+            "completions_v1",
+            "a list's prompts are numbered; a client that left is stopped by a method "
+            "that is not there",
+            "create_session(i + 1)",
+            "stop_session",
+        ),
+    )
     log_patterns = {
         "id-taken": r"ValueError: User session id \d+ already exists",
         "numbered": r"create_session\(i \+ 1\)",
@@ -70,7 +90,9 @@ class CompletionsSession(Scenario):
     }
     key_log_patterns = tuple(log_patterns)
     mitigations = (
-        cure(ONE_EACH, description="send each prompt as a text, in a request of its own"),
+        cure(
+            ONE_EACH, description="send each prompt as a text, in a request of its own"
+        ),
         upgrade("0.15.0", "0.15.0, which has lmdeploy#4774"),
     )
 
@@ -105,21 +127,34 @@ class CompletionsSession(Scenario):
         one, two = seen.number("pieces_at_one"), seen.number("pieces_at_two")
         sent = requests.first(LONG)
         met = sent.answered and 1 <= one <= TOKENS < two < sent.pieces
-        return Finding.of(met, f"after {one:g} and {two:g} of {sent.pieces} pieces; {sent.reply}")
+        return Finding.of(
+            met, f"after {one:g} and {two:g} of {sent.pieces} pieces; {sent.reply}"
+        )
 
     symptoms = (
         fails_in_server(BESIDE, NAMED, id="beside-fails"),
-        symptom("texts are answered, beside it and afterwards", answers.given(TEXT, TEXT_AFTER),
-                id="texts-answered", abnormal=False),
+        symptom(
+            "texts are answered, beside it and afterwards",
+            answers.given(TEXT, TEXT_AFTER),
+            id="texts-answered",
+            abnormal=False,
+        ),
         fails_in_server(TWO, *LISTS, id="lists-lost"),
         endpoints_green(),
-    )  # fmt: skip
+    )
     live_only = some_requests_fail()
     causes = (
-        in_log("the ids were asked for by create_session(i + 1), as tracebacks show", "numbered"),
-        in_log("a client that left was to be stopped by stop_session, which is not there",
-               "no-stop", required=False, live=False),
-    )  # fmt: skip
+        in_log(
+            "the ids were asked for by create_session(i + 1), as tracebacks show",
+            "numbered",
+        ),
+        in_log(
+            "a client that left was to be stopped by stop_session, which is not there",
+            "no-stop",
+            required=False,
+            live=False,
+        ),
+    )
 
     @cause("id 1 was in use, and the id that a list named was never asked for")
     def id_of_place(self, logs: Logs) -> Finding:
@@ -129,17 +164,38 @@ class CompletionsSession(Scenario):
     works_after = (answers.given(BESIDE, NAMED, TEXT, TWO, TEXT_AFTER, *LISTS, LAST),)
     ours = partial(claim, given=("under-way", unmitigated), refutable_on=affected)
     claims = (
-        ours("second-fails", "the second of two lists gets HTTP 500", by="beside-fails"),
-        ours("own-id-ignored", "the session that a list names is ignored",
-             by=("beside-fails", "id-of-place")),
+        ours(
+            "second-fails", "the second of two lists gets HTTP 500", by="beside-fails"
+        ),
+        ours(
+            "own-id-ignored",
+            "the session that a list names is ignored",
+            by=("beside-fails", "id-of-place"),
+        ),
         ours("texts-spared", "texts get a session of their own", by="texts-answered"),
-        ours("lost-for-good", "one that fails half-way ends all lists", "observation in the lab",
-             by="lists-lost"),
-        claim("no-stop", "a client that leaves makes AttributeError of stop_session", STOP,
-              by="no-stop", given=answers.given(LAST), refutable_on=affected),
-        claim("fixed", "with it lists are answered at the same time", FIX, releases=">=0.15.0",
-              by=answers.given(BESIDE, NAMED, TWO, *LISTS), given="under-way"),
-    )  # fmt: skip
+        ours(
+            "lost-for-good",
+            "one that fails half-way ends all lists",
+            "observation in the lab",
+            by="lists-lost",
+        ),
+        claim(
+            "no-stop",
+            "a client that leaves makes AttributeError of stop_session",
+            STOP,
+            by="no-stop",
+            given=answers.given(LAST),
+            refutable_on=affected,
+        ),
+        claim(
+            "fixed",
+            "with it lists are answered at the same time",
+            FIX,
+            releases=">=0.15.0",
+            by=answers.given(BESIDE, NAMED, TWO, *LISTS),
+            given="under-way",
+        ),
+    )
 
 
 SCENARIO = CompletionsSession()

@@ -35,7 +35,8 @@ from packaging.version import Version
 OUT, WITHIN = 1_151_935, 100
 """Token ids; the tiny model has 320, and no model a million."""
 STOP_REPORT = issue(
-    "vllm#54195", "Out-of-vocab stop_token_ids crashes the whole engine (single-request DoS)"
+    "vllm#54195",
+    "Out-of-vocab stop_token_ids crashes the whole engine (single-request DoS)",
 )
 STOP_FIX = pull("vllm#54196", "Validate stop_token_ids against vocab size")
 
@@ -47,21 +48,23 @@ def stopping_at(token: int) -> dict[str, object]:
 class StopTokenOov(killed.KilledByRequest):
     """One request with a stop token beyond the vocabulary ends the engine.
 
-    What: A request brings `stop_token_ids` with a number that the model's vocabulary does not
-    have, and `min_tokens`. It gets HTTP 500, EngineCore is dead, and the server ends some seconds
-    later. With a token of the vocabulary the same request is answered.
+    What: A request brings `stop_token_ids` with a number that the model's vocabulary
+    does not have, and `min_tokens`. It gets HTTP 500, EngineCore is dead, and the
+    server ends some seconds later. With a token of the vocabulary the same request is
+    answered.
 
-    Why: Until `min_tokens` are generated, the logits of all stop tokens are set to minus infinity
-    by an indexed write. Nothing holds the numbers against the vocabulary before: the write raises
-    on a CPU and is a device-side assert on a GPU, in EngineCore, where no request is to blame for
-    what its step raises.
-    """
+    Why: Until `min_tokens` are generated, the logits of all stop tokens are set to
+    minus infinity by an indexed write. Nothing holds the numbers against the vocabulary
+    before: the write raises on a CPU and is a device-side assert on a GPU, in
+    EngineCore, where no request is to blame for what its step raises."""
 
     name = "stop-token-oov"
     release, affected = "0.23.0", ">=0.12.0,<0.29.0"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("stop_token_ids",)
-    upstream = Upstream(UpstreamState.FIXED, STOP_FIX, "2026-11-24", "0.29.0", note="by runs")
+    upstream = Upstream(
+        UpstreamState.FIXED, STOP_FIX, "2026-11-24", "0.29.0", note="by runs"
+    )
     references = (STOP_REPORT, STOP_FIX)
     refusal, died_of = r"stop_token_ids?", "an index out of bounds"
     log_patterns = killed.of_the_killer(
@@ -70,7 +73,8 @@ class StopTokenOov(killed.KilledByRequest):
         through=r"logits\.index_put_\(self\.logits_slice",
     )
     asserted = (
-        r"/cuda/IndexKernel\.cu:\d+: .* Assertion `-sizes\[i\] <= index && index < sizes\[i\] && "
+        r"/cuda/IndexKernel\.cu:\d+: .* "
+        r"Assertion `-sizes\[i\] <= index && index < sizes\[i\] && "
     )
     """PyTorch's kernel of indexed reads and writes, index_put_ among them; not those of
     index_select, gather, scatter and masked_scatter, which print other words."""
@@ -92,12 +96,21 @@ class StopTokenOov(killed.KilledByRequest):
 
     said = partial(claim, given="arrived", refutable_on=affected)
     claims = (
-        said("unchecked", "stop_token_ids are used as an index of the logits without a check",
-             by=("first-error", killed.THROUGH)),
+        said(
+            "unchecked",
+            "stop_token_ids are used as an index of the logits without a check",
+            by=("first-error", killed.THROUGH),
+        ),
         said("one-request", "a single request ends the whole engine", by="symptom"),
-        claim("fixed", "the request is refused", STOP_FIX, given="arrived", releases=">=0.29.0",
-              by=killed.refused),
-    )  # fmt: skip
+        claim(
+            "fixed",
+            "the request is refused",
+            STOP_FIX,
+            given="arrived",
+            releases=">=0.29.0",
+            by=killed.refused,
+        ),
+    )
 
 
 STOP_TOKEN_OOV = StopTokenOov()
@@ -113,26 +126,31 @@ PLACEHOLDER_REPORT = issue(
 class TextOnlyPlaceholder(killed.KilledByRequest):
     """An image placeholder typed into a text, without an image, ends the engine.
 
-    What: A text-only request holds the model's image placeholder, as a user may type or paste it.
-    It gets HTTP 500, EngineCore is dead, and the server ends some seconds later. With a letter of
-    the placeholder changed the same text is answered.
+    What: A text-only request holds the model's image placeholder, as a user may type or
+    paste it. It gets HTTP 500, EngineCore is dead, and the server ends some seconds
+    later. With a letter of the placeholder changed the same text is answered.
 
-    Why: The tokenizer makes special tokens of the text. The positions of M-RoPE are worked out by
-    counting them: for each the next image's grid is taken from a list, which is empty.
-    """
+    Why: The tokenizer makes special tokens of the text. The positions of M-RoPE are
+    worked out by counting them: for each the next image's grid is taken from a list,
+    which is empty."""
 
     name = "text-only-placeholder"
     release, affected = "0.14.0", ">=0.11.0,<0.15.0"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("images",)
     upstream = Upstream(
-        UpstreamState.NOT_LOOKED_UP, PLACEHOLDER_REPORT, note="by runs it is gone in 0.15.0"
+        UpstreamState.NOT_LOOKED_UP,
+        PLACEHOLDER_REPORT,
+        note="by runs it is gone in 0.15.0",
     )
     references = (PLACEHOLDER_REPORT,)
     refusal, died_of = "placeholder|image", "an index of an empty list"
     log_patterns = killed.of_the_killer(
         sent=r"details: prompt: '[^']*what is <\|vision_start\|><\|image_pad\|>",
-        raised=r"IndexError: list index out of range|failed with error 'list index out of range'",
+        raised=(
+            r"IndexError: list index out of range"
+            r"|failed with error 'list index out of range'"
+        ),
         through=r"t, h, w = image_grid_thw\[image_index\]",
     )
     sources = (
@@ -145,7 +163,9 @@ class TextOnlyPlaceholder(killed.KilledByRequest):
         ),
     )
     mitigations = (
-        upgrade("0.15.0", "upgrade to 0.15.0: positions go by the images that came with it"),
+        upgrade(
+            "0.15.0", "upgrade to 0.15.0: positions go by the images that came with it"
+        ),
     )
 
     async def trigger(self, drive: Drive) -> None:
@@ -158,15 +178,21 @@ class TextOnlyPlaceholder(killed.KilledByRequest):
         sent, control = requests.first(killed.KILLER), requests.first(killed.CONTROL)
         if sent.prompt_tokens is None or control.prompt_tokens is None:
             return super().came_in(logs, requests)
-        fewer, told = control.prompt_tokens - sent.prompt_tokens, len("<|image_pat|>") - 1
+        fewer, told = (
+            control.prompt_tokens - sent.prompt_tokens,
+            len("<|image_pat|>") - 1,
+        )
         return Finding.of(fewer == told, f"{fewer} tokens fewer than {killed.CONTROL}")
 
     said = partial(claim, given="arrived", refutable_on=affected)
     claims = (
-        said("index", "M-RoPE's positions take the grid of an image that there is none of",
-             by=("first-error", killed.THROUGH)),
+        said(
+            "index",
+            "M-RoPE's positions take the grid of an image that there is none of",
+            by=("first-error", killed.THROUGH),
+        ),
         said("one-request", "one text ends the engine", by="symptom"),
-    )  # fmt: skip
+    )
 
 
 TEXT_ONLY_PLACEHOLDER = TextOnlyPlaceholder()
@@ -185,31 +211,36 @@ EMBEDS_REPORT = Reference(
     title="prompt_embeds end EngineCore on models with M-RoPE (CVE-2026-55514)",
     url="https://osv.dev/vulnerability/PYSEC-2026-2303",
 )
-EMBEDS_FIX = pull("vllm#45252", "Fix DoS via prompt_embeds on M-RoPE models", release="0.24.0")
+EMBEDS_FIX = pull(
+    "vllm#45252", "Fix DoS via prompt_embeds on M-RoPE models", release="0.24.0"
+)
 
 
 class EmbedsMrope(killed.KilledByRequest):
     """Prompt embeddings without tokens end the engine of a model with M-RoPE.
 
-    What: On a server with `--enable-prompt-embeds` a completion brings `prompt_embeds` and no
-    text. It gets HTTP 500, EngineCore is dead, and the server ends some seconds later. The same
-    completion with a text is answered.
+    What: On a server with `--enable-prompt-embeds` a completion brings `prompt_embeds`
+    and no text. It gets HTTP 500, EngineCore is dead, and the server ends some seconds
+    later. The same completion with a text is answered.
 
-    Why: A model with multimodal rotary positions (Qwen2-VL and its successors) works them out
-    from the prompt's token ids. A prompt of embeddings has none: the model runner asserts that
-    there are some, in EngineCore, after the request was accepted.
+    Why: A model with multimodal rotary positions (Qwen2-VL and its successors) works
+    them out from the prompt's token ids. A prompt of embeddings has none: the model
+    runner asserts that there are some, in EngineCore, after the request was accepted.
     """
 
     name = "embeds-mrope"
     release, affected = "0.23.0", ">=0.17.0,<0.24.0"
-    """Run: 0.23.0, and 0.24.0 as fixed. 0.14.0 dies of it too, and answers the request with HTTP
-    200 first; what lies between was not run."""
+    """Run: 0.23.0, and 0.24.0 as fixed. 0.14.0 dies of it too, and answers the request
+    with HTTP 200 first; what lies between was not run."""
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("prompt_embeds",)
     upstream = Upstream(UpstreamState.FIXED, EMBEDS_FIX, "2026-11-24", "0.24.0")
     references = (EMBEDS_REPORT, EMBEDS_FIX)
     server = f"{killed.KilledByRequest.server} --enable-prompt-embeds"
-    refusal, died_of = "prompt_embeds|enable-prompt-embeds", "the assertion on token ids"
+    refusal, died_of = (
+        "prompt_embeds|enable-prompt-embeds",
+        "the assertion on token ids",
+    )
     log_patterns = killed.of_the_killer(
         sent=r"prompt_embeds shape: torch\.Size\(\[5, \d+\]\)",
         raised=r"M-RoPE requires prompt_token_ids to be available",
@@ -240,29 +271,54 @@ class EmbedsMrope(killed.KilledByRequest):
 
     async def trigger(self, drive: Drive) -> None:
         making = await asyncio.create_subprocess_exec(
-            str(drive.python), "-c", TENSOR, str(drive.model), stdout=asyncio.subprocess.PIPE
+            str(drive.python),
+            "-c",
+            TENSOR,
+            str(drive.model),
+            stdout=asyncio.subprocess.PIPE,
         )
         tensor, _ = await making.communicate()
         for label, prompt in (
             (killed.CONTROL, {"prompt": "hello"}),
             (killed.KILLER, {"prompt": None, "prompt_embeds": tensor.decode().strip()}),
         ):
-            body = {"model": drive.traffic.model, "max_tokens": 4, "temperature": 0, **prompt}
+            body = {
+                "model": drive.traffic.model,
+                "max_tokens": 4,
+                "temperature": 0,
+                **prompt,
+            }
             await drive.unless_stuck(
                 drive.traffic.raw(
-                    label, path=PATH, body=json.dumps(body).encode(), deadline_s=drive.deadline_s
+                    label,
+                    path=PATH,
+                    body=json.dumps(body).encode(),
+                    deadline_s=drive.deadline_s,
                 )
             )
         await crash.watch(drive)
 
     said = partial(claim, given="arrived", refutable_on=affected)
     claims = (
-        said("assertion", "an assertion that the prompt has token ids fails in "
-             "_init_mrope_positions", by=("first-error", killed.THROUGH)),
-        said("one-request", "a single request ends the server for all clients", by="symptom"),
-        claim("fixed", "the request no longer ends the engine", EMBEDS_FIX, given="arrived",
-              releases=">=0.24.0", by=killed.survived),
-    )  # fmt: skip
+        said(
+            "assertion",
+            "an assertion that the prompt has token ids fails in _init_mrope_positions",
+            by=("first-error", killed.THROUGH),
+        ),
+        said(
+            "one-request",
+            "a single request ends the server for all clients",
+            by="symptom",
+        ),
+        claim(
+            "fixed",
+            "the request no longer ends the engine",
+            EMBEDS_FIX,
+            given="arrived",
+            releases=">=0.24.0",
+            by=killed.survived,
+        ),
+    )
 
 
 EMBEDS_MROPE = EmbedsMrope()
@@ -278,28 +334,29 @@ DOWNSTREAM = Reference(
     id="vllm-rbln#1025",
     title="skip the discard offset rewind for CPU generators",
     url="https://github.com/RBLN-SW/vllm-rbln/pull/1025",
-    note="the same line, copied into a plugin; no thread of vLLM's own was found (2026-11-24). "
-    "Found here by mmrepro fuzz vllm --release 0.32.0 --blind --profile plain --seed 3",
+    note="the same line, copied into a plugin; no thread of vLLM's own was found "
+    "(2026-11-24). Found here by mmrepro fuzz vllm --release 0.32.0 --blind --profile "
+    "plain --seed 3",
 )
 
 
 class SeededChunk(killed.KilledByRequest):
     """A seed in a request whose prompt is prefilled in chunks ends a CPU's engine.
 
-    What: On the CPU backend, a request with a `seed` and a prompt longer than a step's tokens gets
-    HTTP 500: EngineCore is dead, and the server ends. With a short prompt it is answered, and so
-    is the long one without a seed.
+    What: On the CPU backend, a request with a `seed` and a prompt longer than a step's
+    tokens gets HTTP 500: EngineCore is dead, and the server ends. With a short prompt
+    it is answered, and so is the long one without a seed.
 
-    Why: A step that prefills a part of a prompt samples a token and throws it away. So that the
-    seed gives the same tokens with and without chunks, the request's generator is wound back by
-    four. A generator of CUDA has such an offset; one of a CPU raises, in the worker.
-    """
+    Why: A step that prefills a part of a prompt samples a token and throws it away. So
+    that the seed gives the same tokens with and without chunks, the request's generator
+    is wound back by four. A generator of CUDA has such an offset; one of a CPU raises,
+    in the worker."""
 
     name = "seeded-chunk"
     release, affected = "0.32.0", ">=0.14.0"
     devices = ("cpu",)
-    """``set_offset`` and ``get_offset`` of a generator of CUDA are there (torch/_C; aten/src/ATen/
-    cuda/CUDAGeneratorImpl.cpp); a run of 0.23.0 on an H200 answered."""
+    """``set_offset`` and ``get_offset`` of a generator of CUDA are there (torch/_C;
+    aten/src/ATen/ cuda/CUDAGeneratorImpl.cpp); a run of 0.23.0 on an H200 answered."""
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("seed",)
     upstream = Upstream(UpstreamState.NOT_REPORTED, looked_up="2026-11-24")
@@ -323,19 +380,30 @@ class SeededChunk(killed.KilledByRequest):
         cure(
             "larger-budget",
             "--max-num-batched-tokens 2048",
-            "--max-num-batched-tokens above what is prefilled at once: no prompt is cut",
+            (
+                "--max-num-batched-tokens above what is prefilled at once: no prompt "
+                "is cut"
+            ),
         ),
     )
 
     @precondition("its prompt is longer than a step", removed_by=("larger-budget",))
     def in_chunks(self, requests: Requests, logs: Logs) -> Finding:
-        """By what the engine says of a step, and counted of the prompt of the same length."""
-        steps = [int(m[1]) for m in logs.search(vllm.STEP, r"max_num_batched_tokens=(\d+)")]
+        """By what the engine says of a step, and counted of the prompt of the same
+        length."""
+        steps = [
+            int(m[1]) for m in logs.search(vllm.STEP, r"max_num_batched_tokens=(\d+)")
+        ]
         sent, like = requests.first(killed.KILLER), requests.first(UNSEEDED)
-        if not steps or like.prompt_tokens is None or sent.prompt_chars != like.prompt_chars:
+        if (
+            not steps
+            or like.prompt_tokens is None
+            or sent.prompt_chars != like.prompt_chars
+        ):
             return Finding.unknown(f"steps of {steps} tokens; {UNSEEDED}: {like.reply}")
         return Finding.of(
-            max(steps) < like.prompt_tokens, f"{like.prompt_tokens} tokens, steps of {max(steps)}"
+            max(steps) < like.prompt_tokens,
+            f"{like.prompt_tokens} tokens, steps of {max(steps)}",
         )
 
     async def trigger(self, drive: Drive) -> None:
@@ -346,10 +414,13 @@ class SeededChunk(killed.KilledByRequest):
 
     said = partial(claim, given="arrived", refutable_on=affected)
     claims = (
-        said("rewound", "a chunk's request has its generator wound back, which a CPU's cannot be",
-             by=("first-error", killed.THROUGH, answered(UNSEEDED))),
+        said(
+            "rewound",
+            "a chunk's request has its generator wound back, which a CPU's cannot be",
+            by=("first-error", killed.THROUGH, answered(UNSEEDED)),
+        ),
         said("one-request", "one valid request ends the engine", by="symptom"),
-    )  # fmt: skip
+    )
 
 
 SEEDED_CHUNK = SeededChunk()
@@ -357,31 +428,39 @@ SEEDED_CHUNK = SeededChunk()
 REPRODUCER = "grammar_backends.py"
 GRAMMAR_REPORT = issue(
     "vllm#43920",
-    "V1 structured outputs: a malformed grammar request after a valid one crashes EngineCore",
+    (
+        "V1 structured outputs: a malformed grammar request after a valid one crashes "
+        "EngineCore"
+    ),
 )
 GRAMMAR_REFUSES = Version("0.33.0")
-"""0.32.0 answers HTTP 500; this one, on what was run, HTTP 400: one backend per engine."""
+"""0.32.0 answers HTTP 500; this one, on what was run, HTTP 400: one backend per
+engine."""
 
 
 class GrammarBackendLatch(killed.KilledByRequest):
     """A structured output that the first one's backend cannot parse ends the engine.
 
-    What: A request with a plain regular expression is answered. A later one, with an expression
-    that xgrammar refuses and guidance takes, gets HTTP 500: EngineCore is dead, and the server
-    ends some seconds later. Sent first, to a fresh server, the second one is answered.
+    What: A request with a plain regular expression is answered. A later one, with an
+    expression that xgrammar refuses and guidance takes, gets HTTP 500: EngineCore is
+    dead, and the server ends some seconds later. Sent first, to a fresh server, the
+    second one is answered.
 
-    Why: With the backend `auto` each request is validated by itself and given the backend that
-    can parse it. EngineCore makes one backend, of the first request with a grammar, and keeps it:
-    what was validated for guidance is compiled by xgrammar. The compiler's exception comes out of
-    a future in the middle of the scheduler's step, where nothing catches it.
-    """
+    Why: With the backend `auto` each request is validated by itself and given the
+    backend that can parse it. EngineCore makes one backend, of the first request with a
+    grammar, and keeps it: what was validated for guidance is compiled by xgrammar. The
+    compiler's exception comes out of a future in the middle of the scheduler's step,
+    where nothing catches it."""
 
     name = "grammar-backend-latch"
     release, affected = "0.23.0", ">=0.14.0,<0.26.0"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("a grammar",)
     upstream = Upstream(
-        UpstreamState.OPEN, GRAMMAR_REPORT, "2026-11-26", note="0.33.0 refuses it with HTTP 400"
+        UpstreamState.OPEN,
+        GRAMMAR_REPORT,
+        "2026-11-26",
+        note="0.33.0 refuses it with HTTP 400",
     )
     references = (GRAMMAR_REPORT,)
     refusal, died_of = r"grammar|regex", "the grammar compiler's"
@@ -415,22 +494,37 @@ class GrammarBackendLatch(killed.KilledByRequest):
 
     reproducers = (REPRODUCER,)
 
-    def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
+    def expected(
+        self, release: str, mitigations: frozenset[str]
+    ) -> tuple[Outcome, str]:
         outcome, why = super().expected(release, mitigations)
         refuses = Version(release) >= GRAMMAR_REFUSES
         if outcome is Outcome.NOT_REPRODUCED and not mitigations and not refuses:
             outcome = Outcome.DIFFERENT_FAILURE
-            why = f"by {release} the engine lives on; the latch is there: the request gets HTTP 500"
+            why = (
+                f"by {release} the engine lives on; the latch is there: the request "
+                "gets HTTP 500"
+            )
         return outcome, why
 
-    @precondition("xgrammar takes the first expression and not the second one; guidance takes both")
+    @precondition(
+        "xgrammar takes the first expression and not the second one; guidance takes "
+        "both"
+    )
     def two_backends(self, reproducers: Reproducers) -> Finding:
-        """Other releases of xgrammar read other expressions: without this there is no trigger."""
+        """Other releases of xgrammar read other expressions: without this there is no
+        trigger."""
         first, second, other = (
             reproducers.truth(REPRODUCER, fact)
-            for fact in ("xgrammar_takes_first", "xgrammar_takes_second", "guidance_takes_second")
+            for fact in (
+                "xgrammar_takes_first",
+                "xgrammar_takes_second",
+                "guidance_takes_second",
+            )
         )
-        text = f"xgrammar: {FIRST} {first}, {SECOND} {second}; guidance: {SECOND} {other}"
+        text = (
+            f"xgrammar: {FIRST} {first}, {SECOND} {second}; guidance: {SECOND} {other}"
+        )
         return Finding.of(first and not second and other, text)
 
     async def trigger(self, drive: Drive) -> None:
@@ -440,12 +534,19 @@ class GrammarBackendLatch(killed.KilledByRequest):
 
     said = partial(claim, given="arrived", refutable_on=affected)
     claims = (
-        said("latched", "the backend of the first request compiles the grammars of all later ones",
-             by=("first-error", "control-answered")),
-        claim("escapes", "the exception comes out of the future inside the scheduler's step",
-              by=killed.THROUGH, given=("arrived", "first-error")),
+        said(
+            "latched",
+            "the backend of the first request compiles the grammars of all later ones",
+            by=("first-error", "control-answered"),
+        ),
+        claim(
+            "escapes",
+            "the exception comes out of the future inside the scheduler's step",
+            by=killed.THROUGH,
+            given=("arrived", "first-error"),
+        ),
         said("dead", "EngineCore is dead, and later requests fail", by="symptom"),
-    )  # fmt: skip
+    )
 
 
 GRAMMAR_BACKEND_LATCH = GrammarBackendLatch()

@@ -1,4 +1,5 @@
-"""LMDeploy: a prompt that fits the KV cache, an answer that does not: the engine loop dies."""
+"""LMDeploy: a prompt that fits the KV cache, an answer that does not: the engine loop
+dies."""
 
 from functools import partial
 
@@ -31,7 +32,8 @@ ROOM = 44
 """Tokens of answer that still fit after the prompt: 1300 of 1344 on 0.6.4."""
 ANSWER = 100
 NAMELESS = SpecifierSet(">=0.9.0,<0.9.2")
-"""``Engine.async_loop`` logs the exception's class and its text, of which this one has none."""
+"""``Engine.async_loop`` logs the exception's class and its text, of which this one has
+none."""
 CUT = pull("lmdeploy#3751", "limit max_session_len: the answer is cut", release="0.9.2")
 LATER = ("short after 1", "short after 2", "short after 3")
 in_lab = partial(
@@ -48,7 +50,8 @@ def prompt_tokens(release: str) -> int:
 
 
 def fails(sent: RequestRecord) -> bool:
-    """An error of the server, or no end: a 4xx is a refusal, which tells nothing of the engine."""
+    """An error of the server, or no end: a 4xx is a refusal, which tells nothing of the
+    engine."""
     refused = sent.status is not None and 400 <= sent.status < 500
     return not refused and answers.grade(sent).kind not in ("answered", "refusal")
 
@@ -92,28 +95,32 @@ def told(sent: RequestRecord) -> str:
 class KvGrowthCrash(kv.SmallKvCache):
     """An answer that outgrows the KV cache ends the engine loop for good.
 
-    What: A prompt that fits the KV cache is accepted although the answer it asks for does not
-    fit. When it has grown to the last block, the engine loop ends with an assertion. The HTTP
-    server lives on, /health stays 200, and every later request fails.
+    What: A prompt that fits the KV cache is accepted although the answer it asks for
+    does not fit. When it has grown to the last block, the engine loop ends with an
+    assertion. The HTTP server lives on, /health stays 200, and every later request
+    fails.
 
-    Why: The only sequence needs one more block and there is none, so the scheduler takes it out
-    of the running ones to make room for itself. The engine loop is handed a step without a
-    sequence, where `assert len(running) > 0` ends it. Nothing restarts the loop: each later
-    request finds it dead after a second and fails.
-    """
+    Why: The only sequence needs one more block and there is none, so the scheduler
+    takes it out of the running ones to make room for itself. The engine loop is handed
+    a step without a sequence, where `assert len(running) > 0` ends it. Nothing restarts
+    the loop: each later request finds it dead after a second and fails."""
 
     name = "kv-growth-crash"
     release, affected = kv.RELEASE, ">=0.6.4,<0.9.2"
     references = (kv.FIX, CUT)
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
-    upstream = Upstream(UpstreamState.NOT_LOOKED_UP, CUT, note="this is the fix, in 0.9.2")
+    upstream = Upstream(
+        UpstreamState.NOT_LOOKED_UP, CUT, note="this is the fix, in 0.9.2"
+    )
     sources = (
         quote(
-            "lmdeploy/pytorch/engine/engine.py", "Engine._async_loop_background",
-            "the loop trusts that a step has a sequence", "assert len(running) > 0",
+            "lmdeploy/pytorch/engine/engine.py",
+            "Engine._async_loop_background",
+            "the loop trusts that a step has a sequence",
+            "assert len(running) > 0",
         ),
         kv.LIMIT_SOURCE,
-    )  # fmt: skip
+    )
     log_patterns = kv.SmallKvCache.log_patterns | {
         "assertion": r"assert len\(running\) > 0",
         "loop-ended": r"Engine (?:main )?loop failed|Task <MainLoop\w*> failed|"
@@ -122,7 +129,9 @@ class KvGrowthCrash(kv.SmallKvCache):
     }
     key_log_patterns = ("assertion", "witness-limit", "truncated")
     needed = prompt_tokens(kv.RELEASE) + ANSWER
-    mitigations = (kv.larger_setting(needed, f"prompt and answer ({needed} tokens)")[1],)
+    mitigations = (
+        kv.larger_setting(needed, f"prompt and answer ({needed} tokens)")[1],
+    )
     outgrowing, later = ("growing",), LATER
     trigger_deadline_s = 60.0
     """0.6.4 fails at once; on 0.7.0.post3 the growing request never ends."""
@@ -131,7 +140,9 @@ class KvGrowthCrash(kv.SmallKvCache):
         text = kv.filling(prompt_tokens(drive.release), short)
         await kv.ask(drive, f"{where}growing", text, ANSWER)
 
-    def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
+    def expected(
+        self, release: str, mitigations: frozenset[str]
+    ) -> tuple[Outcome, str]:
         outcome, why = super().expected(release, mitigations)
         if outcome is Outcome.REPRODUCED and NAMELESS.contains(release):
             outcome = Outcome.INCONCLUSIVE
@@ -164,7 +175,9 @@ class KvGrowthCrash(kv.SmallKvCache):
             text = f"the engine had {tokens} tokens of {limit:g} when it ended"
             return Finding.of(tokens > limit - sizing.block_size, text)
         if kv.since_start(logs, "assertion"):
-            return Finding.of(True, "the engine loop ended with a step that had no sequence left")
+            return Finding.of(
+                True, "the engine loop ended with a step that had no sequence left"
+            )
         raise Missing("how far the answer grew was not seen")
 
     symptoms = (
@@ -176,8 +189,8 @@ class KvGrowthCrash(kv.SmallKvCache):
     live_only = (every_request_fails(),)
 
     @cause(
-        "the engine accepts the prompt: it is within max_input_len, and prompt and answer together "
-        "are not"
+        "the engine accepts the prompt: it is within max_input_len, and prompt and "
+        "answer together are not"
     )
     def prompt_fits(self, witness: kv.Witness) -> Finding:
         sizing, seen = witness.sizing(), witness.requests()
@@ -186,8 +199,8 @@ class KvGrowthCrash(kv.SmallKvCache):
         limit = sizing.max_session_len
         return Finding.of(
             not refused and tokens <= limit < tokens + ANSWER,
-            f"{tokens} tokens, {limit:g} is the limit ({sizing.num_gpu_blocks:g} blocks), "
-            f"{tokens + ANSWER} asked for",
+            f"{tokens} tokens, {limit:g} is the limit ({sizing.num_gpu_blocks:g} "
+            f"blocks), {tokens + ANSWER} asked for",
         )
 
     @cause("the log holds `assert len(running) > 0` of the engine loop")
@@ -198,34 +211,48 @@ class KvGrowthCrash(kv.SmallKvCache):
         if lines:
             first = lines[0]
             return Finding.of(
-                True, f"{len(lines)} × {public_line(first).strip()}, line {first.number}"
+                True,
+                f"{len(lines)} × {public_line(first).strip()}, line {first.number}",
             )
-        ended = [public_line(line).strip() for line in kv.since_start(logs, "loop-ended")]
+        ended = [
+            public_line(line).strip() for line in kv.since_start(logs, "loop-ended")
+        ]
         if asserted := [text for text in ended if "AssertionError" in text]:
             raise Missing(f"the log does not say which assertion it was: {asserted[0]}")
         if ended:
             return Finding.of(False, f"the loop ended, not by that: {ended[0]}")
-        raise Missing("the log does not say that the loop ended: it did not, or errors are off")
+        raise Missing(
+            "the log does not say that the loop ended: it did not, or errors are off"
+        )
 
     works_after = (answers.given("growing", or_explained=True), answers.given(*LATER))
     rows = (
-        row("the growing request", "growth-fails", answers.given(f"{kv.CONTROL}growing")),
+        row(
+            "the growing request", "growth-fails", answers.given(f"{kv.CONTROL}growing")
+        ),
         row("short requests after it", "all-fail-after", "200"),
         row("/health, /v1/models", "front-lives", "200", abnormal_if=False),
     )
     claims = (
         in_lab(
-            "asserts", "0.6.4 to 0.7.1: the engine loop ends with assert len(running) > 0",
-            by="assertion", releases=">=0.6.4,<=0.7.1",
+            "asserts",
+            "0.6.4 to 0.7.1: the engine loop ends with assert len(running) > 0",
+            by="assertion",
+            releases=">=0.6.4,<=0.7.1",
         ),
         in_lab(
-            "all-fail", "0.6.4 to 0.7.1: the server lives on and fails every request",
-            by=("assertion", "all-fail-after"), releases=">=0.6.4,<=0.7.1",
+            "all-fail",
+            "0.6.4 to 0.7.1: the server lives on and fails every request",
+            by=("assertion", "all-fail-after"),
+            releases=">=0.6.4,<=0.7.1",
         ),
         in_lab(
-            "truncates", "0.18.0 cuts the answer at the limit", by=cut_short, releases=">=0.9.2"
+            "truncates",
+            "0.18.0 cuts the answer at the limit",
+            by=cut_short,
+            releases=">=0.9.2",
         ),
-    )  # fmt: skip
+    )
 
 
 SCENARIO = KvGrowthCrash()

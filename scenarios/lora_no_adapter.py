@@ -1,4 +1,5 @@
-"""vLLM: a request without an adapter is answered with the weights of the last one, on a CPU."""
+"""vLLM: a request without an adapter is answered with the weights of the last one, on a
+CPU."""
 
 import asyncio
 from collections.abc import Callable
@@ -38,7 +39,11 @@ REPRODUCER = "lora_no_adapter.py"
 ADAPTER, ITSELF = "lora-a", "the model"
 PROMPT, TOKENS, LONG_TOKENS = "what is this", 12, 64
 LONG = f"a long answer of {ADAPTER}"
-BESIDE, OTHER, AFTER = "the model beside it", f"{ADAPTER} beside it", "the model afterwards"
+BESIDE, OTHER, AFTER = (
+    "the model beside it",
+    f"{ADAPTER} beside it",
+    "the model afterwards",
+)
 ALONE, AGAIN, ADAPTED = "gate: the model", "gate: the model again", f"gate: {ADAPTER}"
 FIX = pull(
     "vllm#48421",
@@ -46,7 +51,9 @@ FIX = pull(
     "the report and the fix",
     release="0.33.0",
 )
-SECOND = pull("vllm#49656", "Fix LoRA no-op row aliasing in PunicaWrapperCPU", "found it as well")
+SECOND = pull(
+    "vllm#49656", "Fix LoRA no-op row aliasing in PunicaWrapperCPU", "found it as well"
+)
 
 
 def tokens(requests: Requests, label: str) -> list[str]:
@@ -61,25 +68,29 @@ def same(one: str, other: str) -> Callable[[Requests], Finding]:
         mine, theirs = tokens(requests, one), tokens(requests, other)
         alike = sum(a == b for a, b in zip(mine, theirs, strict=False))
         equal = mine == theirs and len(mine) == TOKENS
-        return Finding.of(equal, f"{one}: {alike} of {len(mine)} tokens are those of {other}")
+        return Finding.of(
+            equal, f"{one}: {alike} of {len(mine)} tokens are those of {other}"
+        )
 
     return check
 
 
 class LoraNoAdapter(Scenario):
-    """vLLM answers a request without an adapter with the weights of the last one, on a CPU.
+    """vLLM answers a request without an adapter with the weights of the last one, on a
+    CPU.
 
-    What: A request to the model itself that runs in one batch with one to a LoRA adapter gets that
-    adapter's answer, with HTTP 200 and no word in the log. Alone it gets its own.
+    What: A request to the model itself that runs in one batch with one to a LoRA
+    adapter gets that adapter's answer, with HTTP 200 and no word in the log. Alone it
+    gets its own.
 
-    Why: A token without an adapter has the index -1. The CPU's functions take the adapter's weights
-    by `lora_b_weights[indices]`, and -1 is the last slot. Only a batch in which nobody has an
-    adapter leaves them out.
-    """
+    Why: A token without an adapter has the index -1. The CPU's functions take the
+    adapter's weights by `lora_b_weights[indices]`, and -1 is the last slot. Only a
+    batch in which nobody has an adapter leaves them out."""
 
     name, release, affected = "lora-no-adapter", "0.32.0", ">=0.11.0,<0.33.0"
     devices = ("cpu",)
-    """A GPU's kernels return where the index is -1 (vllm/lora/ops/triton_ops/lora_expand_op.py)."""
+    """A GPU's kernels return where the index is -1
+    (vllm/lora/ops/triton_ops/lora_expand_op.py)."""
     failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.CRITICAL
     upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-26", "0.33.0")
     model = TINY["qwen3-text"]
@@ -114,7 +125,13 @@ class LoraNoAdapter(Scenario):
     async def trigger(self, drive: Drive) -> None:
         pieces: asyncio.Queue[int] = asyncio.Queue()
         answer = lmdeploy.complete(
-            drive, LONG, "go on", LONG_TOKENS, stream=True, piece=pieces.put_nowait, model=ADAPTER
+            drive,
+            LONG,
+            "go on",
+            LONG_TOKENS,
+            stream=True,
+            piece=pieces.put_nowait,
+            model=ADAPTER,
         )
         long = asyncio.ensure_future(answer)
         drive.pending.append(long)
@@ -124,28 +141,46 @@ class LoraNoAdapter(Scenario):
         await asyncio.gather(*drive.pending)
         await self.ask(drive, AFTER)
 
-    @precondition("it was answered while the adapter's answer was streamed", id="one-batch")
+    @precondition(
+        "it was answered while the adapter's answer was streamed", id="one-batch"
+    )
     def one_batch(self, requests: Requests, seen: Measured) -> Finding:
-        before, (long, beside) = seen.number("pieces_before"), map(requests.first, (LONG, BESIDE))
+        before, (long, beside) = (
+            seen.number("pieces_before"),
+            map(requests.first, (LONG, BESIDE)),
+        )
         ends = [one.sent.mono + one.latency_s for one in (beside, long)]
         met = long.answered and 2 <= before < long.pieces and ends[0] < ends[1]
         return Finding.of(met, f"sent after {before:g} of {long.pieces} pieces")
 
     @precondition("the model and the adapter answer differently, and alike each time")
     def tell_apart(self, requests: Requests) -> Finding:
-        own, again, other = (tokens(requests, label) for label in (ALONE, AGAIN, ADAPTED))
+        own, again, other = (
+            tokens(requests, label) for label in (ALONE, AGAIN, ADAPTED)
+        )
         met = own == again != other and len(own) == len(other) == TOKENS
         return Finding.of(met, f"the model {own[:4]}, {ADAPTER} {other[:4]}")
 
     symptoms = (
-        symptom("beside an adapter's request the model gives the adapter's answer",
-                same(BESIDE, ADAPTED), id="adapters-answer"),
-        symptom("alone afterwards it gives its own", same(AFTER, ALONE), id="own-afterwards",
-                abnormal=False),
-        symptom("the adapter gives its own all the time", same(OTHER, ADAPTED), id="adapter-sound",
-                abnormal=False),
+        symptom(
+            "beside an adapter's request the model gives the adapter's answer",
+            same(BESIDE, ADAPTED),
+            id="adapters-answer",
+        ),
+        symptom(
+            "alone afterwards it gives its own",
+            same(AFTER, ALONE),
+            id="own-afterwards",
+            abnormal=False,
+        ),
+        symptom(
+            "the adapter gives its own all the time",
+            same(OTHER, ADAPTED),
+            id="adapter-sound",
+            abnormal=False,
+        ),
         endpoints_green(),
-    )  # fmt: skip
+    )
 
     @cause("by the engine's own functions index -1 adds the last slot's weights")
     def index_is_taken(self, reproducers: Reproducers) -> Finding:
@@ -159,33 +194,61 @@ class LoraNoAdapter(Scenario):
         return as_in_a_run(self, facts)
 
     def recognises(self, failure: Failure) -> Finding:
-        """By what was sent: all wrong answers are the model's own, and an adapter was asked too."""
+        """By what was sent: all wrong answers are the model's own, and an adapter was
+        asked too."""
         from mmrepro.traffic.case.model import CHAT, COMPLETIONS
 
         able = may_show(self, failure)
         if able.truth is not Truth.MET:
             return able
         asked = {
-            op.id: op.model for op in failure.case.operations if op.path in (CHAT, COMPLETIONS)
+            op.id: op.model
+            for op in failure.case.operations
+            if op.path in (CHAT, COMPLETIONS)
         }
         adapted = any(asked.values()) and "--enable-lora" in failure.case.server.args
         met = adapted and not any(asked.get(id) for id in failure.operations)
         return Finding.of(met, "answers without an adapter, beside requests to one")
 
-    works_after = (answered(BESIDE, OTHER, AFTER), same(BESIDE, ALONE), same(AFTER, ALONE))
+    works_after = (
+        answered(BESIDE, OTHER, AFTER),
+        same(BESIDE, ALONE),
+        same(AFTER, ALONE),
+    )
     rows = (
-        row("the model, beside an adapter's request", "adapters-answer", "its own answer"),
+        row(
+            "the model, beside an adapter's request",
+            "adapters-answer",
+            "its own answer",
+        ),
         row("the model, alone", "own-afterwards", "its own answer", abnormal_if=False),
     )
-    ours = partial(claim, given=("one-batch", "tell-apart", unmitigated), refutable_on=affected)
+    ours = partial(
+        claim, given=("one-batch", "tell-apart", unmitigated), refutable_on=affected
+    )
     claims = (
-        ours("wrong-output", "a base-model request batched next to a LoRA request silently gets "
-             "the adapter's delta", FIX, by=("adapters-answer", "index-is-taken")),
-        ours("alone-spared", "a batch of base-model requests alone is right", SECOND,
-             by="own-afterwards"),
-        claim("fixed", "with it a base-model request gets its own answer", FIX, releases=">=0.33.0",
-              by=same(BESIDE, ALONE), given=("one-batch", "tell-apart")),
-    )  # fmt: skip
+        ours(
+            "wrong-output",
+            "a base-model request batched next to a LoRA request silently gets "
+            "the adapter's delta",
+            FIX,
+            by=("adapters-answer", "index-is-taken"),
+        ),
+        ours(
+            "alone-spared",
+            "a batch of base-model requests alone is right",
+            SECOND,
+            by="own-afterwards",
+        ),
+        claim(
+            "fixed",
+            "with it a base-model request gets its own answer",
+            FIX,
+            releases=">=0.33.0",
+            by=same(BESIDE, ALONE),
+            given=("one-batch", "tell-apart"),
+        ),
+    )
 
 
 SCENARIO = LoraNoAdapter()

@@ -1,4 +1,5 @@
-"""vLLM: adapters that are loaded while the server runs, and answers with another one's weights."""
+"""vLLM: adapters that are loaded while the server runs, and answers with another one's
+weights."""
 
 import asyncio
 import json
@@ -63,29 +64,43 @@ class LoadedWhileItRuns(Scenario):
 
     model = TINY["qwen3-text"]
     server = (
-        "--dtype=float32 --enable-lora --max-loras=4 --max-cpu-loras=8 --max-lora-rank=8 "
-        "--max-num-seqs=8 --enable-prefix-caching --enable-prompt-tokens-details "
-        f"--lora-modules {A}={{tiny:{A}}} {B}={{tiny:{B}}}"
+        "--dtype=float32 --enable-lora --max-loras=4 --max-cpu-loras=8 "
+        "--max-lora-rank=8 --max-num-seqs=8 --enable-prefix-caching "
+        f"--enable-prompt-tokens-details --lora-modules {A}={{tiny:{A}}} "
+        f"{B}={{tiny:{B}}}"
     )
     server_env = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.CRITICAL
     reproducers = (REPRODUCER,)
     needs = ("--enable-lora",)
 
-    async def ask(self, drive: Drive, label: str, model: str, **fields: Any) -> RequestRecord:
+    async def ask(
+        self, drive: Drive, label: str, model: str, **fields: Any
+    ) -> RequestRecord:
         return await lmdeploy.complete(
-            drive, label, PROMPT, 12, logprobs=3, model=model, skip_special_tokens=False, **fields
+            drive,
+            label,
+            PROMPT,
+            12,
+            logprobs=3,
+            model=model,
+            skip_special_tokens=False,
+            **fields,
         )
 
     async def change(self, drive: Drive, what: str, name: str, of: str = "") -> None:
         """Load or unload an adapter, by the server's own endpoint."""
         body = {"lora_name": name}
         if of:
-            body["lora_path"] = with_folders(f"{{tiny:{of}}}", cache_root() / MODELS_DIR)
+            body["lora_path"] = with_folders(
+                f"{{tiny:{of}}}", cache_root() / MODELS_DIR
+            )
         await drive.traffic.raw(
-            f"{what} {name}", path=FOLDER.format(what), body=json.dumps(body).encode(),
+            f"{what} {name}",
+            path=FOLDER.format(what),
+            body=json.dumps(body).encode(),
             deadline_s=drive.deadline_s,
-        )  # fmt: skip
+        )
 
     def live_conditions(self, facts: LiveFacts) -> list[Condition]:
         return as_in_a_run(self, facts)
@@ -96,35 +111,39 @@ FIRST, RELOADED = f"{SWAPPED}, loaded of {A}", f"{SWAPPED}, loaded of {B}"
 SALTED, AFTER = f"{RELOADED}, with a salt", f"{B} afterwards"
 RELOAD = issue(
     "vllm#42125",
-    "Runtime LoRA same-name reload can reuse stale prefix-cache blocks from previous adapter "
-    "version",
+    "Runtime LoRA same-name reload can reuse stale prefix-cache blocks from previous "
+    "adapter version",
 )
 SAME_NAME = issue(
-    "vllm#30931", "Prefix Cache Corruption with LoRA with the same name but different id"
+    "vllm#30931",
+    "Prefix Cache Corruption with LoRA with the same name but different id",
 )
 
 
 class LoraReload(LoadedWhileItRuns):
-    """An adapter that is replaced under its name answers from the KV cache of the one before.
+    """An adapter that is replaced under its name answers from the KV cache of the one
+    before.
 
-    What: An adapter is unloaded, and another one is loaded under its name. A prompt that was asked
-    before gets an answer that is neither adapter's, with HTTP 200 and no word in the log. The same
-    prompt with a `cache_salt` gets the new adapter's answer.
+    What: An adapter is unloaded, and another one is loaded under its name. A prompt
+    that was asked before gets an answer that is neither adapter's, with HTTP 200 and no
+    word in the log. The same prompt with a `cache_salt` gets the new adapter's answer.
 
-    Why: Blocks of the prefix cache are found by the hash of their tokens and of the adapter's
-    name. The name stays, so the new adapter goes on from keys and values that the old one's
-    weights have made.
-    """
+    Why: Blocks of the prefix cache are found by the hash of their tokens and of the
+    adapter's name. The name stays, so the new adapter goes on from keys and values that
+    the old one's weights have made."""
 
     name, release, affected = "lora-reload", "0.25.0", ">=0.12.0,<0.32.0"
     # Run: 0.25.0, and 0.32.0, which hashes the adapter's path as well. By source
-    # (v1/core/kv_cache_utils.py): 0.12.0 to 0.25.0 hash the name alone, 0.11.0 a number that is
-    # new with each load; 0.26.0 to 0.31.0 were not looked at. A path whose weights are replaced in
-    # place is as before in 0.33.0, with a warning.
+    # (v1/core/kv_cache_utils.py): 0.12.0 to 0.25.0 hash the name alone, 0.11.0 a number
+    # that is new with each load; 0.26.0 to 0.31.0 were not looked at. A path whose
+    # weights are replaced in place is as before in 0.33.0, with a warning.
     upstream = Upstream(
-        UpstreamState.OPEN, RELOAD, "2026-11-26", note="closed as stale; by runs it is gone in "
+        UpstreamState.OPEN,
+        RELOAD,
+        "2026-11-26",
+        note="closed as stale; by runs it is gone in "
         "0.32.0 where the path is another one",
-    )  # fmt: skip
+    )
     references = (RELOAD, SAME_NAME)
     sources = (
         quote(
@@ -136,7 +155,9 @@ class LoraReload(LoadedWhileItRuns):
     )
     mitigations = (
         cure("no-prefix-caching", "--no-enable-prefix-caching", "no prefix cache"),
-        upgrade("0.32.0", "upgrade to 0.32.0, and load changed weights from another path"),
+        upgrade(
+            "0.32.0", "upgrade to 0.32.0, and load changed weights from another path"
+        ),
     )
 
     async def gate(self, drive: Drive) -> None:
@@ -155,54 +176,99 @@ class LoraReload(LoadedWhileItRuns):
     @precondition("one adapter was replaced by the other under its name")
     def replaced(self, requests: Requests) -> Finding:
         """And the first one had answered the prompt."""
-        done = [r for what in ("load", "unload") for r in requests.all(f"{what} {SWAPPED}")]
+        done = [
+            r for what in ("load", "unload") for r in requests.all(f"{what} {SWAPPED}")
+        ]
         first = same(FIRST, OF_A)(requests)
         text = f"{', '.join(str(r.status) for r in done)}; {first.observed}"
-        met = len(done) == 3 and all(r.status == 200 for r in done) and first.truth is Truth.MET
+        met = (
+            len(done) == 3
+            and all(r.status == 200 for r in done)
+            and first.truth is Truth.MET
+        )
         return Finding.of(met, text)
 
-    @precondition("the two answer differently, and a prompt from the cache is answered alike")
+    @precondition(
+        "the two answer differently, and a prompt from the cache is answered alike"
+    )
     def tell_apart(self, requests: Requests) -> Finding:
         one, other, again = (tokens(requests, label) for label in (OF_A, OF_B, AGAIN))
         return Finding.of(one != other == again, f"{A} {one[:4]}, {B} {other[:4]}")
 
     symptoms = (
-        symptom("under the old name the new adapter does not give its answer",
-                differs(RELOADED, OF_B), id="stale-answer"),
-        symptom("with a salt, which keeps it from the cache, it does", same(SALTED, OF_B),
-                id="salted", abnormal=False),
-        symptom("under its own name it gives its answer all the time", same(AFTER, OF_B),
-                id="own-name", abnormal=False),
+        symptom(
+            "under the old name the new adapter does not give its answer",
+            differs(RELOADED, OF_B),
+            id="stale-answer",
+        ),
+        symptom(
+            "with a salt, which keeps it from the cache, it does",
+            same(SALTED, OF_B),
+            id="salted",
+            abnormal=False,
+        ),
+        symptom(
+            "under its own name it gives its answer all the time",
+            same(AFTER, OF_B),
+            id="own-name",
+            abnormal=False,
+        ),
         endpoints_green(),
-    )  # fmt: skip
+    )
 
-    @cause("the prompt's tokens came from the prefix cache, and the salted one's did not")
+    @cause(
+        "the prompt's tokens came from the prefix cache, and the salted one's did not"
+    )
     def from_the_cache(self, requests: Requests) -> Finding:
-        told, stale, salted = (requests.first(n).cached_tokens for n in (AGAIN, RELOADED, SALTED))
+        told, stale, salted = (
+            requests.first(n).cached_tokens for n in (AGAIN, RELOADED, SALTED)
+        )
         if not told:
             raise Missing("the server tells of no prompt that it came from the cache")
         stale, salted = stale or 0, salted or 0
         return Finding.of(stale > 0 == salted, f"{stale} of it; {salted} with a salt")
 
-    @cause("by the engine's own function an adapter of this name and another path is the same")
+    @cause(
+        "by the engine's own function an adapter of this name and another path is the "
+        "same"
+    )
     def hashed_by_name(self, reproducers: Reproducers) -> Finding:
         facts = reproducers.facts(REPRODUCER)
         met = facts["another_path_same_key"] and not facts["another_name_same_key"]
         return Finding.of(bool(met), f"hashed: {facts['key']}")
 
-    works_after = (answered(RELOADED, SALTED, AFTER), same(RELOADED, OF_B), same(AFTER, OF_B))
+    works_after = (
+        answered(RELOADED, SALTED, AFTER),
+        same(RELOADED, OF_B),
+        same(AFTER, OF_B),
+    )
     rows = (
         row("under the old name", "stale-answer", "the new adapter's answer"),
-        row("under the old name, with a salt", "salted", "the new adapter's", abnormal_if=False),
+        row(
+            "under the old name, with a salt",
+            "salted",
+            "the new adapter's",
+            abnormal_if=False,
+        ),
     )
-    said = partial(claim, given=("replaced", "tell-apart", unmitigated), refutable_on=affected)
+    said = partial(
+        claim, given=("replaced", "tell-apart", unmitigated), refutable_on=affected
+    )
     claims = (
-        said("stale", "a reload under the same name reuses prefix-cache blocks of the adapter "
-             "before", by=("stale-answer", "from-the-cache")),
-        said("key", "block hashes have the adapter's name and nothing else of it", SAME_NAME,
-             by="hashed-by-name"),
+        said(
+            "stale",
+            "a reload under the same name reuses prefix-cache blocks of the adapter "
+            "before",
+            by=("stale-answer", "from-the-cache"),
+        ),
+        said(
+            "key",
+            "block hashes have the adapter's name and nothing else of it",
+            SAME_NAME,
+            by="hashed-by-name",
+        ),
         said("salt", "a cache_salt keeps them apart", by="salted"),
-    )  # fmt: skip
+    )
 
 
 LORA_RELOAD = LoraReload()
@@ -213,10 +279,12 @@ ALONE = {name: f"gate: {label}, both at once" for name, label in LONG.items()}
 LATER = {A: f"{A} afterwards, again", B: f"{B} afterwards, again"}
 FLIGHT = issue(
     "vllm#47724",
-    "After a runtime add_lora(), one user's in-flight LoRA request is silently served with another "
-    "user's adapter",
+    "After a runtime add_lora(), one user's in-flight LoRA request is silently served "
+    "with another user's adapter",
 )
-FLIGHT_FIX = pull("vllm#47725", "Refresh punica metadata when LoRA slots are reassigned")
+FLIGHT_FIX = pull(
+    "vllm#47725", "Refresh punica metadata when LoRA slots are reassigned"
+)
 
 
 def parted(one: list[str], other: list[str]) -> int:
@@ -229,29 +297,37 @@ def as_at_first(labels: dict[str, str]) -> Callable[[Requests], Finding]:
     """A check: both adapters' answers are those of the gate, whole."""
 
     def check(requests: Requests) -> Finding:
-        found = {n: parted(tokens(requests, labels[n]), tokens(requests, ALONE[n])) for n in labels}
-        text = ", ".join(f"{name}: {place} tokens alike" for name, place in found.items())
+        found = {
+            n: parted(tokens(requests, labels[n]), tokens(requests, ALONE[n]))
+            for n in labels
+        }
+        text = ", ".join(
+            f"{name}: {place} tokens alike" for name, place in found.items()
+        )
         return Finding.of(all(place == LONG_TOKENS for place in found.values()), text)
 
     return check
 
 
 class LoraAdded(LoadedWhileItRuns):
-    """An adapter that is loaded while others answer has them go on with the wrong weights.
+    """An adapter that is loaded while others answer has them go on with the wrong
+    weights.
 
-    What: Two adapters answer, and the server has two slots. A third one is loaded. From there on
-    the answers that are under way are not those of their adapters, with HTTP 200 and no word in the
-    log. Asked again, both adapters give their own answers.
+    What: Two adapters answer, and the server has two slots. A third one is loaded. From
+    there on the answers that are under way are not those of their adapters, with HTTP
+    200 and no word in the log. Asked again, both adapters give their own answers.
 
-    Why: The worker remembers the batch's mapping of tokens to adapters, and works out which slot
-    each one has only where that mapping has changed. A load moves adapters between slots, and the
-    mapping, by adapters, is the same: tokens keep the numbers of the slots as they were.
-    """
+    Why: The worker remembers the batch's mapping of tokens to adapters, and works out
+    which slot each one has only where that mapping has changed. A load moves adapters
+    between slots, and the mapping, by adapters, is the same: tokens keep the numbers of
+    the slots as they were."""
 
     name, release, affected = "lora-added", "0.25.0", ">=0.11.0,<0.32.0"
     # Run: 0.25.0, and 0.32.0, which has the fix. By source (lora/models.py, by 0.14.0
     # lora/model_manager.py): 0.11.0 to 0.25.0; 0.26.0 to 0.31.0 were not looked at.
-    upstream = Upstream(UpstreamState.FIXED, FLIGHT_FIX, "2026-11-26", "0.32.0", note="by runs")
+    upstream = Upstream(
+        UpstreamState.FIXED, FLIGHT_FIX, "2026-11-26", "0.32.0", note="by runs"
+    )
     references = (FLIGHT, FLIGHT_FIX)
     server = LoadedWhileItRuns.server.replace("--max-loras=4", "--max-loras=2")
     sources = (
@@ -263,26 +339,42 @@ class LoraAdded(LoadedWhileItRuns):
         ),
     )
     mitigations = (
-        cure("spare-slots", "--max-loras=4", "slots for all adapters: no load moves another one"),
+        cure(
+            "spare-slots",
+            "--max-loras=4",
+            "slots for all adapters: no load moves another one",
+        ),
         upgrade("0.32.0", "upgrade to 0.32.0, which has vllm#47725"),
     )
 
     async def both(self, drive: Drive, labels: dict[str, str], third: str = "") -> None:
-        """Both adapters answer at once; with ``third``, that is loaded in the middle of it."""
-        pieces: dict[str, asyncio.Queue[int]] = {name: asyncio.Queue() for name in labels}
+        """Both adapters answer at once; with ``third``, that is loaded in the middle of
+        it."""
+        pieces: dict[str, asyncio.Queue[int]] = {
+            name: asyncio.Queue() for name in labels
+        }
         answers = {
             name: asyncio.ensure_future(
                 lmdeploy.complete(
-                    drive, label, "go on", LONG_TOKENS, stream=True, logprobs=3, model=name,
-                    skip_special_tokens=False, stream_options={"include_usage": True},
+                    drive,
+                    label,
+                    "go on",
+                    LONG_TOKENS,
+                    stream=True,
+                    logprobs=3,
+                    model=name,
+                    skip_special_tokens=False,
+                    stream_options={"include_usage": True},
                     piece=pieces[name].put_nowait,
                 )
             )
             for name, label in labels.items()
-        }  # fmt: skip
+        }
         drive.pending.extend(answers.values())
         if third:
-            reached = [await lmdeploy.reached(BEFORE, pieces[n], answers[n]) for n in labels]
+            reached = [
+                await lmdeploy.reached(BEFORE, pieces[n], answers[n]) for n in labels
+            ]
             drive.fact("pieces_before", min(reached))
             await self.change(drive, "load", third, B)
         await asyncio.gather(*answers.values())
@@ -301,47 +393,81 @@ class LoraAdded(LoadedWhileItRuns):
         ended = load.sent.mono + load.latency_s
         under_way = all(r.answered and ended < r.sent.mono + r.latency_s for r in sent)
         met = load.status == 200 and under_way and before >= BEFORE
-        return Finding.of(met, f"after {before:g} pieces of {LONG_TOKENS}: {load.reply}")
+        return Finding.of(
+            met, f"after {before:g} pieces of {LONG_TOKENS}: {load.reply}"
+        )
 
     @precondition("the two answer differently, and alike each time")
     def tell_apart(self, requests: Requests) -> Finding:
         one, other = (tokens(requests, label) for label in ALONE.values())
-        alike = all(tokens(requests, LATER[n]) == tokens(requests, ALONE[n]) for n in LATER)
+        alike = all(
+            tokens(requests, LATER[n]) == tokens(requests, ALONE[n]) for n in LATER
+        )
         return Finding.of(alike and one != other, f"{A} {one[:4]}, {B} {other[:4]}")
 
     @symptom("from the load on an answer that was under way is not its adapter's")
     def answers_turn(self, requests: Requests, seen: Measured) -> Finding:
-        turned = {n: parted(tokens(requests, LONG[n]), tokens(requests, ALONE[n])) for n in LONG}
+        turned = {
+            n: parted(tokens(requests, LONG[n]), tokens(requests, ALONE[n]))
+            for n in LONG
+        }
         at = {name: place for name, place in turned.items() if place < LONG_TOKENS}
-        text = ", ".join(f"{name} from token {place}" for name, place in at.items()) or "none"
-        return Finding.of(bool(at) and min(at.values()) >= seen.number("pieces_before"), text)
+        text = (
+            ", ".join(f"{name} from token {place}" for name, place in at.items())
+            or "none"
+        )
+        return Finding.of(
+            bool(at) and min(at.values()) >= seen.number("pieces_before"), text
+        )
 
     symptoms = (
-        symptom("asked again, both give their own answers",
-                as_at_first(LATER), id="own-again", abnormal=False),
+        symptom(
+            "asked again, both give their own answers",
+            as_at_first(LATER),
+            id="own-again",
+            abnormal=False,
+        ),
         endpoints_green(),
-    )  # fmt: skip
+    )
 
     @cause("by the engine's own function a move between slots is not noticed")
     def slots_remembered(self, reproducers: Reproducers) -> Finding:
         facts = reproducers.facts(REPRODUCER)
         met = facts["refreshed_at_first"] == 1 and facts["refreshed_after_a_move"] == 0
-        text = "worked out {refreshed_at_first} × at first, {refreshed_after_a_move} × after a move"
+        text = (
+            "worked out {refreshed_at_first} × at first, "
+            "{refreshed_after_a_move} × after a move"
+        )
         return Finding.of(met, text.format_map(facts))
 
     works_after = (answered(*LONG.values()), as_at_first(LONG))
     rows = (
-        row("answers under way as an adapter is loaded", "answers-turn", "their adapters'"),
+        row(
+            "answers under way as an adapter is loaded",
+            "answers-turn",
+            "their adapters'",
+        ),
         row("the same, asked again", "own-again", "their adapters'", abnormal_if=False),
     )
-    said = partial(claim, given=("loaded", "tell-apart", unmitigated), refutable_on=affected)
+    said = partial(
+        claim, given=("loaded", "tell-apart", unmitigated), refutable_on=affected
+    )
     claims = (
-        said("swapped", "requests in flight go on with another adapter's weights, silently",
-             by=("answers-turn", "slots-remembered")),
+        said(
+            "swapped",
+            "requests in flight go on with another adapter's weights, silently",
+            by=("answers-turn", "slots-remembered"),
+        ),
         said("passes", "later requests to the same adapters are right", by="own-again"),
-        claim("fixed", "with it the answers are their adapters'", FLIGHT_FIX, releases=">=0.32.0",
-              by=as_at_first(LONG), given=("loaded", "tell-apart")),
-    )  # fmt: skip
+        claim(
+            "fixed",
+            "with it the answers are their adapters'",
+            FLIGHT_FIX,
+            releases=">=0.32.0",
+            by=as_at_first(LONG),
+            given=("loaded", "tell-apart"),
+        ),
+    )
 
 
 LORA_ADDED = LoraAdded()

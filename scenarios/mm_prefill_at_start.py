@@ -1,8 +1,9 @@
-"""minivllm: the first bugs of the milestone note as the note met them, before any request.
+"""minivllm: the first bugs of the milestone note as the note met them, before any
+request.
 
-The note's engine has its image runner from the start, so what is wrong in its warm-up ends the
-server. ``--images-at-start`` does that here; each variant is a fault of ``mm-prefill-contract``.
-"""
+The note's engine has its image runner from the start, so what is wrong in its warm-up
+ends the server. ``--images-at-start`` does that here; each variant is a fault of
+``mm-prefill-contract``."""
 
 from typing import ClassVar
 
@@ -50,7 +51,8 @@ def never_ready(evidence: Evidence) -> Finding:
 
 
 class AtStart(MinivllmFault):
-    """The server itself does not start; with that place put right it does, and answers images.
+    """The server itself does not start; with that place put right it does, and answers
+    images.
 
     ``of``: the variant of ``mm-prefill-contract`` whose fault it is.
     """
@@ -100,7 +102,9 @@ class AtStart(MinivllmFault):
         if bad := next((r for r in asked if not r.answered), None):
             return Finding.of(False, f"{bad.label}: {bad.reply}")
         labels = [r.label for r in asked if r.phase == "control"]
-        return Finding.of(labels == [*CONTROLS], f"{', '.join(labels) or 'nothing'}: answered")
+        return Finding.of(
+            labels == [*CONTROLS], f"{', '.join(labels) or 'nothing'}: answered"
+        )
 
     def exposure(self, facts: LiveFacts) -> Finding:
         return Finding.of(False, "a server that can be looked at has started")
@@ -111,11 +115,16 @@ class AtStart(MinivllmFault):
         return Finding.of(count == 1, f"{count} × in the log that it is made then")
 
     symptoms = (
-        symptom("the server ends as it starts, and answers nothing", never_ready, live=True),
+        symptom(
+            "the server ends as it starts, and answers nothing", never_ready, live=True
+        ),
     )
 
     @cause(
-        "the log holds the error of the note's bug {bug}, {reason}, once; the server ends with 1",
+        (
+            "the log holds the error of the note's bug {bug}, {reason}, once; the "
+            "server ends with 1"
+        ),
         live=True,
     )
     def error_raised_there(self, logs: Logs) -> Finding:
@@ -126,8 +135,8 @@ class AtStart(MinivllmFault):
         listed = ", ".join(f"{count} × {place}" for count, place in places)
         return Finding.of(
             raised,
-            f"in the log: {errors} × the error, {listed}, {ended} × that it cannot start; "
-            f"it ended with {code}",
+            f"in the log: {errors} × the error, {listed}, {ended} × that it cannot "
+            f"start; it ended with {code}",
         )
 
     works_after = (answered(*STARTED), answered_alike(*STARTED[1:]))
@@ -135,7 +144,10 @@ class AtStart(MinivllmFault):
     claims: ClassVar[tuple[Claim, ...]] = (
         claim(
             "at-start",
-            "minivllm's own fault {variant} shows as the engine starts, as the note's did",
+            (
+                "minivllm's own fault {variant} shows as the engine starts, as the "
+                "note's did"
+            ),
             "{origin}",
             by=("symptom", "cause"),
             given=(Switched.fault_said, "arrived"),
@@ -147,7 +159,8 @@ class AtStart(MinivllmFault):
 class SequenceAtStart(AtStart):
     """Warm-up builds plain Sequences: the engine does not start.
 
-    What: The server ends in its warm-up prefill: ImageRunner expects ImageSequence, got Sequence.
+    What: The server ends in its warm-up prefill: ImageRunner expects ImageSequence, got
+        Sequence.
 
     Why: The image runner inherits the warm-up, which builds the base class's Sequence.
     """
@@ -160,9 +173,8 @@ class OrderAtStart(AtStart):
 
     What: The server ends in its warm-up: forward() got an unexpected keyword argument.
 
-    Why: A base class whose initialiser already runs the model runs it before the derived class had
-    its turn.
-    """
+    Why: A base class whose initialiser already runs the model runs it before the
+    derived class had its turn."""
 
     of = WarmUpOrder
 
@@ -172,8 +184,8 @@ class ModuleAtStart(AtStart):
 
     What: The server ends in a SyntaxError as it imports the module.
 
-    Why: An edit left the module invalid, and an engine that has images from the start imports it.
-    """
+    Why: An edit left the module invalid, and an engine that has images from the start
+    imports it."""
 
     of = BrokenModule
 
@@ -183,10 +195,12 @@ class PathAtStart(AtStart):
 
     What: The server ends in FileNotFoundError: assets/warm-up.png is no file.
 
-    Why: A path from a demo's configuration is relative to wherever the engine was started.
-    """
+    Why: A path from a demo's configuration is relative to wherever the engine was
+    started."""
 
     of = ImagePath
 
 
-SCENARIO = with_variants(SequenceAtStart(), OrderAtStart(), ModuleAtStart(), PathAtStart())
+SCENARIO = with_variants(
+    SequenceAtStart(), OrderAtStart(), ModuleAtStart(), PathAtStart()
+)

@@ -1,9 +1,9 @@
-"""minivllm: the multimodal prefill contract, broken in the six ways of the note that drew the map.
+"""minivllm: the multimodal prefill contract, broken in the six ways of the note that
+drew the map.
 
-An image is a prefix of embeddings in front of the text, in prefill only. Each variant switches one
-of the note's bugs on in the engine of ``reproducers/minivllm`` and looks for its symptom, over
-HTTP, and for its reason, in the engine's log.
-"""
+An image is a prefix of embeddings in front of the text, in prefill only. Each variant
+switches one of the note's bugs on in the engine of ``reproducers/minivllm`` and looks
+for its symptom, over HTTP, and for its reason, in the engine's log."""
 
 import re
 from typing import ClassVar
@@ -40,8 +40,8 @@ STREAMED = WHOLE + ", streamed"
 IMAGES = (WHOLE, ODD, STREAMED)
 NOTE_WORDS = "RuntimeError: Only dense CPU tensors can be pinned"
 ODD_GRID = (3, 2)
-"""Columns and rows of embeddings: six do not fill a block, so that the last block's tokens are not
-those of the text alone."""
+"""Columns and rows of embeddings: six do not fill a block, so that the last block's
+tokens are not those of the text alone."""
 
 
 LAST_BLOCK, IDS = "last-block", "placeholder-ids"
@@ -49,7 +49,8 @@ LAST_BLOCK, IDS = "last-block", "placeholder-ids"
 
 
 def decodes_by_graph(logs: Logs) -> Finding:
-    """Where graphs are captured, each decode of so many sequences replays one (runner.py)."""
+    """Where graphs are captured, each decode of so many sequences replays one
+    (runner.py)."""
     captured = logs.lines("decode-graphs")
     if not captured:
         return Finding.unknown("no graph was captured")
@@ -60,27 +61,37 @@ def ids_beside(count: str) -> Check:
     """The engine says how many token ids stand beside inputs_embeds."""
 
     def said(logs: Logs) -> Finding:
-        found = [match[1] for match in logs.search("placeholder-ids", r"placeholder ids: (\w+)")]
+        found = [
+            match[1]
+            for match in logs.search("placeholder-ids", r"placeholder ids: (\w+)")
+        ]
         if not found:
-            return Finding.unknown("the log does not tell how many placeholder ids there are")
+            return Finding.unknown(
+                "the log does not tell how many placeholder ids there are"
+            )
         return Finding.of(set(found) == {count}, f"placeholder ids: {', '.join(found)}")
 
     return said
 
 
 def all_stored(requests: Requests, logs: Logs) -> Finding:
-    """Each image is answered; unknown where one fails of anything but the note's error."""
+    """Each image is answered; unknown where one fails of anything but the note's
+    error."""
     if errors := logs.count("note-error"):
         return Finding.of(False, f"{errors} × the note's error in the log")
     sent = [requests.first(label) for label in IMAGES]
     told = "; ".join(f"{one.label}: {one.reply}" for one in sent)
-    return Finding.of(True, told) if all(one.answered for one in sent) else Finding.unknown(told)
+    return (
+        Finding.of(True, told)
+        if all(one.answered for one in sent)
+        else Finding.unknown(told)
+    )
 
 
 class PrefillContract(mini.MinivllmFault):
-    """A variant has its number in the note (``bug``), its ``error`` (a regular expression) and the
-    ``frames`` of the traceback, which show the ``reason``. Images that are not ``failing`` are
-    answered."""
+    """A variant has its number in the note (``bug``), its ``error`` (a regular
+    expression) and the ``frames`` of the traceback, which show the ``reason``. Images
+    that are not ``failing`` are answered."""
 
     name = "mm-prefill-contract"
     failure_class, severity = FailureClass.REQUESTS_FAIL, Severity.MEDIUM
@@ -89,7 +100,9 @@ class PrefillContract(mini.MinivllmFault):
     references = (
         Reference(
             id="Minivllm-Learn",
-            title="Milestone note 1: multimodal prefill in a text-only engine, bug by bug",
+            title=(
+                "Milestone note 1: multimodal prefill in a text-only engine, bug by bug"
+            ),
             url="https://github.com/MDX-0003/Minivllm-Learn",
             note="MileStone-note1.md; its bugs 1 to 6 are the six variants",
         ),
@@ -119,17 +132,25 @@ class PrefillContract(mini.MinivllmFault):
     async def trigger(self, drive: Drive) -> None:
         whole = drive.picture("X", 1)
         await drive.ask(WHOLE, image=whole)
-        await drive.ask(ODD, image=drive.picture("Y", 2, (28 * ODD_GRID[0], 28 * ODD_GRID[1])))
+        await drive.ask(
+            ODD, image=drive.picture("Y", 2, (28 * ODD_GRID[0], 28 * ODD_GRID[1]))
+        )
         await drive.ask(STREAMED, image=whole, stream=True)
         await drive.ask(TEXTS[2])
 
-    @precondition("the engine took the images in: as many embeddings as they have, and one text")
+    @precondition(
+        "the engine took the images in: as many embeddings as they have, and one text"
+    )
     def images_admitted(self, requests: Requests, logs: Logs) -> Finding:
-        taken = {sent.label: (sent, tokens) for sent, tokens in mini.admitted(requests, logs)}
+        taken = {
+            sent.label: (sent, tokens) for sent, tokens in mini.admitted(requests, logs)
+        }
         if absent := [label for label in IMAGES if label not in taken]:
             return Finding.of(False, f"the log shows no {absent[0]}")
         prompts = {label: taken[label] for label in IMAGES}
-        counts = {label: (mini.embeddings(sent), n) for label, (sent, n) in prompts.items()}
+        counts = {
+            label: (mini.embeddings(sent), n) for label, (sent, n) in prompts.items()
+        }
         texts = {n - rows for rows, n in counts.values()}
         listed = "; ".join(
             f"{label}: {n} tokens, {rows} of it" for label, (rows, n) in counts.items()
@@ -138,14 +159,20 @@ class PrefillContract(mini.MinivllmFault):
 
     def image_500(self, requests: Requests) -> Finding:
         sent = [requests.first(label) for label in IMAGES]
-        failed = {r.label for r in sent if r.status == 500 and re.search(self.error, r.error)}
+        failed = {
+            r.label for r in sent if r.status == 500 and re.search(self.error, r.error)
+        }
         others = {r.label for r in sent if r.answered}
         as_noted = failed == {*self.failing} and failed | others == {*IMAGES}
         return Finding.of(as_noted, "; ".join(f"{r.label}: {r.reply}" for r in sent))
 
     symptoms = (
         symptom(
-            "a request with an image gets HTTP 500 and the error of the note's bug {bug}", image_500
+            (
+                "a request with an image gets HTTP 500 and the error of the note's "
+                "bug {bug}"
+            ),
+            image_500,
         ),
         symptom(
             "text alone is answered before and after, with the same tokens",
@@ -174,9 +201,15 @@ class PrefillContract(mini.MinivllmFault):
         errors, *frames = (logs.count(pattern) for pattern in self.log_patterns)
         # At least once a frame: some places are gone through twice in one traceback.
         raised = 0 < failed == errors and min(frames) >= failed
-        return Finding.of(raised, f"{failed} failed requests; {self.logged_there(logs).observed}")
+        return Finding.of(
+            raised, f"{failed} failed requests; {self.logged_there(logs).observed}"
+        )
 
-    works_after = (answered(*IMAGES), answered_alike(WHOLE, STREAMED), "text-undisturbed")
+    works_after = (
+        answered(*IMAGES),
+        answered_alike(WHOLE, STREAMED),
+        "text-undisturbed",
+    )
     rows = (
         row("text alone", "text-undisturbed", "200", abnormal_if=False),
         *mini.MinivllmFault.rows,
@@ -192,7 +225,10 @@ class PrefillContract(mini.MinivllmFault):
         ),
         claim(
             "decode-graph",
-            "decode by CUDA graphs is not disturbed: text has the same tokens after images",
+            (
+                "decode by CUDA graphs is not disturbed: text has the same tokens "
+                "after images"
+            ),
             "milestone note",
             by=("text-undisturbed", answered(*IMAGES)),
             given=("arrived", decodes_by_graph, mini.Switched.fault_off),
@@ -207,14 +243,14 @@ class PrefillContract(mini.MinivllmFault):
 class SlotMapping(PrefillContract):
     """The slot mapping comes out short when an image stands before the text.
 
-    What: Images whose embeddings do not fill whole blocks end in 'Slot mapping size must match
-    number of tokens'; images that do, and text, are answered.
+    What: Images whose embeddings do not fill whole blocks end in 'Slot mapping size
+    must match number of tokens'; images that do, and text, are answered.
 
-    Why: The sequence counts T_vis + T_text tokens, its blocks follow that, but the number of tokens
-    in the last block is still derived from the text ids alone. slot_mapping lacks the difference,
-    and storing keys and values refuses. When T_vis is a multiple of the block size both numbers
-    agree, which is why 64 embeddings in blocks of 16 go through.
-    """
+    Why: The sequence counts T_vis + T_text tokens, its blocks follow that, but the
+    number of tokens in the last block is still derived from the text ids alone.
+    slot_mapping lacks the difference, and storing keys and values refuses. When T_vis
+    is a multiple of the block size both numbers agree, which is why 64 embeddings in
+    blocks of 16 go through."""
 
     variant, bug = "slot-mapping", 6
     error = r"AssertionError: Slot mapping size must match number of tokens"
@@ -255,7 +291,10 @@ class SlotMapping(PrefillContract):
         ),
         claim(
             "second-half",
-            "minivllm takes full-length placeholder ids as well: attention counts tokens by them",
+            (
+                "minivllm takes full-length placeholder ids as well: attention counts "
+                "tokens by them"
+            ),
             "minivllm",
             by=all_stored,
             given=(
@@ -271,27 +310,38 @@ class SlotMapping(PrefillContract):
     )
 
     @precondition("the last block has more tokens than it would have of the text alone")
-    def last_block_differs(self, requests: Requests, logs: Logs, metrics: Metrics) -> Finding:
+    def last_block_differs(
+        self, requests: Requests, logs: Logs, metrics: Metrics
+    ) -> Finding:
         size = told(metrics, "kv_cache_block_size")
         tokens = counted(requests, logs, ODD)
         text = tokens - mini.embeddings(requests.first(ODD))
         has, of_text = mini.in_last_block(tokens, size), mini.in_last_block(text, size)
-        said = f"blocks of {size}: {has} tokens in the last of {tokens}, {of_text} of {text}"
+        said = (
+            f"blocks of {size}: {has} tokens in the last of {tokens}, "
+            f"{of_text} of {text}"
+        )
         return Finding.of(has > of_text, said)
 
     @cause(
-        "slot_mapping is short by exactly what the last block has more tokens than it would have "
-        "of the text alone",
+        "slot_mapping is short by exactly what the last block has more tokens than it "
+        "would have of the text alone",
         live=False,
     )
     def short_by_the_last_block(self, logs: Logs) -> Finding:
-        counted = logs.search("contract-violated", r"slot_mapping has (\d+) entries for (\d+)")
+        counted = logs.search(
+            "contract-violated", r"slot_mapping has (\d+) entries for (\d+)"
+        )
         if not counted:
             return Finding.of(False, "the contract checker counted no missing slot")
         slots, tokens = int(counted[0][1]), int(counted[0][2])
         text = tokens - ODD_GRID[0] * ODD_GRID[1]
-        has, of_text = (mini.in_last_block(count, mini.BLOCK_SIZE) for count in (tokens, text))
-        blocks = f"the last block has {has} of them, of the {text} text ids alone {of_text}"
+        has, of_text = (
+            mini.in_last_block(count, mini.BLOCK_SIZE) for count in (tokens, text)
+        )
+        blocks = (
+            f"the last block has {has} of them, of the {text} text ids alone {of_text}"
+        )
         short = tokens - slots == has - of_text > 0
         return Finding.of(short, f"{slots} slots for {tokens} tokens; {blocks}")
 
@@ -299,11 +349,12 @@ class SlotMapping(PrefillContract):
 class WarmUpSequence(PrefillContract):
     """Warm-up builds plain Sequences where ImageSequences are expected.
 
-    What: The image runner cannot be made: its warm-up prefill gets a Sequence. Text is served.
+    What: The image runner cannot be made: its warm-up prefill gets a Sequence. Text is
+        served.
 
-    Why: The image runner inherits the warm-up, which builds the base class's Sequence; its own
-    prefill needs what only an ImageSequence has. Overriding the prefill alone is not enough.
-    """
+    Why: The image runner inherits the warm-up, which builds the base class's Sequence;
+    its own prefill needs what only an ImageSequence has. Overriding the prefill alone
+    is not enough."""
 
     variant, bug = "warmup-sequence", 1
     error = r"TypeError: ImageRunner expects ImageSequence, got Sequence"
@@ -314,12 +365,11 @@ class WarmUpSequence(PrefillContract):
 class WarmUpOrder(PrefillContract):
     """The base initialiser warms up before the model takes inputs_embeds.
 
-    What: forward() got an unexpected keyword argument 'inputs_embeds', while the image runner is
-    made. Text is served.
+    What: forward() got an unexpected keyword argument 'inputs_embeds', while the image
+    runner is made. Text is served.
 
-    Why: A base class whose initialiser already runs the model runs it before the derived class had
-    its turn: the model is still the text-only one.
-    """
+    Why: A base class whose initialiser already runs the model runs it before the
+    derived class had its turn: the model is still the text-only one."""
 
     variant, bug = "warmup-order", 2
     error = r"TypeError: \S*forward\(\) got an unexpected keyword argument 'inputs_"
@@ -332,9 +382,8 @@ class BrokenModule(PrefillContract):
 
     What: The fake vision module cannot be imported. Text is served.
 
-    Why: An edit left the module invalid. Nothing imports it before the first image comes, so the
-    engine starts and looks healthy.
-    """
+    Why: An edit left the module invalid. Nothing imports it before the first image
+    comes, so the engine starts and looks healthy."""
 
     variant, bug = "broken-module", 3
     error = r"SyntaxError: "
@@ -345,11 +394,11 @@ class BrokenModule(PrefillContract):
 class ImagePath(PrefillContract):
     """The configured image path does not exist.
 
-    What: The warm-up image is read from a relative path that was never installed. Text is served.
+    What: The warm-up image is read from a relative path that was never installed. Text
+        is served.
 
-    Why: A path from a demo's configuration is relative to wherever the engine was started. The
-    request's own image has nothing to do with it.
-    """
+    Why: A path from a demo's configuration is relative to wherever the engine was
+    started. The request's own image has nothing to do with it."""
 
     variant, bug = "image-path", 4
     error = r"FileNotFoundError: \[Errno 2\] No such file or directory: 'assets/"
@@ -362,10 +411,10 @@ class PinnedPlaceholder(PrefillContract):
 
     What: 'only dense CPU tensors can be pinned'. Text is served.
 
-    Why: Beside inputs_embeds the model is given ids that nobody reads; only their number counts.
-    They are made on the device and pinned, which is for tensors in host memory. Without a GPU the
-    device is torch's 'meta', and torch words the refusal for that.
-    """
+    Why: Beside inputs_embeds the model is given ids that nobody reads; only their
+    number counts. They are made on the device and pinned, which is for tensors in host
+    memory. Without a GPU the device is torch's 'meta', and torch words the refusal for
+    that."""
 
     variant, bug = "pinned-placeholder", 5
     error = r"RuntimeError: .*(?i:only dense CPU tensors can be pinned)"
@@ -381,13 +430,18 @@ class PinnedPlaceholder(PrefillContract):
     def in_the_notes_words(self, logs: Logs) -> Finding:
         errors = [line.text for line in logs.lines("note-error")]
         exact = [text for text in errors if text.endswith(NOTE_WORDS)]
-        return Finding.of(len(exact) == len(errors) > 0, errors[0] if errors else "no error")
+        return Finding.of(
+            len(exact) == len(errors) > 0, errors[0] if errors else "no error"
+        )
 
     claims: ClassVar[tuple[Claim, ...]] = (
         *PrefillContract.claims,
         claim(
             "pin-memory",
-            "on a GPU torch refuses that call, pin_memory=True, in exactly the note's words",
+            (
+                "on a GPU torch refuses that call, pin_memory=True, in exactly the "
+                "note's words"
+            ),
             "milestone note, bug 5",
             by=in_the_notes_words,
             given=on_a_gpu,
@@ -397,5 +451,10 @@ class PinnedPlaceholder(PrefillContract):
 
 
 SCENARIO = with_variants(
-    SlotMapping(), WarmUpSequence(), WarmUpOrder(), BrokenModule(), ImagePath(), PinnedPlaceholder()
+    SlotMapping(),
+    WarmUpSequence(),
+    WarmUpOrder(),
+    BrokenModule(),
+    ImagePath(),
+    PinnedPlaceholder(),
 )

@@ -37,9 +37,12 @@ from mmrepro.scenario import (
 from mmrepro.scenario.more import checks
 
 REPRODUCER = "abort_by_prefix.py"
-FLAG = pull("sglang#32237", "aborting requests by rid prefix, with a flag", "makes it explicit")
+FLAG = pull(
+    "sglang#32237", "aborting requests by rid prefix, with a flag", "makes it explicit"
+)
 VICTIM_S, VICTIM_MOST = 12.0, 1900
-"""Seconds that a victim decodes, more than the two that a disconnect's abort may take; tokens."""
+"""Seconds that a victim decodes, more than the two that a disconnect's abort may take;
+tokens."""
 ABORTED = "aborted-by-rid"
 CONTROL = "control: user10-a beside user2"
 LEFT, ASKED = "victim: user10-b beside user1", "victim: user10-c beside user1"
@@ -59,14 +62,20 @@ def ended(requests: Requests, label: str) -> tuple[bool, str]:
     """Whether that request was ended by an abort, and how it ended, for people."""
     sent = requests.first(label)
     said = sent.finish_reason or sent.error[:80] or sent.reply
-    early = "abort" in said.lower() and (sent.completion_tokens or 0) < (sent.max_tokens or 0)
-    return early, f"{label}: {said}, {sent.completion_tokens} of {sent.max_tokens} tokens"
+    early = "abort" in said.lower() and (sent.completion_tokens or 0) < (
+        sent.max_tokens or 0
+    )
+    return (
+        early,
+        f"{label}: {said}, {sent.completion_tokens} of {sent.max_tokens} tokens",
+    )
 
 
 def aborted(logs: Logs) -> list[tuple[str, str]]:
     """When, and the id, of each request that the scheduler ended."""
     lines = [
-        (line.time or "", re.search(r"rid='([^']*)'", line.text)) for line in logs.lines(ABORTED)
+        (line.time or "", re.search(r"rid='([^']*)'", line.text))
+        for line in logs.lines(ABORTED)
     ]
     return [(time, found[1]) for time, found in lines if found]
 
@@ -74,14 +83,22 @@ def aborted(logs: Logs) -> list[tuple[str, str]]:
 def taken_along(logs: Logs) -> Finding:
     pairs = [(a, b) for a, b in permutations(aborted(logs), 2) if a[0] == b[0]]
     found = sorted(
-        {f"{b[1]} with {a[1]}" for a, b in pairs if a[1] != b[1] and b[1].startswith(a[1])}
+        {
+            f"{b[1]} with {a[1]}"
+            for a, b in pairs
+            if a[1] != b[1] and b[1].startswith(a[1])
+        }
     )
-    return Finding.of(bool(found), f"aborted in one second: {', '.join(found) or 'none begins so'}")
+    return Finding.of(
+        bool(found), f"aborted in one second: {', '.join(found) or 'none begins so'}"
+    )
 
 
 def more_than_asked(logs: Logs, metrics: Metrics) -> Finding:
     asked, ended = metrics.readings((sglang.ABORTS,), least=1)[-1], len(aborted(logs))
-    return Finding.of(ended > asked, f"{asked:g} aborts asked for, {ended} requests aborted")
+    return Finding.of(
+        ended > asked, f"{asked:g} aborts asked for, {ended} requests aborted"
+    )
 
 
 def whole(*labels: str) -> Check:
@@ -111,38 +128,50 @@ def ended_row(label: str) -> Check:
 class AbortByPrefix(Scenario):
     """SGLang's abort of one request ends those of other clients whose ids begin alike.
 
-    What: A client with the request id `user1` goes away, or aborts its request: the request
-    `user10-b` of another client ends with finish_reason `abort`. Ids that are numbered collide
-    without any intent: `req-1` takes `req-10` with it.
+    What: A client with the request id `user1` goes away, or aborts its request: the
+    request `user10-b` of another client ends with finish_reason `abort`. Ids that are
+    numbered collide without any intent: `req-1` takes `req-10` with it.
 
-    Why: The scheduler ends each request of which `rid.startswith(…)` is true, of its queue as of
-    its running batch. What ids there are is for the callers to choose.
-    """
+    Why: The scheduler ends each request of which `rid.startswith(…)` is true, of its
+    queue as of its running batch. What ids there are is for the callers to choose."""
 
     name, engine, release = "abort-by-prefix", "sglang", "0.5.23"
-    # Run: 0.5.23, the newest there is. By source (managers/scheduler.py) so do 0.5.6 and 0.5.17;
-    # on 0.5.18 and 0.5.19 no abort of a client that left reaches the scheduler (ghost-decode).
+    # Run: 0.5.23, the newest there is. By source (managers/scheduler.py) so do 0.5.6
+    # and 0.5.17; on 0.5.18 and 0.5.19 no abort of a client that left reaches the
+    # scheduler (ghost-decode).
     affected = ">=0.5.6,!=0.5.18,!=0.5.19"
     server = "--log-level debug"
     reproducers = (REPRODUCER,)
-    log_patterns = sglang.PATCH_LOG | {ABORTED: r"Abort (?:running|queued) request\. req\.rid='"}
+    log_patterns = sglang.PATCH_LOG | {
+        ABORTED: r"Abort (?:running|queued) request\. req\.rid='"
+    }
     key_log_patterns = (ABORTED,)
     mitigations = (
         sglang.mended(
             "exact-rid",
-            "Scheduler.abort_request, which sees requests whose id only begins so under another",
+            (
+                "Scheduler.abort_request, which sees requests whose id only begins so "
+                "under another"
+            ),
             "an abort ends the request that is called so, and no other",
         ),
     )
     failure_class, severity = FailureClass.REQUESTS_FAIL, Severity.HIGH
-    upstream = Upstream(UpstreamState.OPEN, FLAG, "2026-11-25", note="as a flag, so by wish only")
-    references = (issue("sglang#45002", "abort_request ends requests whose rid begins alike"), FLAG)
+    upstream = Upstream(
+        UpstreamState.OPEN, FLAG, "2026-11-25", note="as a flag, so by wish only"
+    )
+    references = (
+        issue("sglang#45002", "abort_request ends requests whose rid begins alike"),
+        FLAG,
+    )
     sources = (
         quote(
-            "sglang/srt/managers/scheduler.py", "Scheduler.abort_request",
-            "ids that only begin alike are aborted as well", ".startswith(recv_req.rid)",
+            "sglang/srt/managers/scheduler.py",
+            "Scheduler.abort_request",
+            "ids that only begin alike are aborted as well",
+            ".startswith(recv_req.rid)",
         ),
-    )  # fmt: skip
+    )
 
     async def gate(self, drive: Drive) -> None:
         await drive.chat("gate: text only", text="hello")
@@ -151,7 +180,10 @@ class AbortByPrefix(Scenario):
     async def trigger(self, drive: Drive) -> None:
         tokens = sglang.paced(drive)
         for label, over_api in CASES.items():
-            (mine, other), before = rids(label), await drive.metric(sglang.ABORTS) or 0.0
+            (mine, other), before = (
+                rids(label),
+                await drive.metric(sglang.ABORTS) or 0.0,
+            )
             started, first = asyncio.Event(), asyncio.Event()
             victim = asyncio.ensure_future(
                 sglang.stream(drive, label, mine, tokens, started=started)
@@ -166,7 +198,9 @@ class AbortByPrefix(Scenario):
             if over_api:
                 await sglang.abort(drive, other)
             await asyncio.gather(leaving, victim)
-            drive.fact(f"aborts, {label}", (await drive.metric(sglang.ABORTS) or 0.0) - before)
+            drive.fact(
+                f"aborts, {label}", (await drive.metric(sglang.ABORTS) or 0.0) - before
+            )
         await drive.ask("afterwards", text="hello")
 
     @precondition("each time the server passed one abort on to its scheduler")
@@ -175,32 +209,52 @@ class AbortByPrefix(Scenario):
         told = "; ".join(f"{label}: {count:g}" for label, count in counts.items())
         return Finding.of(all(count == 1 for count in counts.values()), told)
 
-    @symptom("the request whose id begins with the one that was aborted ends as aborted, 3 of 3")
+    @symptom(
+        "the request whose id begins with the one that was aborted ends as aborted, 3 "
+        "of 3"
+    )
     def victims_abort(self, requests: Requests) -> Finding:
         found = [ended(requests, label) for label in VICTIMS]
-        return Finding.of(all(early for early, _ in found), "; ".join(text for _, text in found))
+        return Finding.of(
+            all(early for early, _ in found), "; ".join(text for _, text in found)
+        )
 
     symptoms = (
-        symptom("one whose id does not begin so is answered whole", whole(CONTROL), id="control"),
+        symptom(
+            "one whose id does not begin so is answered whole",
+            whole(CONTROL),
+            id="control",
+        ),
         endpoints_green(),
     )
 
     @cause(
-        "with each abort the scheduler's log has the victim's id, and never the control's",
-        live=cause("the scheduler's log has an id beside one that it begins with", taken_along),
+        (
+            "with each abort the scheduler's log has the victim's id, and never the "
+            "control's"
+        ),
+        live=cause(
+            "the scheduler's log has an id beside one that it begins with", taken_along
+        ),
     )
     def others_aborted(self, logs: Logs) -> Finding:
         found = [rid for _, rid in aborted(logs)]
         mine = {label: rids(label)[0] in found for label in CASES}
         text = f"aborted, by the log: {', '.join(found)}"
-        return Finding.of(not mine[CONTROL] and all(mine[label] for label in VICTIMS), text)
+        return Finding.of(
+            not mine[CONTROL] and all(mine[label] for label in VICTIMS), text
+        )
 
-    @cause("the engine's own scheduler, asked to abort one id, ends those that begin so")
+    @cause(
+        "the engine's own scheduler, asked to abort one id, ends those that begin so"
+    )
     def by_prefix(self, reproducers: Reproducers) -> Finding:
         names = ("ends_its_own", "ends_a_longer_one", "ends_others")
         own, longer, others = (reproducers.truth(REPRODUCER, name) for name in names)
         said = reproducers.facts(REPRODUCER).get("ended")
-        return Finding.of(own and longer and not others, f"an abort of user1 ends {said}")
+        return Finding.of(
+            own and longer and not others, f"an abort of user1 ends {said}"
+        )
 
     live_only = (
         symptom("more requests were aborted than was asked for", more_than_asked),
@@ -211,32 +265,44 @@ class AbortByPrefix(Scenario):
         row("user10-b, as user1's client leaves", ended_row(LEFT), "length", "abort"),
         row("user10-c, as user1 is aborted", ended_row(ASKED), "length", "abort"),
         row("req-10, as req-1's client leaves", ended_row(NUMBERED), "length"),
-        row("user10-a, as user2's client leaves", "control", "length", abnormal_if=False),
+        row(
+            "user10-a, as user2's client leaves", "control", "length", abnormal_if=False
+        ),
     )
     claims = (
         claim(
-            "prefix", "an abort ends each request whose rid begins with the given one",
+            "prefix",
+            "an abort ends each request whose rid begins with the given one",
             by=("by-prefix", "victims-abort", "others-aborted"),
-            given=("aborts-arrived", unmitigated), refutable_on=affected,
+            given=("aborts-arrived", unmitigated),
+            refutable_on=affected,
         ),
         claim(
-            "disconnect", "a client that goes away is enough",
+            "disconnect",
+            "a client that goes away is enough",
             by=(ended_row(LEFT), "others-aborted"),
-            given=("aborts-arrived", unmitigated), refutable_on=affected,
+            given=("aborts-arrived", unmitigated),
+            refutable_on=affected,
         ),
         claim("whole-id", "an abort by the whole id ends that request alone", by=alone),
-    )  # fmt: skip
+    )
 
 
 ABORT_BY_PREFIX = AbortByPrefix()
 
 
 DECODE_S, GHOST_MOST = 25.0, 8000
-"""Seconds that a whole answer decodes, many times the two after which an abort is sent; tokens."""
+"""Seconds that a whole answer decodes, many times the two after which an abort is sent;
+tokens."""
 LEAST_S, LOOK_S = 10.0, 5.0
 LONG, SHORT = 0.4, 0.2
-"""Of the time of a whole answer: what waits that long waits for it; what waits so long does not."""
-STAYS, GHOST, AFTER = "control: a client that stays", "ghost: a client that leaves", "afterwards"
+"""Of the time of a whole answer: what waits that long waits for it; what waits so long
+does not."""
+STAYS, GHOST, AFTER = (
+    "control: a client that stays",
+    "ghost: a client that leaves",
+    "afterwards",
+)
 RIDS = {STAYS: "stays-1", GHOST: "ghost-1"}
 FORGOTTEN = "output-for-nobody"
 FLOOD = 20
@@ -245,7 +311,10 @@ FLOOD = 20
 
 def waits_for_it(requests: Requests) -> Finding:
     waited, whole = requests.first(AFTER), requests.first(STAYS).latency_s
-    text = f"{waited.latency_s:.1f} s for a new request; a whole answer takes {whole:.1f} s"
+    text = (
+        f"{waited.latency_s:.1f} s for a new request; a whole answer takes "
+        f"{whole:.1f} s"
+    )
     if not waited.timed_out and SHORT * whole < waited.latency_s < LONG * whole:
         return Finding.unknown(text)
     return Finding.of(waited.timed_out or waited.latency_s >= LONG * whole, text)
@@ -259,7 +328,8 @@ def at_once(requests: Requests) -> Finding:
 
 
 def forgotten(logs: Logs) -> Counter[str]:
-    """How many lines there are of output for nobody, of those that were kept, by request."""
+    """How many lines there are of output for nobody, of those that were kept, by
+    request."""
     return Counter(found[1] for found in logs.search(FORGOTTEN, r"rid='([^']+)'"))
 
 
@@ -270,7 +340,9 @@ def none_forgotten(logs: Logs) -> Finding:
 
 def flooded(logs: Logs) -> Finding:
     most = forgotten(logs).most_common(1)
-    text = f"{most[0][1]} lines or more of {most[0][0]}" if most else "none is forgotten"
+    text = (
+        f"{most[0][1]} lines or more of {most[0][0]}" if most else "none is forgotten"
+    )
     return Finding.of(bool(most) and most[0][1] >= FLOOD, text)
 
 
@@ -278,23 +350,28 @@ FIX = pull("sglang#35255", "abort handling after a client disconnect", release="
 
 
 class GhostDecode(Scenario):
-    """A client of SGLang goes away, and its request decodes on to max_tokens, beyond any abort.
+    """A client of SGLang goes away, and its request decodes on to max_tokens, beyond
+    any abort.
 
-    What: The client of a stream goes away. Its request goes on decoding to `max_tokens`, takes
-    one of the places in the batch, and the log gets a line for each of its tokens. An
-    `/abort_request` with its id answers 200 and ends nothing.
+    What: The client of a stream goes away. Its request goes on decoding to
+    `max_tokens`, takes one of the places in the batch, and the log gets a line for each
+    of its tokens. An `/abort_request` with its id answers 200 and ends nothing.
 
-    Why: The tokenizer manager drops the state of a request whose client went away. The abort that
-    it sends two seconds later, and each later one, are dropped because there is no such state any
+    Why: The tokenizer manager drops the state of a request whose client went away. The
+    abort that it sends two seconds later, and each later one, are dropped because there
+    is no such state any
     more: the scheduler is never told.
     """
 
     name, engine, release = "ghost-decode", "sglang", "0.5.19"
-    # Run: 0.5.19, and 0.5.20, which is well. By sglang#35936 0.5.17 is well, and 0.5.18 is not.
+    # Run: 0.5.19, and 0.5.20, which is well. By sglang#35936 0.5.17 is well, and 0.5.18
+    #     is not.
     affected = ">=0.5.18,<0.5.20"
     max_model_len = 8192
     server = "--max-running-requests 1"
-    log_patterns = {FORGOTTEN: r"Received output for rid='[^']+' but the state was deleted"}
+    log_patterns = {
+        FORGOTTEN: r"Received output for rid='[^']+' but the state was deleted"
+    }
     key_log_patterns = (FORGOTTEN,)
     mitigations = (upgrade("0.5.20"),)
     failure_class, severity = FailureClass.WORK_SURVIVES_CLIENT, Severity.HIGH
@@ -306,15 +383,18 @@ class GhostDecode(Scenario):
     )
     sources = (
         quote(
-            "sglang/srt/managers/tokenizer_manager.py", "TokenizerManager.abort_request",
-            "an abort without a state goes no further", "rid not in self.rid_to_state",
+            "sglang/srt/managers/tokenizer_manager.py",
+            "TokenizerManager.abort_request",
+            "an abort without a state goes no further",
+            "rid not in self.rid_to_state",
         ),
         quote(
             "sglang/srt/managers/tokenizer_manager.py",
             "TokenizerManager._discard_pending_req_states",
-            "the state goes, whether or not the scheduler has the request", "rid_to_state.pop",
+            "the state goes, whether or not the scheduler has the request",
+            "rid_to_state.pop",
         ),
-    )  # fmt: skip
+    )
 
     async def gate(self, drive: Drive) -> None:
         await drive.chat("gate: text only", text="hello")
@@ -331,7 +411,9 @@ class GhostDecode(Scenario):
         await asyncio.wait({after}, timeout=LOOK_S)
         await sglang.abort(drive, RIDS[GHOST])
         await after
-        drive.fact("aborts_passed_on", (await drive.metric(sglang.ABORTS) or 0.0) - before)
+        drive.fact(
+            "aborts_passed_on", (await drive.metric(sglang.ABORTS) or 0.0) - before
+        )
 
     @precondition("the client left in the middle of what takes its time")
     def left_early(self, requests: Requests) -> Finding:
@@ -343,21 +425,34 @@ class GhostDecode(Scenario):
 
     symptoms = (
         symptom(
-            "the one place in the batch stays taken, for as long as a whole answer takes",
+            (
+                "the one place in the batch stays taken, for as long as a whole "
+                "answer takes"
+            ),
             waits_for_it,
         ),
         endpoints_green(),
     )
-    live_only = (symptom("the server answers: a small request is answered", checks.engine_works),)
+    live_only = (
+        symptom("the server answers: a small request is answered", checks.engine_works),
+    )
 
     @cause(
-        "the log has line after line of output for it that nobody waits for, and for no other",
-        live=cause("the log has line after line of output of a request that is forgotten", flooded),
+        (
+            "the log has line after line of output for it that nobody waits for, and "
+            "for no other"
+        ),
+        live=cause(
+            "the log has line after line of output of a request that is forgotten",
+            flooded,
+        ),
     )
     def for_nobody(self, logs: Logs) -> Finding:
         found = forgotten(logs)
         text = ", ".join(f"{count} × {rid}" for rid, count in found.items()) or "none"
-        return Finding.of(found.keys() == {RIDS[GHOST]} and found[RIDS[GHOST]] >= FLOOD, text)
+        return Finding.of(
+            found.keys() == {RIDS[GHOST]} and found[RIDS[GHOST]] >= FLOOD, text
+        )
 
     def to_the_end(self, logs: Logs, requests: Requests) -> Finding:
         """Each token has its line, but for those that the client saw, and the last."""
@@ -367,7 +462,10 @@ class GhostDecode(Scenario):
 
     @cause("the tokenizer manager passed none of its aborts on to the scheduler")
     def never_passed_on(self, measured: Measured, requests: Requests) -> Finding:
-        asked, passed = requests.first("abort").status, measured.number("aborts_passed_on")
+        asked, passed = (
+            requests.first("abort").status,
+            measured.number("aborts_passed_on"),
+        )
         text = f"/abort_request answered {asked}; aborts passed on: {passed:g}"
         return Finding.of(asked == 200 and passed == 0, text)
 
@@ -375,22 +473,36 @@ class GhostDecode(Scenario):
     rows = (
         row("a new request", waits_for_it, "answered at once"),
         row("output for nobody, in the log", "for-nobody", "none"),
-        row("another client's requests", answered(STAYS, AFTER), "answered", abnormal_if=False),
+        row(
+            "another client's requests",
+            answered(STAYS, AFTER),
+            "answered",
+            abnormal_if=False,
+        ),
     )
     claims = (
         claim(
-            "decodes-on", "the request decodes on after its client left",
-            by=(waits_for_it, to_the_end), given=("left-early", unmitigated), refutable_on=affected,
+            "decodes-on",
+            "the request decodes on after its client left",
+            by=(waits_for_it, to_the_end),
+            given=("left-early", unmitigated),
+            refutable_on=affected,
         ),
         claim(
-            "abort-dropped", "/abort_request answers 200 and has no effect",
-            by="never-passed-on", given=(waits_for_it, "left-early"),
+            "abort-dropped",
+            "/abort_request answers 200 and has no effect",
+            by="never-passed-on",
+            given=(waits_for_it, "left-early"),
         ),
         claim(
-            "fixed", "sglang#35255 (0.5.20) fixes it", FIX,
-            by=at_once, given="left-early", releases=">=0.5.20",
+            "fixed",
+            "sglang#35255 (0.5.20) fixes it",
+            FIX,
+            by=at_once,
+            given="left-early",
+            releases=">=0.5.20",
         ),
-    )  # fmt: skip
+    )
 
 
 GHOST_DECODE = GhostDecode()

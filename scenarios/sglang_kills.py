@@ -43,7 +43,8 @@ def likeliest(sent: RequestRecord) -> int:
 
 
 def unanswered_since(requests: Requests, label: str) -> Finding:
-    """Neither that request nor a later one got an HTTP answer, and neither waited for it."""
+    """Neither that request nor a later one got an HTTP answer, and neither waited for
+    it."""
     sent, later = requests.first(label), requests.first(crash.AFTER)
     text = f"{sent.reply}; then a new text: {later.reply}"
     if sent.timed_out or later.timed_out:
@@ -58,7 +59,9 @@ def in_order(logs: Logs, trace: tuple[str, ...]) -> Finding:
     if not all(found.values()):
         return Finding.of(False, text)
     begun, inside, raised = (lines[0].number for lines in found.values())
-    return Finding.of(begun < inside < raised, f"{text}; lines {begun}, {inside}, {raised}")
+    return Finding.of(
+        begun < inside < raised, f"{text}; lines {begun}, {inside}, {raised}"
+    )
 
 
 LOGPROBS_REPORT = issue("sglang#40076", "top_logprobs > vocab size kills the scheduler")
@@ -67,17 +70,18 @@ LOGPROBS_REPORT = issue("sglang#40076", "top_logprobs > vocab size kills the sch
 class TopLogprobsKill(Scenario):
     """One request with top_logprobs beyond the vocabulary ends SGLang, for everybody.
 
-    What: A chat completion with `top_logprobs: 100000` gets no answer: the connection is
-    closed, and the server is gone for everybody. As many as the vocabulary has are answered.
+    What: A chat completion with `top_logprobs: 100000` gets no answer: the connection
+    is closed, and the server is gone for everybody. As many as the vocabulary has are
+    answered.
 
-    Why: Nothing holds `top_logprobs` against the vocabulary before the sampler takes the `topk`
-    of the logits, which raises "selected index k out of range" in the scheduler's loop. The
-    scheduler has no answer to an exception but to end the whole tree of processes.
-    """
+    Why: Nothing holds `top_logprobs` against the vocabulary before the sampler takes
+    the `topk` of the logits, which raises "selected index k out of range" in the
+    scheduler's loop. The scheduler has no answer to an exception but to end the whole
+    tree of processes."""
 
     name, engine, release = "top-logprobs-kill", "sglang", "0.5.23"
-    # Run: 0.5.23, the newest there is. By source (layers/sampler.py, layers/logprob_processor.py)
-    # 0.5.6 and 0.5.17 do it too.
+    # Run: 0.5.23, the newest there is. By source (layers/sampler.py,
+    # layers/logprob_processor.py) 0.5.6 and 0.5.17 do it too.
     affected = ">=0.5.6"
     log_patterns = (
         sglang.PATCH_LOG
@@ -100,24 +104,36 @@ class TopLogprobsKill(Scenario):
     upstream = Upstream(UpstreamState.OPEN, LOGPROBS_REPORT, "2026-11-24")
     references = (
         LOGPROBS_REPORT,
-        pull("sglang#28794", "reject out-of-range top_logprobs_num", "a fix, not in 0.5.23"),
+        pull(
+            "sglang#28794",
+            "reject out-of-range top_logprobs_num",
+            "a fix, not in 0.5.23",
+        ),
     )
     sources = (
         quote(
-            "sglang/srt/layers/logprob_processor.py", "get_top_logprobs_raw",
-            "k is what the request says", ".topk(max_k",
+            "sglang/srt/layers/logprob_processor.py",
+            "get_top_logprobs_raw",
+            "k is what the request says",
+            ".topk(max_k",
         ),
         quote(
-            "sglang/srt/layers/sampler.py", "get_top_logprobs",
-            "the same, in older releases", ".topk(max_k",
+            "sglang/srt/layers/sampler.py",
+            "get_top_logprobs",
+            "the same, in older releases",
+            ".topk(max_k",
         ),
-    )  # fmt: skip
+    )
 
     async def ask_for(self, drive: Drive, label: str, number: int) -> RequestRecord:
         body = {
-            "model": drive.traffic.model, "messages": [{"role": "user", "content": "hello"}],
-            "max_tokens": 2, "temperature": 0, "logprobs": True, "top_logprobs": number,
-        }  # fmt: skip
+            "model": drive.traffic.model,
+            "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": 2,
+            "temperature": 0,
+            "logprobs": True,
+            "top_logprobs": number,
+        }
         watch, data = Watch(lambda: None, lambda _: None), json.dumps(body).encode()
         return await drive.traffic.send(label, data, watch, deadline_s=drive.deadline_s)
 
@@ -126,66 +142,101 @@ class TopLogprobsKill(Scenario):
         await drive.unless_stuck(self.ask_for(drive, TOO_MANY, BEYOND))
         await crash.watch(drive)
 
-    @precondition("the number came as far as it is looked at: refused by name, given, or in topk")
+    @precondition(
+        "the number came as far as it is looked at: refused by name, given, or in topk"
+    )
     def looked_at(self, requests: Requests, logs: Logs) -> Finding:
-        """A proxy that drops the field, or refuses the request for something else, is none."""
+        """A proxy that drops the field, or refuses the request for something else, is
+        none."""
         sent = requests.first(TOO_MANY)
         if sent.status is not None and 400 <= sent.status < 500:
             return Finding.of("top_logprobs" in sent.error, sent.reply)
         if sent.answered:
-            return Finding.of(likeliest(sent) == MAX_LIKELIEST, f"{likeliest(sent)} or more given")
+            return Finding.of(
+                likeliest(sent) == MAX_LIKELIEST, f"{likeliest(sent)} or more given"
+            )
         if not logs.count("in-top-logprobs"):
             raise Missing(f"it is not seen how far it came: {sent.reply}")
         return Finding.of(True, "the traceback goes through get_top_logprobs")
 
-    @symptom("the request's connection ends without an answer, and so does every later one")
+    @symptom(
+        "the request's connection ends without an answer, and so does every later one"
+    )
     def no_answer(self, requests: Requests) -> Finding:
         return unanswered_since(requests, TOO_MANY)
 
-    @symptom("as many as the vocabulary has are answered", id="legal-answered", live=False)
+    @symptom(
+        "as many as the vocabulary has are answered", id="legal-answered", live=False
+    )
     def legal_answered(self, requests: Requests) -> Finding:
         sent = requests.first(LEGAL)
         given = likeliest(sent) == MAX_LIKELIEST
-        return Finding.of(sent.answered and given, f"{VOCABULARY} asked for: {sent.reply}")
+        return Finding.of(
+            sent.answered and given, f"{VOCABULARY} asked for: {sent.reply}"
+        )
 
     symptoms = (sglang.server_lost(),)
 
-    @cause("the scheduler ended on topk's exception in get_top_logprobs, the log's first one")
+    @cause(
+        "the scheduler ended on topk's exception in get_top_logprobs, the log's first "
+        "one"
+    )
     def topk_raised(self, logs: Logs) -> Finding:
         return in_order(logs, TRACE)
 
     rows = (
-        row(f"top_logprobs {BEYOND}", "no-answer", answered(LEGAL), "connection closed"),
+        row(
+            f"top_logprobs {BEYOND}", "no-answer", answered(LEGAL), "connection closed"
+        ),
         row("the server", "server-gone", "alive", "gone"),
-        row("the log's exception", "topk-raised", "none", "selected index k out of range"),
+        row(
+            "the log's exception",
+            "topk-raised",
+            "none",
+            "selected index k out of range",
+        ),
         row(f"top_logprobs {VOCABULARY}", "legal-answered", "200", abnormal_if=False),
     )
     claims = (
         claim(
-            "kills", "one request with top_logprobs beyond the vocabulary ends the server",
+            "kills",
+            "one request with top_logprobs beyond the vocabulary ends the server",
             by=("no-answer", "server-gone"),
-            given=("looked-at", unmitigated), refutable_on=affected,
+            given=("looked-at", unmitigated),
+            refutable_on=affected,
         ),
         claim(
-            "topk", "topk raises: selected index k out of range", by="topk-raised",
-            given=("looked-at", unmitigated), refutable_on=affected,
+            "topk",
+            "topk raises: selected index k out of range",
+            by="topk-raised",
+            given=("looked-at", unmitigated),
+            refutable_on=affected,
         ),
-        claim("bound", "up to the vocabulary's size it is answered", by="legal-answered"),
-    )  # fmt: skip
+        claim(
+            "bound", "up to the vocabulary's size it is answered", by="legal-answered"
+        ),
+    )
     works_after = ("legal-answered", answered(crash.AFTER), sglang.patch_worked)
 
 
 TOP_LOGPROBS_KILL = TopLogprobsKill()
 
 
-BOOTSTRAP_REPORT = issue("sglang#36855", "skip_radix_cache_insert livelocks on chunked prefill")
+BOOTSTRAP_REPORT = issue(
+    "sglang#36855", "skip_radix_cache_insert livelocks on chunked prefill"
+)
 CHUNK, ROOM = 128, 8192
 WORDS = "one two three four five six seven " * 12
 """A prompt of three chunks and more, in the tiny model's tokens."""
 HOST = {"bootstrap_host": "2.2.2.2", "bootstrap_port": 8998, "bootstrap_room": 1}
-WITHOUT, SHORT, FAKE = "long, without a host", "short, with the host", "long, with the host"
+WITHOUT, SHORT, FAKE = (
+    "long, without a host",
+    "short, with the host",
+    "long, with the host",
+)
 MANY, LAST = 50, 5
-"""Batches for which a prompt is much too short; lines that the log's probe keeps of its end."""
+"""Batches for which a prompt is much too short; lines that the log's probe keeps of its
+end."""
 NEW, OUT, PENDING = "prefill", "prefill-out-of-memory", "prefill-unfinished"
 
 
@@ -195,8 +246,12 @@ def prefilled(logs: Logs) -> list[int]:
 
 
 def same_again(logs: Logs) -> tuple[int, list[int]]:
-    """How many batches left some of a prompt for later, and how much the last ones left."""
-    found = [re.search(r"#pending-token: (\d+)", one.text) for one in logs.lines(PENDING)[-LAST:]]
+    """How many batches left some of a prompt for later, and how much the last ones
+    left."""
+    found = [
+        re.search(r"#pending-token: (\d+)", one.text)
+        for one in logs.lines(PENDING)[-LAST:]
+    ]
     return logs.count(PENDING), [int(match[1]) for match in found if match]
 
 
@@ -208,21 +263,24 @@ def no_progress(logs: Logs, least: int = MANY) -> Finding:
 
 
 class FakeBootstrap(Scenario):
-    """A request with bootstrap_host 2.2.2.2 prefills its first chunk for ever, and SGLang dies.
+    """A request with bootstrap_host 2.2.2.2 prefills its first chunk for ever, and
+    SGLang dies.
 
-    What: A server that is not disaggregated is sent a prompt longer than `--chunked-prefill-size`
-    with `bootstrap_host: "2.2.2.2"`. Its first chunk is prefilled again and again until the KV
-    cache is full; then the scheduler ends, and the server with it. Without the field the same
-    prompt is answered, and a short one is answered with it.
+    What: A server that is not disaggregated is sent a prompt longer than
+    `--chunked-prefill-size` with `bootstrap_host: "2.2.2.2"`. Its first chunk is
+    prefilled again and again until the KV cache is full; then the scheduler ends, and
+    the server with it. Without the field the same prompt is answered, and a short one
+    is answered with it.
 
-    Why: That address is the engine's own mark of a rehearsal, whose tokens are to stay out of the
-    prefix cache. The function that keeps them out is also the one that notes how far the prompt
-    has come: the next chunk begins at the same place, in new memory, and the old is lost.
-    """
+    Why: That address is the engine's own mark of a rehearsal, whose tokens are to stay
+    out of the prefix cache. The function that keeps them out is also the one that notes
+    how far the prompt has come: the next chunk begins at the same place, in new memory,
+    and the old is lost."""
 
     name, engine, release = "fake-bootstrap", "sglang", "0.5.21"
-    # Run: 0.5.21, and 0.5.23, the newest there is, which is well. By source (mem_cache/common.py):
-    # 0.5.17 to 0.5.20 have the same function, and 0.5.22 is the first without it.
+    # Run: 0.5.21, and 0.5.23, the newest there is, which is well. By source
+    # (mem_cache/common.py): 0.5.17 to 0.5.20 have the same function, and 0.5.22 is the
+    # first without it.
     affected = ">=0.5.17,<0.5.22"
     server = f"--chunked-prefill-size {CHUNK} --max-total-tokens {ROOM}"
     log_patterns = sglang.ENDED_LOG | {
@@ -230,7 +288,9 @@ class FakeBootstrap(Scenario):
         PENDING: r"Prefill batch.*#pending-token: [1-9]",
     }
     key_log_patterns = (OUT, sglang.ENDED)
-    mitigations = (upgrade("0.5.23", "upgrade to 0.5.23; by source 0.5.22 is well, too"),)
+    mitigations = (
+        upgrade("0.5.23", "upgrade to 0.5.23; by source 0.5.22 is well, too"),
+    )
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     needs = ("bootstrap_host", "bootstrap_room")
     upstream = Upstream(
@@ -239,14 +299,18 @@ class FakeBootstrap(Scenario):
     references = (BOOTSTRAP_REPORT,)
     sources = (
         quote(
-            "sglang/srt/mem_cache/common.py", "maybe_cache_unfinished_req",
-            "what stays out of the cache does not get any further", "return",
+            "sglang/srt/mem_cache/common.py",
+            "maybe_cache_unfinished_req",
+            "what stays out of the cache does not get any further",
+            "return",
         ),
         quote(
-            "sglang/srt/mem_cache/common.py", "checkpoint_kv_cache",
-            "in 0.5.23: the prompt gets further in any case", "req.prefix_len = ",
+            "sglang/srt/mem_cache/common.py",
+            "checkpoint_kv_cache",
+            "in 0.5.23: the prompt gets further in any case",
+            "req.prefix_len = ",
         ),
-    )  # fmt: skip
+    )
 
     async def trigger(self, drive: Drive) -> None:
         await drive.ask(WITHOUT, text=f"a {WORDS}")
@@ -266,12 +330,16 @@ class FakeBootstrap(Scenario):
     def fake_arrived(self, requests: Requests, logs: Logs) -> Finding:
         sent, plain = requests.first(FAKE), requests.first(WITHOUT).prompt_tokens
         if sent.answered:
-            return Finding.of(sent.prompt_tokens == plain, f"answered: {sent.prompt_tokens} tokens")
+            return Finding.of(
+                sent.prompt_tokens == plain, f"answered: {sent.prompt_tokens} tokens"
+            )
         if not logs.count(OUT):
             raise Missing(f"not seen: {sent.reply}")
         return Finding.of(True, "it took all the memory there was")
 
-    @symptom("the long prompt with the host gets no answer, and so does every later request")
+    @symptom(
+        "the long prompt with the host gets no answer, and so does every later request"
+    )
     def no_answer(self, requests: Requests) -> Finding:
         sent, later = requests.first(FAKE), requests.first(crash.AFTER)
         text = f"{sent.reply}; then a new text: {later.reply}"
@@ -283,9 +351,10 @@ class FakeBootstrap(Scenario):
         sglang.server_lost(),
         symptom(
             "the same prompt without it, and a short one with it, are answered",
-            answered(WITHOUT, SHORT), id="others-answered",
+            answered(WITHOUT, SHORT),
+            id="others-answered",
         ),
-    )  # fmt: skip
+    )
 
     @cause(
         "one prompt's chunks are prefilled many times over",
@@ -299,51 +368,74 @@ class FakeBootstrap(Scenario):
     @cause("the scheduler ended because its prefill found no memory", live=True)
     def out_of_memory(self, logs: Logs) -> Finding:
         out, ended = logs.lines(OUT), logs.lines(sglang.ENDED)
-        text = f"{len(out)} × {OUT}, {len(ended)} × an exception that ended the scheduler"
+        text = (
+            f"{len(out)} × {OUT}, {len(ended)} × an exception that ended the scheduler"
+        )
         return Finding.of(bool(out) and bool(ended), text)
 
     rows = (
         row("long, with the host", "no-answer", answered(WITHOUT)),
         row("the server", "server-gone", "alive", "dies"),
         row("batches of prefill", "never-gets-further", "one a chunk"),
-        row("long without, short with the host", "others-answered", "200", abnormal_if=False),
+        row(
+            "long without, short with the host",
+            "others-answered",
+            "200",
+            abnormal_if=False,
+        ),
     )
     claims = (
         claim(
-            "no-progress", "the same chunk is prefilled again and again",
-            by="never-gets-further", given=("in-chunks", unmitigated), refutable_on=affected,
+            "no-progress",
+            "the same chunk is prefilled again and again",
+            by="never-gets-further",
+            given=("in-chunks", unmitigated),
+            refutable_on=affected,
         ),
         claim(
-            "dies", "the scheduler ends out of memory in a prefill, and the server with it",
+            "dies",
+            "the scheduler ends out of memory in a prefill, and the server with it",
             by=("out-of-memory", "server-gone"),
-            given=("in-chunks", unmitigated), refutable_on=affected,
+            given=("in-chunks", unmitigated),
+            refutable_on=affected,
         ),
-        claim("any-client", "any client's request does it", by="fake-arrived", given="no-answer"),
-    )  # fmt: skip
+        claim(
+            "any-client",
+            "any client's request does it",
+            by="fake-arrived",
+            given="no-answer",
+        ),
+    )
     works_after = ("others-answered", answered(FAKE, crash.AFTER))
 
 
 FAKE_BOOTSTRAP = FakeBootstrap()
 
 
-EMBEDS_REPORT = issue("sglang#40728", "input_embeds through a session crash the scheduler")
+EMBEDS_REPORT = issue(
+    "sglang#40728", "input_embeds through a session crash the scheduler"
+)
 SESSION, EMBEDDED = "session-of-a-client", 4
 IN_SESSION = "embeddings in a session"
-WITHOUT_SESSION, TEXT_IN_SESSION = "embeddings without a session", "token ids in a session"
+WITHOUT_SESSION, TEXT_IN_SESSION = (
+    "embeddings without a session",
+    "token ids in a session",
+)
 EMBED_TRACE = (sglang.ENDED, "in-session-request", "no-length")
 
 
 class SessionEmbeds(Scenario):
     """Embeddings that a client sends in a session end SGLang, for everybody.
 
-    What: On a server that takes `input_embeds` a request brings them in a session that the client
-    has opened. It gets no answer, and the server is gone for everybody. Without the session the
-    same embeddings are answered, and so are token ids in the session.
+    What: On a server that takes `input_embeds` a request brings them in a session that
+    the client has opened. It gets no answer, and the server is gone for everybody.
+    Without the session the same embeddings are answered, and so are token ids in the
+    session.
 
-    Why: A request of embeddings has no token ids. Outside of a session the scheduler makes some up,
-    one an embedding. A session builds its requests elsewhere, takes the length of the ids that
-    there are none of, and the exception is raised in the scheduler's loop.
-    """
+    Why: A request of embeddings has no token ids. Outside of a session the scheduler
+    makes some up, one an embedding. A session builds its requests elsewhere, takes the
+    length of the ids that there are none of, and the exception is raised in the
+    scheduler's loop."""
 
     name, engine, release = "session-embeds", "sglang", "0.5.23"
     # Run: 0.5.23, the newest there is. The length is taken in 0.5.23 (session/
@@ -373,36 +465,51 @@ class SessionEmbeds(Scenario):
     references = (EMBEDS_REPORT,)
     sources = (
         quote(
-            "sglang/srt/session/session_controller.py", "Session.create_req",
-            "the length of token ids that a request of embeddings has none of", "len(input_ids)",
+            "sglang/srt/session/session_controller.py",
+            "Session.create_req",
+            "the length of token ids that a request of embeddings has none of",
+            "len(input_ids)",
         ),
         quote(
-            "sglang/srt/managers/scheduler.py", "Scheduler.handle_generate_request",
-            "outside of a session they are made up", "[1]) * seq_length",
+            "sglang/srt/managers/scheduler.py",
+            "Scheduler.handle_generate_request",
+            "outside of a session they are made up",
+            "[1]) * seq_length",
         ),
-    )  # fmt: skip
+    )
 
-    async def ask_for(self, drive: Drive, label: str, **fields: object) -> RequestRecord:
+    async def ask_for(
+        self, drive: Drive, label: str, **fields: object
+    ) -> RequestRecord:
         body = {"sampling_params": {"max_new_tokens": 4, "temperature": 0}, **fields}
         return await drive.traffic.raw(
-            label, path="/generate", body=json.dumps(body).encode(), deadline_s=drive.deadline_s
+            label,
+            path="/generate",
+            body=json.dumps(body).encode(),
+            deadline_s=drive.deadline_s,
         )
 
     async def trigger(self, drive: Drive) -> None:
         opened = {"capacity_of_str_len": 1000, "session_id": SESSION}
         await drive.traffic.raw(
-            "open the session", path="/open_session", body=json.dumps(opened).encode(),
+            "open the session",
+            path="/open_session",
+            body=json.dumps(opened).encode(),
             deadline_s=drive.deadline_s,
-        )  # fmt: skip
+        )
         embeds, session = [[0.01] * TinyText().width] * EMBEDDED, {"id": SESSION}
         await self.ask_for(drive, WITHOUT_SESSION, input_embeds=embeds)
-        await self.ask_for(drive, TEXT_IN_SESSION, input_ids=[1] * EMBEDDED, session_params=session)
+        await self.ask_for(
+            drive, TEXT_IN_SESSION, input_ids=[1] * EMBEDDED, session_params=session
+        )
         await drive.unless_stuck(
             self.ask_for(drive, IN_SESSION, input_embeds=embeds, session_params=session)
         )
         await crash.watch(drive)
 
-    @precondition("the session is open, and the embeddings came as far as it: refused, or in it")
+    @precondition(
+        "the session is open, and the embeddings came as far as it: refused, or in it"
+    )
     def in_the_session(self, requests: Requests, logs: Logs) -> Finding:
         opened, sent = requests.first("open the session"), requests.first(IN_SESSION)
         if opened.status != 200:
@@ -415,7 +522,9 @@ class SessionEmbeds(Scenario):
             raise Missing(f"it is not seen how far it came: {sent.reply}")
         return Finding.of(True, "the traceback goes through the session's create_req")
 
-    @symptom("the request's connection ends without an answer, and so does every later one")
+    @symptom(
+        "the request's connection ends without an answer, and so does every later one"
+    )
     def no_answer(self, requests: Requests) -> Finding:
         return unanswered_since(requests, IN_SESSION)
 
@@ -423,33 +532,52 @@ class SessionEmbeds(Scenario):
         sglang.server_lost(),
         symptom(
             "the embeddings without a session, and token ids in it, are answered",
-            answered(WITHOUT_SESSION, TEXT_IN_SESSION), id="others-answered",
+            answered(WITHOUT_SESSION, TEXT_IN_SESSION),
+            id="others-answered",
         ),
-    )  # fmt: skip
+    )
 
-    @cause("the scheduler ended on the length of nothing in the session's create_req, the log's "
-           "first exception")  # fmt: skip
+    @cause(
+        "the scheduler ended on the length of nothing in the session's create_req, the "
+        "log's first exception"
+    )
     def length_of_nothing(self, logs: Logs) -> Finding:
         return in_order(logs, EMBED_TRACE)
 
     rows = (
-        row("embeddings in a session", "no-answer", answered(WITHOUT_SESSION), "connection closed"),
+        row(
+            "embeddings in a session",
+            "no-answer",
+            answered(WITHOUT_SESSION),
+            "connection closed",
+        ),
         row("the server", "server-gone", "alive", "gone"),
-        row("the log's exception", "length-of-nothing", "none", "NoneType has no len()"),
+        row(
+            "the log's exception", "length-of-nothing", "none", "NoneType has no len()"
+        ),
         row("one without the other", "others-answered", "200", abnormal_if=False),
     )
     claims = (
         claim(
-            "kills", "embeddings through a session end the scheduler, and the server with it",
+            "kills",
+            "embeddings through a session end the scheduler, and the server with it",
             by=("no-answer", "server-gone"),
-            given=("in-the-session", unmitigated), refutable_on=affected,
+            given=("in-the-session", unmitigated),
+            refutable_on=affected,
         ),
         claim(
-            "no-ids", "the session takes the length of token ids that there are none of",
-            by="length-of-nothing", given=("in-the-session", unmitigated), refutable_on=affected,
+            "no-ids",
+            "the session takes the length of token ids that there are none of",
+            by="length-of-nothing",
+            given=("in-the-session", unmitigated),
+            refutable_on=affected,
         ),
-        claim("apart", "each of the two without the other is answered", by="others-answered"),
-    )  # fmt: skip
+        claim(
+            "apart",
+            "each of the two without the other is answered",
+            by="others-answered",
+        ),
+    )
     works_after = ("others-answered", answered(crash.AFTER), sglang.patch_worked)
 
 

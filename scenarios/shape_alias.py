@@ -1,9 +1,8 @@
 """SGLang: one buffer of pixels in two layouts is one picture to its caches.
 
-The hash covers the bytes of the preprocessed pixels and not their grid. Eight tiles laid out 2 x 4
-and 4 x 2 give the same bytes. Two caches go by that hash, each a variant: the prefix cache (KV)
-and the cache of vision embeddings.
-"""
+The hash covers the bytes of the preprocessed pixels and not their grid. Eight tiles
+laid out 2 x 4 and 4 x 2 give the same bytes. Two caches go by that hash, each a
+variant: the prefix cache (KV) and the cache of vision embeddings."""
 
 from collections.abc import Mapping
 from statistics import median
@@ -45,17 +44,26 @@ from mmrepro.scenario.more import (
     tiles,
 )
 from mmrepro.scenario.sglang import same_bytes
-from mmrepro.scenario.silent import Pair, every_picture, explained, may_show, pairs, whole_prompt
+from mmrepro.scenario.silent import (
+    Pair,
+    every_picture,
+    explained,
+    may_show,
+    pairs,
+    whole_prompt,
+)
 
 REPRODUCER = "shape_alias.py"
 CACHE_VARIABLE = "SGLANG_VLM_CACHE_SIZE_MB"
 FILLS = 5
-"""Pictures of 1024 tokens that fill the embedding cache of 1 MiB: 256 KiB each (128 x bfloat16)."""
+"""Pictures of 1024 tokens that fill the embedding cache of 1 MiB: 256 KiB each (128 x
+bfloat16)."""
 FEW = 2
 """Of them, so many leave in the cache what was sent before them."""
 TWICE_AS_FAST, AS_SLOW = 0.5, 0.8
-"""Seconds of a picture that fills it, sent again, by those of the first time: its cached features
-save the vision tower, most of the work (0.17 of it on two cores; without the cache 1.0)."""
+"""Seconds of a picture that fills it, sent again, by those of the first time: its
+cached features save the vision tower, most of the work (0.17 of it on two cores;
+without the cache 1.0)."""
 LEAST_PAIRS = 10
 ANALYSIS = "analysis"
 TEXT_ALONE = "gate: W after others"
@@ -64,14 +72,15 @@ SHARED = ("T after W", "control after W", "W after T", "control after T")
 
 
 def told_apart(answers: ComparedAnswers) -> Finding:
-    """Else unknown: one wrong answer by itself is neither the symptom nor another failure."""
+    """Else unknown: one wrong answer by itself is neither the symptom nor another
+    failure."""
     own = all_met(answers.own("W", "T"), answers.own("T", "W"))
     return own if own.truth is Truth.MET else Finding.unknown(own.observed)
 
 
 def was_emptied(requests: Requests, reproducers: Reproducers) -> Finding:
-    """One hash, a cache that is on, and no alias would mean that nothing was evicted between
-    the measurements, and that the own answers of the gate were none."""
+    """One hash, a cache that is on, and no alias would mean that nothing was evicted
+    between the measurements, and that the own answers of the gate were none."""
     again = encoded_once(requests)
     if again.truth is Truth.NOT_MET:
         return Finding.of(True, f"the embedding cache is off: {again.observed}")
@@ -81,7 +90,8 @@ def was_emptied(requests: Requests, reproducers: Reproducers) -> Finding:
 
 
 def encoded_once(requests: Requests) -> Finding:
-    """Whether a picture that is sent again is not encoded again: the embedding cache is on."""
+    """Whether a picture that is sent again is not encoded again: the embedding cache is
+    on."""
     filled = [r for n in range(FILLS) for r in requests.all(f"fill-{n}") if r.answered]
     again = [r.latency_s for r in filled if r.label.endswith("again")]
     first = [r.latency_s for r in filled if not r.label.endswith("again")]
@@ -103,7 +113,8 @@ def embeddings_kept(answers: ComparedAnswers) -> Finding:
         kept = answers.alike(at_once, later)
         emptied = answers.whose(f"{second} first", second) == second
         told.append(
-            f"{text}; {FEW} other pictures in between: {'the same' if kept else 'another answer'}; "
+            f"{text}; {FEW} other pictures in between: "
+            f"{'the same' if kept else 'another answer'}; "
             f"{FILLS}: {'its own' if emptied else 'not its own'}"
         )
         if whose == second or not kept or not emptied:
@@ -112,7 +123,8 @@ def embeddings_kept(answers: ComparedAnswers) -> Finding:
 
 
 def aliased(failure: Failure, found: Mapping[str, list[Pair]]) -> Finding:
-    """Whether each wrong answer has a picture that is another one's bytes on another grid."""
+    """Whether each wrong answer has a picture that is another one's bytes on another
+    grid."""
     model = failure.case.server.model
     what = "the same bytes after preprocessing, on another grid"
     return explained(found, lambda pair: same_bytes(pair, model), what)
@@ -150,17 +162,22 @@ def alias_claims(*shown: str | Check, given: tuple[str, ...] = ()) -> tuple[Clai
 
 
 class ShapeAlias(sglang.PictureAlias):
-    """What both variants share; ``between`` is what makes answers independent of each other."""
+    """What both variants share; ``between`` is what makes answers independent of each
+    other."""
 
-    # Run: 0.5.6, 0.5.17 and 0.5.23. By source only: 0.4.6 is the first that hashes the values of
-    # the pixels (managers/schedule_batch.py, set_pad_value, by x.flatten()); 0.4.5 hashes the
-    # tensor object, which is like no other.
+    # Run: 0.5.6, 0.5.17 and 0.5.23. By source only: 0.4.6 is the first that hashes the
+    # values of the pixels (managers/schedule_batch.py, set_pad_value, by x.flatten());
+    # 0.4.5 hashes the tensor object, which is like no other.
     name, release, affected = "shape-alias", "0.5.23", ">=0.4.6"
     failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.CRITICAL
     needs = ("images",)
     upstream = Upstream(
         UpstreamState.CLOSED,
-        issue("sglang#25462", "Multimodal cache hash collisions", "names the missing shape"),
+        issue(
+            "sglang#25462",
+            "Multimodal cache hash collisions",
+            "names the missing shape",
+        ),
         "2026-11-24",
         note="as inactive; its pull request, sglang#22033, closed as well",
     )
@@ -172,20 +189,32 @@ class ShapeAlias(sglang.PictureAlias):
             "sglang/srt/managers/mm_utils.py",
             "tensor_hash",
             "the values' bytes, and nothing of their shape or of the picture's grid",
-            *("reshape(-1)", "flatten()", "hasher.update", "tobytes()"),
+            "reshape(-1)",
+            "flatten()",
+            "hasher.update",
+            "tobytes()",
         ),
         quote(
-            "sglang/srt/managers/mm_utils.py", "hash_feature", "what is hashed", "tensor_hash([f])"
+            "sglang/srt/managers/mm_utils.py",
+            "hash_feature",
+            "what is hashed",
+            "tensor_hash([f])",
         ),
     )
     references = (
         issue(
             "sglang#8342",
-            "Security Vulnerability Report Structure for SGLang Hash Function Vulnerabilities",
+            (
+                "Security Vulnerability Report Structure for SGLang Hash Function "
+                "Vulnerabilities"
+            ),
             "other weaknesses of the same hash; the missing shape was found here",
         ),
     )
-    exhibit = ("One buffer, two layouts", "The same eight tiles in the same order: 2 x 4, 4 x 2.")
+    exhibit = (
+        "One buffer, two layouts",
+        "The same eight tiles in the same order: 2 x 4, 4 x 2.",
+    )
 
     def pictures(self, drive: Drive) -> Mapping[str, Picture]:
         return {
@@ -196,8 +225,13 @@ class ShapeAlias(sglang.PictureAlias):
 
     @precondition("both layouts are the same bytes, on two grids")
     def same_bytes(self, reproducers: Reproducers) -> Finding:
-        same, differ = (reproducers.truth(REPRODUCER, f) for f in ("bytes_equal", "grids_differ"))
-        text = f"{'the same' if same else 'other'} bytes, {'two grids' if differ else 'one grid'}"
+        same, differ = (
+            reproducers.truth(REPRODUCER, f) for f in ("bytes_equal", "grids_differ")
+        )
+        text = (
+            f"{'the same' if same else 'other'} bytes, "
+            f"{'two grids' if differ else 'one grid'}"
+        )
         return Finding.of(same and differ, text)
 
     @symptom("T, sent after W, is not answered as T alone")
@@ -211,10 +245,13 @@ class ShapeAlias(sglang.PictureAlias):
         return Finding.of(whose != "W", text)
 
     @symptom(
-        "other tiles in T's layout get their own answer, after W and after T", id=sglang.CONTROL
+        "other tiles in T's layout get their own answer, after W and after T",
+        id=sglang.CONTROL,
     )
     def control_gets_its_own(self, answers: ComparedAnswers) -> Finding:
-        return all_met(answers.own("W", sglang.CONTROL), answers.own("T", sglang.CONTROL))
+        return all_met(
+            answers.own("W", sglang.CONTROL), answers.own("T", sglang.CONTROL)
+        )
 
     @cause("the engine's own code gives both layouts one hash, and different grids")
     def one_hash(self, reproducers: Reproducers) -> Finding:
@@ -223,7 +260,9 @@ class ShapeAlias(sglang.PictureAlias):
             f"W: grid {facts.get('grid_w')}, hash {facts.get('hash_w')}; "
             f"T: grid {facts.get('grid_t')}, hash {facts.get('hash_t')}"
         )
-        equal, differ = (reproducers.truth(REPRODUCER, f) for f in ("hashes_equal", "grids_differ"))
+        equal, differ = (
+            reproducers.truth(REPRODUCER, f) for f in ("hashes_equal", "grids_differ")
+        )
         return Finding.of(equal and differ, text)
 
     rows = (
@@ -241,15 +280,15 @@ class ShapeAlias(sglang.PictureAlias):
 class KvCache(ShapeAlias):
     """SGLang's prefix cache takes one picture for another of another shape.
 
-    What: Two pictures of the same tiles in the same order, 56 x 112 and 112 x 56 pixels, share
-    KV cache, although they look different and have different grids: the second is answered with
-    the first one's tokens from the cache. No search is needed to find such a pair.
+    What: Two pictures of the same tiles in the same order, 56 x 112 and 112 x 56
+    pixels, share KV cache, although they look different and have different grids: the
+    second is answered with the first one's tokens from the cache. No search is needed
+    to find such a pair.
 
-    Why: SGLang hashes the bytes of the preprocessed pixels (`tensor_hash`), and neither their
-    shape nor the grid that says how patches lie in the picture. The pad value, or from 0.5.23
-    on the wide pad values, follow from that hash alone, and the prefix cache matches on them.
-    Wider hashes do not help: the hashed bytes are equal.
-    """
+    Why: SGLang hashes the bytes of the preprocessed pixels (`tensor_hash`), and neither
+    their shape nor the grid that says how patches lie in the picture. The pad value, or
+    from 0.5.23 on the wide pad values, follow from that hash alone, and the prefix
+    cache matches on them. Wider hashes do not help: the hashed bytes are equal."""
 
     variant = "kv-cache"
     server_env = {CACHE_VARIABLE: "0"}
@@ -269,27 +308,38 @@ class KvCache(ShapeAlias):
 
     def recognises(self, failure: Failure) -> Finding:
         able = may_show(self, failure)
-        return aliased(failure, pairs(failure, whole_prompt)) if able.truth is Truth.MET else able
+        return (
+            aliased(failure, pairs(failure, whole_prompt))
+            if able.truth is Truth.MET
+            else able
+        )
 
-    works_after = (sglang.CONTROL, told_apart, sglang.PictureAlias.off_as_told, sglang.engines_own)
+    works_after = (
+        sglang.CONTROL,
+        told_apart,
+        sglang.PictureAlias.off_as_told,
+        sglang.engines_own,
+    )
     claims = alias_claims("kv-reused", given=("text-shared",))
 
 
 class EmbeddingCache(ShapeAlias):
     """SGLang's vision embedding cache serves a picture of another shape.
 
-    What: With the prefix cache off, two pictures of the same tiles in another layout still
-    share one entry of the cache of vision embeddings: the second is answered from features that
-    were computed for the first one's grid.
+    What: With the prefix cache off, two pictures of the same tiles in another layout
+    still share one entry of the cache of vision embeddings: the second is answered from
+    features that were computed for the first one's grid.
 
-    Why: The cache of vision embeddings (100 MB by default, `SGLANG_VLM_CACHE_SIZE_MB`) goes by
-    the same hash of the bytes alone. The features depend on the grid: the vision tower's rotary
-    positions are rows and columns. `/flush_cache` does not empty this cache. Here it is 1 MB,
-    and other pictures push the entries out between the measurements.
-    """
+    Why: The cache of vision embeddings (100 MB by default, `SGLANG_VLM_CACHE_SIZE_MB`)
+    goes by the same hash of the bytes alone. The features depend on the grid: the
+    vision tower's rotary positions are rows and columns. `/flush_cache` does not empty
+    this cache. Here it is 1 MB, and other pictures push the entries out between the
+    measurements."""
 
     variant = "embedding-cache"
-    affected = ">=0.4.7"  # by source as well: 0.4.6 has no such cache (managers/mm_utils.py)
+    affected = (
+        ">=0.4.7"  # by source as well: 0.4.6 has no such cache (managers/mm_utils.py)
+    )
     prefix_cached = False
     server = f"--{sglang.OFF}"
     server_env = {CACHE_VARIABLE: "1"}
@@ -305,7 +355,8 @@ class EmbeddingCache(ShapeAlias):
         await self.fill(drive, FILLS)
 
     async def fill(self, drive: Drive, number: int) -> None:
-        """Each picture twice, one after the other: it is encoded once where there is a cache."""
+        """Each picture twice, one after the other: it is encoded once where there is a
+        cache."""
         for name in (f"fill-{n}" for n in range(number)):
             picture = drive.picture(name, 100 + int(name[5:]), (896, 896))
             for label in (name, f"{name} again"):
@@ -317,11 +368,16 @@ class EmbeddingCache(ShapeAlias):
             await self.between(drive)
             await self.ask(drive, f"{first} before others", pictures[first])
             await self.fill(drive, FEW)
-            await self.ask(drive, f"{second} after {first} and others", pictures[second])
+            await self.ask(
+                drive, f"{second} after {first} and others", pictures[second]
+            )
         await super().trigger(drive)
 
     @precondition(
-        "the cache of embeddings is at work: it serves an alias, or a picture that is sent again",
+        (
+            "the cache of embeddings is at work: it serves an alias, or a picture "
+            "that is sent again"
+        ),
         removed_by=("disable-embedding-cache",),
     )
     def cache_on(self, answers: ComparedAnswers) -> Finding:
@@ -330,8 +386,8 @@ class EmbeddingCache(ShapeAlias):
 
     causes = (
         cause(
-            f"the alias outlives {FEW} other pictures, and {FILLS}, as many as fill the cache of "
-            "embeddings, push it out",
+            f"the alias outlives {FEW} other pictures, and {FILLS}, as many as fill "
+            "the cache of embeddings, push it out",
             embeddings_kept,
         ),
     )
@@ -344,11 +400,17 @@ class EmbeddingCache(ShapeAlias):
     def recognises(self, failure: Failure) -> Finding:
         """Features are kept whatever stands before a picture."""
         if failure.finding_class is FindingClass.CACHE_BOUND:
-            return Finding.of(False, "of this cache no answer tells how much came from it")
+            return Finding.of(
+                False, "of this cache no answer tells how much came from it"
+            )
         if failure.case.server.env.get(CACHE_VARIABLE) == "0":
             return Finding.of(False, f"the server runs with {CACHE_VARIABLE}=0")
         able = may_show(self, failure)
-        return aliased(failure, every_picture(failure)) if able.truth is Truth.MET else able
+        return (
+            aliased(failure, every_picture(failure))
+            if able.truth is Truth.MET
+            else able
+        )
 
     works_after = (sglang.CONTROL, told_apart, was_emptied, sglang.engines_own)
     claims = alias_claims(happened(embeddings_kept), given=("no-kv-reused",))

@@ -1,4 +1,5 @@
-"""vLLM: a streamed tool call loses its arguments where another one before it has none."""
+"""vLLM: a streamed tool call loses its arguments where another one before it has
+none."""
 
 import json
 from collections.abc import Callable
@@ -35,25 +36,35 @@ from mmrepro.scenario.silent import as_in_a_run
 from mmrepro.traffic.reading import Watch
 
 REPRODUCER, NOT_STREAMED = "tool_parser_stream.py", "not-streamed"
-WHOLE, STREAMED, ALONE = "both calls, whole", "both calls, streamed", "the second alone, streamed"
+WHOLE, STREAMED, ALONE = (
+    "both calls, whole",
+    "both calls, streamed",
+    "the second alone, streamed",
+)
 GIVEN = json.loads(CALLS)
 TOOLS = [
-    {"type": "function", "function": {"name": call["name"], "parameters": {"type": "object"}}}
+    {
+        "type": "function",
+        "function": {"name": call["name"], "parameters": {"type": "object"}},
+    }
     for call in GIVEN
 ]
 REPORT = issue(
     "vllm#47901",
-    "xlam and hunyuan_a13b tool parsers drop the arguments of any tool call that follows an "
-    "empty-argument call (streaming)",
+    "xlam and hunyuan_a13b tool parsers drop the arguments of any tool call that "
+    "follows an empty-argument call (streaming)",
 )
 
 
 def calls(requests: Requests, label: str) -> list[tuple[str, object]]:
-    """Name and arguments of the calls in an answer; arguments that are no JSON as they came.
+    """Name and arguments of the calls in an answer; arguments that are no JSON as they
+    came.
 
     Raises Missing: they are not numbered as they came.
     """
-    made = [call for choice in requests.first(label).choices for call in choice.tool_calls]
+    made = [
+        call for choice in requests.first(label).choices for call in choice.tool_calls
+    ]
     if [call.index for call in made] != list(range(len(made))):
         raise Missing(f"{label}: the calls are not numbered")
     found: list[tuple[str, object]] = []
@@ -68,7 +79,9 @@ def calls(requests: Requests, label: str) -> list[tuple[str, object]]:
 WANTED = [(call["name"], call["arguments"]) for call in GIVEN]
 
 
-def called(label: str, wanted: list[tuple[str, object]]) -> Callable[[Requests], Finding]:
+def called(
+    label: str, wanted: list[tuple[str, object]]
+) -> Callable[[Requests], Finding]:
     """A check: these are the calls in an answer, with their arguments."""
 
     def check(requests: Requests) -> Finding:
@@ -86,13 +99,14 @@ def hunyuan_drops(reproducers: Reproducers) -> Finding:
 class ToolArgumentsDropped(Scenario):
     """A streamed tool call loses its arguments where another one before it has none.
 
-    What: The model calls two tools, the first without arguments. Streamed, the second call comes
-    with `{}` for its arguments, and `finish_reason` is `tool_calls` as ever: the client runs the
-    tool with nothing. The same text in an answer that is not streamed has them.
+    What: The model calls two tools, the first without arguments. Streamed, the second
+    call comes with `{}` for its arguments, and `finish_reason` is `tool_calls` as ever:
+    the client runs the tool with nothing. The same text in an answer that is not
+    streamed has them.
 
-    Why: The parser looks for an empty `arguments` anywhere in the text so far, and takes what it
-    finds for the call that it is at. Once any call was empty, so are all that follow.
-    """
+    Why: The parser looks for an empty `arguments` anywhere in the text so far, and
+    takes what it finds for the call that it is at. Once any call was empty, so are all
+    that follow."""
 
     name, release, affected = "tool-arguments-dropped", "0.33.0", ">=0.25.0"
     # Run: 0.33.0, the newest there is, and 0.25.0.
@@ -102,7 +116,9 @@ class ToolArgumentsDropped(Scenario):
     references = (REPORT,)
     server = "--max-num-seqs 8 --enable-auto-tool-choice --tool-call-parser xlam"
     reproducers = (REPRODUCER,)
-    mitigations = (cure(NOT_STREAMED, description="ask for tool calls without a stream"),)
+    mitigations = (
+        cure(NOT_STREAMED, description="ask for tool calls without a stream"),
+    )
     sources = (
         quote(
             "vllm/tool_parsers/xlam_tool_parser.py",
@@ -113,24 +129,40 @@ class ToolArgumentsDropped(Scenario):
         ),
     )
 
-    async def ask(self, drive: Drive, label: str, text: str, stream: bool) -> RequestRecord:
+    async def ask(
+        self, drive: Drive, label: str, text: str, stream: bool
+    ) -> RequestRecord:
         """The model can say nothing else: its answer has one choice."""
         body = {
-            "model": drive.traffic.model, "messages": [{"role": "user", "content": "hello"}],
-            "tools": TOOLS, "tool_choice": "auto", "structured_outputs": {"choice": [text]},
-            "max_tokens": 2 * len(CALLS), "temperature": 0, "stream": stream,
-        }  # fmt: skip
+            "model": drive.traffic.model,
+            "messages": [{"role": "user", "content": "hello"}],
+            "tools": TOOLS,
+            "tool_choice": "auto",
+            "structured_outputs": {"choice": [text]},
+            "max_tokens": 2 * len(CALLS),
+            "temperature": 0,
+            "stream": stream,
+        }
         return await drive.traffic.send(
-            label, json.dumps(body).encode(), Watch(lambda: None, lambda _: None), stream=stream,
-            text="hello", max_tokens=2 * len(CALLS), deadline_s=drive.deadline_s,
-        )  # fmt: skip
+            label,
+            json.dumps(body).encode(),
+            Watch(lambda: None, lambda _: None),
+            stream=stream,
+            text="hello",
+            max_tokens=2 * len(CALLS),
+            deadline_s=drive.deadline_s,
+        )
 
     async def trigger(self, drive: Drive) -> None:
         await self.ask(drive, WHOLE, CALLS, stream=False)
         await self.ask(drive, ALONE, json.dumps(GIVEN[SECOND:]), stream=True)
-        await self.ask(drive, STREAMED, CALLS, stream=NOT_STREAMED not in drive.mitigations)
+        await self.ask(
+            drive, STREAMED, CALLS, stream=NOT_STREAMED not in drive.mitigations
+        )
 
-    @precondition("the model says the two calls, of which the first one has no arguments")
+    @precondition(
+        "the model says the two calls, of which the first one has no arguments"
+    )
     def both_called(self, requests: Requests) -> Finding:
         found, sent = calls(requests, WHOLE), requests.first(STREAMED)
         met = found == WANTED and sent.completion_tokens in (None, len(CALLS) + 1)
@@ -139,15 +171,25 @@ class ToolArgumentsDropped(Scenario):
     @symptom("streamed, the second call has no arguments")
     def arguments_gone(self, requests: Requests) -> Finding:
         found = calls(requests, STREAMED)
-        return Finding.of(found == [*WANTED[:SECOND], (WANTED[SECOND][0], {})], f"{found}")
+        return Finding.of(
+            found == [*WANTED[:SECOND], (WANTED[SECOND][0], {})], f"{found}"
+        )
 
     symptoms = (
-        symptom("not streamed, it has them", called(WHOLE, WANTED), id="whole-has-them",
-                abnormal=False),
-        symptom("streamed without a call before it, it has them", called(ALONE, WANTED[SECOND:]),
-                id="alone-has-them", abnormal=False),
+        symptom(
+            "not streamed, it has them",
+            called(WHOLE, WANTED),
+            id="whole-has-them",
+            abnormal=False,
+        ),
+        symptom(
+            "streamed without a call before it, it has them",
+            called(ALONE, WANTED[SECOND:]),
+            id="alone-has-them",
+            abnormal=False,
+        ),
         endpoints_green(),
-    )  # fmt: skip
+    )
 
     @cause("the engine's own parser drops them of the same text, letter by letter")
     def parser_drops(self, reproducers: Reproducers) -> Finding:
@@ -167,11 +209,18 @@ class ToolArgumentsDropped(Scenario):
     )
     said = partial(claim, given=("both-called", unmitigated), refutable_on=affected)
     claims = (
-        said("dropped", "xlam drops the arguments of any call that follows an empty one",
-             by=("arguments-gone", "parser-drops")),
+        said(
+            "dropped",
+            "xlam drops the arguments of any call that follows an empty one",
+            by=("arguments-gone", "parser-drops"),
+        ),
         said("hunyuan", "hunyuan_a13b does as well", by=hunyuan_drops),
-        said("only-streamed", "the answer that is not streamed has them", by="whole-has-them"),
-    )  # fmt: skip
+        said(
+            "only-streamed",
+            "the answer that is not streamed has them",
+            by="whole-has-them",
+        ),
+    )
 
 
 SCENARIO = ToolArgumentsDropped()

@@ -33,20 +33,25 @@ from mmrepro.scenario import (
 from mmrepro.scenario.more import MetricsData, TinyText
 
 BLOCKS, TOKENS = 10, 340
-"""Blocks of the KV cache (of 128 tokens, a CPU's default), nine of which requests can have; tokens
-of a prompt, which needs three."""
+"""Blocks of the KV cache (of 128 tokens, a CPU's default), nine of which requests can
+have; tokens of a prompt, which needs three."""
 LEFT = [f"prompt {n}, computed elsewhere" for n in (1, 2, 3)]
 GIVES_UP_S = 2
 """After which the cure's transport reports that a transfer has failed."""
-LOCAL, LATER = "gate: the same prompt, computed here", "the same prompt, once they have left"
+LOCAL, LATER = (
+    "gate: the same prompt, computed here",
+    "the same prompt, once they have left",
+)
 WAITS, ABORTED = "waits-for-remote-kv", "aborted"
 CONNECTOR = "LostTransfer"
 REPORT = issue(
     "vllm#46283",
-    "NixlPushConnector: decode-side KV blocks of an aborted remote-KV load are never reclaimed "
-    "when the prefill node never reports completion (KV cache leak)",
+    "NixlPushConnector: decode-side KV blocks of an aborted remote-KV load are never "
+    "reclaimed when the prefill node never reports completion (KV cache leak)",
 )
-HOLDS = pull("vllm#32255", "Hold the blocks of an aborted load until it is over", "since then")
+HOLDS = pull(
+    "vllm#32255", "Hold the blocks of an aborted load until it is over", "since then"
+)
 
 
 def transfer(gives_up_s: int) -> str:
@@ -60,8 +65,8 @@ def transfer(gives_up_s: int) -> str:
 
 
 def readings(evidence: Evidence) -> list[tuple[float, float, float, float]]:
-    """In each reading of the check: requests that run, that wait by reason capacity and by reason
-    deferred, and the share of the KV cache that is in use. Raises Missing."""
+    """In each reading of the check: requests that run, that wait by reason capacity and
+    by reason deferred, and the share of the KV cache that is in use. Raises Missing."""
     found = []
     for _, data in evidence.results(MetricsData, "check"):
         reasons = {
@@ -70,18 +75,25 @@ def readings(evidence: Evidence) -> list[tuple[float, float, float, float]]:
             if sample.name == vllm.BY_REASON
         }
         running, usage = (
-            data.total(name) for name in ("vllm:num_requests_running", "vllm:kv_cache_usage_perc")
+            data.total(name)
+            for name in ("vllm:num_requests_running", "vllm:kv_cache_usage_perc")
         )
         if running is None or usage is None or "capacity" not in reasons:
-            raise Missing("the server does not tell why requests wait, and what its KV cache holds")
-        found.append((running, reasons["capacity"], reasons.get("deferred", 0.0), usage))
+            raise Missing(
+                "the server does not tell why requests wait, and what its KV cache "
+                "holds"
+            )
+        found.append(
+            (running, reasons["capacity"], reasons.get("deferred", 0.0), usage)
+        )
     if len(found) < 2:
         raise Missing(f"{len(found)} readings of the server's gauges")
     return found
 
 
 def held_by_nobody(evidence: Evidence) -> Finding:
-    """Nothing runs and nothing waits for a transfer, and the KV cache is in use all the same."""
+    """Nothing runs and nothing waits for a transfer, and the KV cache is in use all the
+    same."""
     told = readings(evidence)
     text = "; ".join(
         f"running {r:g}, in transfer {d:g}, waiting by capacity {c:g}, KV use {u:.0%}"
@@ -94,21 +106,21 @@ def held_by_nobody(evidence: Evidence) -> Finding:
 class TransferLost(Scenario):
     """A decode server never frees the blocks of a KV cache that does not arrive.
 
-    What: A decode server is asked for answers whose prompts were computed elsewhere, and the
-    prefill server is gone. The requests wait. Their clients leave. The blocks that were kept for
-    the KV caches stay taken: after a few such requests the cache is full, nothing runs, and every
-    later request waits for ever, one that needs no transfer as well. /health stays 200.
+    What: A decode server is asked for answers whose prompts were computed elsewhere,
+    and the prefill server is gone. The requests wait. Their clients leave. The blocks
+    that were kept for the KV caches stay taken: after a few such requests the cache is
+    full, nothing runs, and every later request waits for ever, one that needs no
+    transfer as well. /health stays 200.
 
-    Why: A transfer may still write into the blocks of a request that was aborted, so they are held
-    until the connector reports its end. There is no deadline. Where the other side never reports,
-    nobody frees them.
-    """
+    Why: A transfer may still write into the blocks of a request that was aborted, so
+    they are held until the connector reports its end. There is no deadline. Where the
+    other side never reports, nobody frees them."""
 
     name = "transfer-lost"
     release, affected = "0.33.0", ">=0.22.0"
-    # Run: 0.33.0, the newest there is, 0.32.0, and 0.14.0, which frees them at once. By source
-    # (v1/core/sched/scheduler.py) 0.22.0, 0.23.0 and 0.25.0 hold them; 0.15.0 to 0.21.0 were not
-    # looked at.
+    # Run: 0.33.0, the newest there is, 0.32.0, and 0.14.0, which frees them at once. By
+    # source (v1/core/sched/scheduler.py) 0.22.0, 0.23.0 and 0.25.0 hold them; 0.15.0 to
+    # 0.21.0 were not looked at.
     failure_class, severity = FailureClass.SILENT_HANG, Severity.CRITICAL
     needs = ("--kv-transfer-config",)
     upstream = Upstream(UpstreamState.OPEN, REPORT, "2026-11-26")
@@ -116,18 +128,18 @@ class TransferLost(Scenario):
     model = TinyText()
     max_model_len = 1024
     server = (
-        f"--max-num-seqs 8 --num-gpu-blocks-override {BLOCKS} --no-enable-prefix-caching "
-        f"--enable-log-requests {transfer(0)}"
+        f"--max-num-seqs 8 --num-gpu-blocks-override {BLOCKS} "
+        f"--no-enable-prefix-caching --enable-log-requests {transfer(0)}"
     )
     patches = (
         Patch(
             "lost_transfer",
             StandIn(
                 name="lost_transfer",
-                replaces="the transport between a prefill and a decode server: a KV connector, "
-                "given by --kv-transfer-config, whose transfers never end",
-                why="NIXL and Mooncake move KV caches between GPUs; what a server does about a "
-                "transfer that is never reported is its scheduler's own code",
+                replaces="the transport between a prefill and a decode server: a KV "
+                "connector, given by --kv-transfer-config, whose transfers never end",
+                why="NIXL and Mooncake move KV caches between GPUs; what a server does "
+                "about a transfer that is never reported is its scheduler's own code",
             ),
         ),
     )
@@ -147,13 +159,16 @@ class TransferLost(Scenario):
         cure(
             "deadline",
             transfer(GIVES_UP_S),
-            f"a connector that reports a failed transfer after {GIVES_UP_S} s: the request fails",
+            (
+                f"a connector that reports a failed transfer after {GIVES_UP_S} s: the "
+                "request fails"
+            ),
         ),
     )
 
     async def prompt(self, drive: Drive, label: str, *, remote: bool = False) -> None:
-        """A completion of a prompt of so many token ids, as a router sends it to a decode server
-        if ``remote``."""
+        """A completion of a prompt of so many token ids, as a router sends it to a
+        decode server if ``remote``."""
         body = {"model": drive.traffic.model, "prompt": [100] * TOKENS, "max_tokens": 4}
         body |= {"temperature": 0}
         if remote:
@@ -169,7 +184,9 @@ class TransferLost(Scenario):
         await self.prompt(drive, LOCAL)
 
     async def trigger(self, drive: Drive) -> None:
-        await asyncio.gather(*(self.prompt(drive, label, remote=True) for label in LEFT))
+        await asyncio.gather(
+            *(self.prompt(drive, label, remote=True) for label in LEFT)
+        )
         await self.prompt(drive, LATER)
 
     def gate_check(self, evidence: Evidence) -> Finding:
@@ -181,12 +198,16 @@ class TransferLost(Scenario):
         return super().exposure(facts)
 
     @precondition(
-        "the requests waited for their KV caches, and their clients left", removed_by=("deadline",)
+        "the requests waited for their KV caches, and their clients left",
+        removed_by=("deadline",),
     )
     def left(self, requests: Requests, logs: Logs) -> Finding:
         sent = [requests.first(label) for label in LEFT]
         gone, aborted = sum(r.timed_out for r in sent), logs.count(ABORTED)
-        text = f"{gone} of {len(sent)} had no answer when their clients left; {aborted} aborted"
+        text = (
+            f"{gone} of {len(sent)} had no answer when their clients left; "
+            f"{aborted} aborted"
+        )
         met = gone == len(sent) <= aborted and logs.count(WAITS) > 0
         return Finding.of(met, f"{text}; {logs.count(WAITS)} lines tell of a wait")
 
@@ -195,12 +216,17 @@ class TransferLost(Scenario):
         common.new_request_unanswered(),
         common.endpoints_green(),
         common.process_alive(),
-        symptom("requests are counted as waiting, and none as running", vllm.waiting_alone),
+        symptom(
+            "requests are counted as waiting, and none as running", vllm.waiting_alone
+        ),
     )
     live_only = (common.tokens_stand_still(),)
     causes = (
         cause(
-            "blocks of the KV cache are in use while nothing runs and no transfer is waited for",
+            (
+                "blocks of the KV cache are in use while nothing runs and no transfer "
+                "is waited for"
+            ),
             held_by_nobody,
             live=True,
         ),
@@ -209,7 +235,9 @@ class TransferLost(Scenario):
     @cause("the same prompt in the same KV cache is answered before", live=False)
     def fits(self, requests: Requests) -> Finding:
         sent = requests.first(LOCAL)
-        return Finding.of(sent.status == 200, f"{LOCAL}: {sent.status} {sent.error[:100]}".strip())
+        return Finding.of(
+            sent.status == 200, f"{LOCAL}: {sent.status} {sent.error[:100]}".strip()
+        )
 
     works_after = (common.refused_or_answered(LATER),)
     rows = (
@@ -219,12 +247,22 @@ class TransferLost(Scenario):
         row("KV use, with nothing running", "held-by-nobody", "0"),
     )
     claims = (
-        claim("never-freed", "the blocks of an aborted load are held until its end is reported, "
-              "and are never freed where it is not", REPORT, by="held-by-nobody",
-              given=("left", "fits")),
-        claim("no-admission", "no new request is admitted once they fill the KV cache", REPORT,
-              by=("no-answer", "no-answer-later"), given=("left", "fits")),
-    )  # fmt: skip
+        claim(
+            "never-freed",
+            "the blocks of an aborted load are held until its end is reported, "
+            "and are never freed where it is not",
+            REPORT,
+            by="held-by-nobody",
+            given=("left", "fits"),
+        ),
+        claim(
+            "no-admission",
+            "no new request is admitted once they fill the KV cache",
+            REPORT,
+            by=("no-answer", "no-answer-later"),
+            given=("left", "fits"),
+        ),
+    )
 
 
 SCENARIO = TransferLost()

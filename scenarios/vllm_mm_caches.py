@@ -1,4 +1,5 @@
-"""vLLM: two failures of the caches that know images: one loses step, one believes the client."""
+"""vLLM: two failures of the caches that know images: one loses step, one believes the
+client."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -40,8 +41,9 @@ from mmrepro.scenario.silent import as_in_a_run, may_show, under_anothers_uuid
 RETRIES = 4
 OTHER, TEXT = "control: another image", "control: text only"
 GIVEN_UP = "request-given-up"
-"""EngineCore's line before it answers a request with an error, and the API server's when it passes
-that on (``_handle_request_preproc_error``, ``_raise_if_error``; 0.14.0 to 0.32.0)."""
+"""EngineCore's line before it answers a request with an error, and the API server's
+when it passes that on (``_handle_request_preproc_error``, ``_raise_if_error``; 0.14.0
+to 0.32.0)."""
 
 
 def fails_for_ever(requests: Requests) -> Finding:
@@ -59,17 +61,18 @@ def fails_at_all(requests: Requests) -> Finding:
 class MmCacheDesync(vllm.MmCacheScenario):
     """The image of a refused request fails with HTTP 500 when it is sent again.
 
-    What: A multimodal request that is refused with HTTP 400 for its length leaves its image in
-    the API server's cache only. The next request with the same image, valid and short, gets
-    HTTP 500, while other images are answered and /health stays 200. On older releases every
-    later request with it fails; newer ones notice and answer the one after.
+    What: A multimodal request that is refused with HTTP 400 for its length leaves its
+    image in the API server's cache only. The next request with the same image, valid
+    and short, gets HTTP 500, while other images are answered and /health stays 200. On
+    older releases every later request with it fails; newer ones notice and answer the
+    one after.
 
-    Why: vLLM keeps two caches that must stay in step: the API server's (sender) knows which
-    images EngineCore's (receiver) holds, so that a repeated image travels as a hash. The
-    sender's entry is written while the prompt is processed, before the length check. When the
-    check refuses the request, the receiver never gets the image. The next request with it
-    carries the hash alone, the receiver has nothing under it, and the request ends in 500.
-    """
+    Why: vLLM keeps two caches that must stay in step: the API server's (sender) knows
+    which images EngineCore's (receiver) holds, so that a repeated image travels as a
+    hash. The sender's entry is written while the prompt is processed, before the length
+    check. When the check refuses the request, the receiver never gets the image. The
+    next request with it carries the hash alone, the receiver has nothing under it, and
+    the request ends in 500."""
 
     name = "mm-cache-desync"
     release = "0.24.0"
@@ -91,8 +94,8 @@ class MmCacheDesync(vllm.MmCacheScenario):
         quote(
             "vllm/multimodal/cache.py",
             "MultiModalProcessorSenderCache.get_and_update_item",
-            "the API server's side: the image is remembered before the request is validated, and "
-            "next time only its hash is sent",
+            "the API server's side: the image is remembered before the request is "
+            "validated, and next time only its hash is sent",
             "return None, cached_item",
             "self._cache[mm_hash] =",
         ),
@@ -105,11 +108,13 @@ class MmCacheDesync(vllm.MmCacheScenario):
         image = drive.picture("X", 777)
         before = await drive.metric("vllm:mm_cache_hits_total")
         await vllm.desynchronise(drive, image)
-        # Between the two readings, because the API server adds a request's hits only when the
-        # engine's next output arrives.
+        # Between the two readings, because the API server adds a request's hits only
+        # when the engine's next output arrives.
         await drive.ask(OTHER, image=drive.picture("Y", 778))
         drive.fact("mm_cache_hits_before", before)
-        drive.fact("mm_cache_hits_after", await drive.metric("vllm:mm_cache_hits_total"))
+        drive.fact(
+            "mm_cache_hits_after", await drive.metric("vllm:mm_cache_hits_total")
+        )
         for attempt in range(2, RETRIES + 1):
             await drive.ask(f"{vllm.AGAIN} ({attempt})", image=image)
         await drive.ask(TEXT)
@@ -134,13 +139,14 @@ class MmCacheDesync(vllm.MmCacheScenario):
             required=False,
         ),
     )
-    # Which image fails is not known to one who does not send it: the log tells that some do. A
-    # stream that fails has answered 200; by 0.23.0 its client gets no token and [DONE].
+    # Which image fails is not known to one who does not send it: the log tells that
+    # some do. A stream that fails has answered 200; by 0.23.0 its client gets no token
+    # and [DONE].
     live_only = some_requests_fail(GIVEN_UP)
 
     @cause(
-        "EngineCore logs that it does not hold the promised image, of one and the same mm_hash, "
-        "once for each failed request",
+        "EngineCore logs that it does not hold the promised image, of one and the same "
+        "mm_hash, once for each failed request",
         live=cause(
             "EngineCore logs that it does not hold an image that it was promised",
             vllm.missing_item,
@@ -156,12 +162,14 @@ class MmCacheDesync(vllm.MmCacheScenario):
         own = vllm.lines_of_core(logs, processes, engine)
         hashes = [name for lines in own.values() for name in vllm.hashes_in(lines)]
         failed = sum(r.status == 500 for r in requests.all(vllm.AGAIN))
-        text = f"{len(hashes)} lines for {len(set(hashes))} hash, {failed} failed requests"
+        text = (
+            f"{len(hashes)} lines for {len(set(hashes))} hash, {failed} failed requests"
+        )
         return Finding.of(len(set(hashes)) == 1 and len(hashes) == failed, text)
 
     @cause(
-        "the API server's cache counts a hit for the failed request: it believes that EngineCore "
-        "holds the image"
+        "the API server's cache counts a hit for the failed request: it believes that "
+        "EngineCore holds the image"
     )
     def sender_hits(self, measured: Measured, requests: Requests) -> Finding:
         before = measured.number("mm_cache_hits_before")
@@ -170,7 +178,10 @@ class MmCacheDesync(vllm.MmCacheScenario):
         text = f"hits {before:g} → {after:g} over the request that got {status}"
         return Finding.of(status == 500 and after - before == 1, text)
 
-    works_after = (answered(vllm.AGAIN, f"{vllm.AGAIN} ({RETRIES})"), answered(OTHER, TEXT))
+    works_after = (
+        answered(vllm.AGAIN, f"{vllm.AGAIN} ({RETRIES})"),
+        answered(OTHER, TEXT),
+    )
     rows = (
         row(
             "too long request with image X",
@@ -209,7 +220,9 @@ class MmCacheDesync(vllm.MmCacheScenario):
             "the API server's cache holds the image, EngineCore's does not",
             by=("sender-hits", vllm.missed_in_run),
         ),
-        if_it_fails("for-ever", "the image fails from then on, every time", by="for-ever"),
+        if_it_fails(
+            "for-ever", "the image fails from then on, every time", by="for-ever"
+        ),
         claim(
             "fixed-desync",
             "vllm#43595 (0.24.0) fixes the desynchronised caches",
@@ -232,7 +245,10 @@ HITS = "vllm:mm_cache_hits_total"
 UUID_REPORT = issue(
     "vllm#55547",
     "Client-supplied mm uuid is the sole cache key with no content binding",
-    "open; docs/features/multimodal_inputs.md says that the caller has to keep them unique",
+    (
+        "open; docs/features/multimodal_inputs.md says that the caller has to keep "
+        "them unique"
+    ),
 )
 TENANTS = issue("vllm#53582", "uuids of one client meet those of another")
 
@@ -242,26 +258,31 @@ def is_of(label: str, picture: str) -> Check:
 
     def whose(answers: ComparedAnswers) -> Finding:
         found = answers.whose(label, "X", "Y")
-        return Finding.of(found == picture, f"{label}: the answer of {found or 'neither'}")
+        return Finding.of(
+            found == picture, f"{label}: the answer of {found or 'neither'}"
+        )
 
     return whose
 
 
 def known_again(answers: ComparedAnswers) -> Finding:
-    cached = [answers.to(f"gate: {name} again").cached_tokens or 0 for name in ("X", "Y")]
+    cached = [
+        answers.to(f"gate: {name} again").cached_tokens or 0 for name in ("X", "Y")
+    ]
     return Finding.of(all(cached), f"prompt tokens from the prefix cache: {cached}")
 
 
 class UuidAlias(Scenario):
-    """A picture under another one's uuid is answered as that other one: a documented hazard.
+    """A picture under another one's uuid is answered as that other one: a documented
+    hazard.
 
-    What: A client may name a picture (`uuid`), to spare the hashing. Two pictures under one name
-    are one: the second is answered as the first, word for word, with HTTP 200. Under a name of its
-    own it is not. Names are shared by all clients of a server.
+    What: A client may name a picture (`uuid`), to spare the hashing. Two pictures under
+    one name are one: the second is answered as the first, word for word, with HTTP 200.
+    Under a name of its own it is not. Names are shared by all clients of a server.
 
-    Why: The name takes the place of the hash of the content, and nothing holds it against the
-    content. The processor's cache, the encoder's and the prefix cache all go by it. The
-    documentation says so: names have to be unique for different media.
+    Why: The name takes the place of the hash of the content, and nothing holds it
+    against the content. The processor's cache, the encoder's and the prefix cache all
+    go by it. The documentation says so: names have to be unique for different media.
     """
 
     name = "uuid-alias"
@@ -286,7 +307,10 @@ class UuidAlias(Scenario):
         cure(
             "no-caches",
             "--mm-processor-cache-gb 0 --no-enable-prefix-caching",
-            "turn both caches off: then each request gets names of its own (costs all reuse)",
+            (
+                "turn both caches off: then each request gets names of its own (costs "
+                "all reuse)"
+            ),
         ),
     )
 
@@ -299,7 +323,9 @@ class UuidAlias(Scenario):
     def pictures(self, drive: Drive) -> Mapping[str, Picture]:
         return {"X": drive.picture("X", 11), "Y": drive.picture("Y", 12)}
 
-    async def ask(self, drive: Drive, label: str, picture: Picture, uuid: str = "") -> None:
+    async def ask(
+        self, drive: Drive, label: str, picture: Picture, uuid: str = ""
+    ) -> None:
         """A picture before a text, by its content or by ``uuid``, with logprobs."""
         shown = {"type": "image_url", "image_url": {"url": picture.data_url}}
         content = [
@@ -308,19 +334,24 @@ class UuidAlias(Scenario):
         ]
         asked = {"messages": [{"role": "user", "content": content}]}
         extra = {"logprobs": True, "top_logprobs": 1, **asked}
-        await drive.ask(label, images=[picture], text=QUESTION, max_tokens=TOKENS, extra=extra)
+        await drive.ask(
+            label, images=[picture], text=QUESTION, max_tokens=TOKENS, extra=extra
+        )
 
     async def trigger(self, drive: Drive) -> None:
         x, y = self.pictures(drive).values()
         await self.ask(drive, X_SHARED, x, SHARED)
         for label, uuid in ((Y_SHARED, SHARED), (Y_OWN, OWN)):
-            # The API server counts a request's lookups when the engine's next output arrives.
+            # The API server counts a request's lookups when the engine's next output
+            # arrives.
             before = await drive.metric(HITS)
             await self.ask(drive, label, y, uuid)
             await drive.ask(f"{label}: a text after it")
             after = await drive.metric(HITS)
             known = before is not None and after is not None
-            drive.fact(f"hits: {label}", (after or 0) - (before or 0) if known else None)
+            drive.fact(
+                f"hits: {label}", (after or 0) - (before or 0) if known else None
+            )
 
     def gate_check(self, evidence: Evidence) -> Finding:
         answered = super().gate_check(evidence)
@@ -330,7 +361,9 @@ class UuidAlias(Scenario):
 
     preconditions = (
         precondition(
-            "the first picture under the name gets its own answer", is_of(X_SHARED, "X"), id="own"
+            "the first picture under the name gets its own answer",
+            is_of(X_SHARED, "X"),
+            id="own",
         ),
         precondition(
             "a picture sent again by its content is known from the caches",
@@ -341,7 +374,10 @@ class UuidAlias(Scenario):
     )
     symptoms = (
         symptom(
-            "the second picture under that name is answered as the first, word for word",
+            (
+                "the second picture under that name is answered as the first, word "
+                "for word"
+            ),
             is_of(Y_SHARED, "X"),
             id="answered-as-the-first",
         ),
@@ -354,18 +390,25 @@ class UuidAlias(Scenario):
     )
 
     @cause(
-        "the processor's cache finds the second picture under the first one's name, where it was "
-        "never sent, and finds nothing under a new one"
+        "the processor's cache finds the second picture under the first one's name, "
+        "where it was never sent, and finds nothing under a new one"
     )
     def found_by_name(self, measured: Measured) -> Finding:
         shared, own = (measured.number(f"hits: {label}") for label in (Y_SHARED, Y_OWN))
         return Finding.of(shared == 1 and own == 0, f"hits: {shared:g} and {own:g}")
 
-    @cause("the prefix cache gives the second picture more tokens than the text before it")
+    @cause(
+        "the prefix cache gives the second picture more tokens than the text before it"
+    )
     def prefix_by_name(self, answers: ComparedAnswers) -> Finding:
-        """A whole block and more holds the picture, which under a new name is not found."""
-        shared, own = (answers.to(label).cached_tokens or 0 for label in (Y_SHARED, Y_OWN))
-        return Finding.of(shared > own, f"{shared} prompt tokens; under a new name {own}")
+        """A whole block and more holds the picture, which under a new name is not
+        found."""
+        shared, own = (
+            answers.to(label).cached_tokens or 0 for label in (Y_SHARED, Y_OWN)
+        )
+        return Finding.of(
+            shared > own, f"{shared} prompt tokens; under a new name {own}"
+        )
 
     def live_conditions(self, facts: LiveFacts) -> list[Condition]:
         return as_in_a_run(self, facts)
@@ -376,11 +419,19 @@ class UuidAlias(Scenario):
 
     works_after = (is_of(X_SHARED, "X"), is_of(Y_SHARED, "Y"), is_of(Y_OWN, "Y"))
     claims = (
-        claim("sole-key", "the uuid is the sole cache key, with no binding to the content",
-              by=("found-by-name", "prefix-by-name"), given="arrived"),
-        claim("stale", "with as many tokens the second picture silently gets the first's answer",
-              by="answered-as-the-first", given="arrived"),
-    )  # fmt: skip
+        claim(
+            "sole-key",
+            "the uuid is the sole cache key, with no binding to the content",
+            by=("found-by-name", "prefix-by-name"),
+            given="arrived",
+        ),
+        claim(
+            "stale",
+            "with as many tokens the second picture silently gets the first's answer",
+            by="answered-as-the-first",
+            given="arrived",
+        ),
+    )
 
 
 UUID_ALIAS = UuidAlias()

@@ -35,16 +35,26 @@ from mmrepro.scenario.more import ProcessesData, StacksData, ThreadStack, crash
 from mmrepro.scenario.parts import Declared, Row
 
 SEED = 4_191_337
-"""Marks the request in whose step the worker stops: reproducers/standins/worker_wedge."""
+"""Marks the request in whose step the worker stops:
+reproducers/standins/worker_wedge."""
 MARKED, TEXT = "the marked request", "meanwhile: text"
 MARKS = 4
-"""Requests that are marked, one after another, until one lands on the replica that stops."""
+"""Requests that are marked, one after another, until one lands on the replica that
+stops."""
 BURST = [f"one of four: {n}" for n in range(1, 5)]
 SAMPLES = 3
-REPORT = issue("vllm#27313", "No available shared memory broadcast block found in 60 seconds")
-GUARD = issue("vllm#48720", "no watchdog and no timeout on the tensor parallel dimension")
-DIED = issue("vllm#20657", "Worker proc VllmWorker-2 died unexpectedly, shutting down executor")
-UNEVEN = issue("vllm#40279", "most requests are stuck on one card, and other ones have no work")
+REPORT = issue(
+    "vllm#27313", "No available shared memory broadcast block found in 60 seconds"
+)
+GUARD = issue(
+    "vllm#48720", "no watchdog and no timeout on the tensor parallel dimension"
+)
+DIED = issue(
+    "vllm#20657", "Worker proc VllmWorker-2 died unexpectedly, shutting down executor"
+)
+UNEVEN = issue(
+    "vllm#40279", "most requests are stuck on one card, and other ones have no work"
+)
 ENDED, RAISED = "worker-died", "worker-raised"
 ONE = "one-process"
 
@@ -55,25 +65,30 @@ def wedge(kind: str, rank: str = "1") -> Patch:
         "worker_wedge",
         StandIn(
             name="worker_wedge",
-            replaces=f"nothing: wraps Worker.execute_model {which}, which stops for good "
-            f"({kind}) when a request with one seed is scheduled",
-            why="why a worker stops is another question each time: a kernel, a lock, a library; "
-            "what the server does about it is the same",
+            replaces=f"nothing: wraps Worker.execute_model {which}, which stops for "
+            f"good ({kind}) when a request with one seed is scheduled",
+            why="why a worker stops is another question each time: a kernel, a lock, a "
+            "library; what the server does about it is the same",
         ),
-        env={"MMREPRO_WEDGE": kind} | ({} if rank == "1" else {"MMREPRO_WEDGE_RANK": rank}),
+        env={"MMREPRO_WEDGE": kind}
+        | ({} if rank == "1" else {"MMREPRO_WEDGE_RANK": rank}),
     )
 
 
 def main_threads(evidence: Evidence, role: str) -> dict[int, list[ThreadStack]]:
     """Of each process whose role begins so, the main thread in each sample."""
-    measured = [p for _, d in evidence.results(ProcessesData, "check") for p in d.processes]
+    measured = [
+        p for _, d in evidence.results(ProcessesData, "check") for p in d.processes
+    ]
     found: dict[int, list[ThreadStack]] = {
         p.pid: [] for p in measured if p.role.startswith(role) and p.state not in "ZX"
     }
     for _, data in evidence.results(StacksData, "check"):
         for sample in data.samples:
             if sample.pid in found:
-                found[sample.pid] += [t for t in sample.threads if t.name == "MainThread"]
+                found[sample.pid] += [
+                    t for t in sample.threads if t.name == "MainThread"
+                ]
     return found
 
 
@@ -85,11 +100,17 @@ def waits(threads: Sequence[ThreadStack]) -> Iterator[Wait | None]:
 
 def core_waits(evidence: Evidence) -> Finding:
     """EngineCore has handed its step out and waits for an answer, in every sample."""
-    seen = [one for some in main_threads(evidence, "EngineCore").values() for one in waits(some)]
+    seen = [
+        one
+        for some in main_threads(evidence, "EngineCore").values()
+        for one in waits(some)
+    ]
     if len(seen) < SAMPLES:
         return Finding.unknown(f"{len(seen)} samples show its main thread")
     count = sum(one is Wait.WORKER for one in seen)
-    return Finding.of(count == len(seen), f"{count} of {len(seen)} samples wait for a worker")
+    return Finding.of(
+        count == len(seen), f"{count} of {len(seen)} samples wait for a worker"
+    )
 
 
 def _standing(evidence: Evidence) -> tuple[dict[int, list[ThreadStack]], int]:
@@ -106,7 +127,9 @@ def _standing(evidence: Evidence) -> tuple[dict[int, list[ThreadStack]], int]:
 
 def one_process(evidence: Evidence) -> Finding | None:
     """That it has not two workers; None: it has, or its processes were not measured."""
-    measured = [p for _, d in evidence.results(ProcessesData, "check") for p in d.processes]
+    measured = [
+        p for _, d in evidence.results(ProcessesData, "check") for p in d.processes
+    ]
     count = len({p.pid for p in measured if p.role.startswith("Worker")})
     if not measured or count > 1:
         return None
@@ -119,8 +142,13 @@ def one_stands(evidence: Evidence) -> Finding:
     standing, count = _standing(evidence)
     if count < 2:
         return Finding.unknown(f"stacks of {count} workers were read")
-    where = [f"{some[0].frames[0].function} (pid {pid})" for pid, some in standing.items()]
-    told = f"{len(standing)} of {count} workers stand outside of every wait: {', '.join(where)}"
+    where = [
+        f"{some[0].frames[0].function} (pid {pid})" for pid, some in standing.items()
+    ]
+    told = (
+        f"{len(standing)} of {count} workers stand outside of every wait: "
+        f"{', '.join(where)}"
+    )
     return Finding.of(0 < len(standing) < count, told)
 
 
@@ -132,11 +160,14 @@ def with_the_gil(evidence: Evidence) -> Finding:
         return Finding.unknown(f"stacks of {count} workers were read")
     some = [thread for threads in standing.values() for thread in threads]
     held = sum(thread.owns_gil is True for thread in some)
-    return Finding.of(0 < held == len(some), f"{held} of {len(some)} samples of it have the GIL")
+    return Finding.of(
+        0 < held == len(some), f"{held} of {len(some)} samples of it have the GIL"
+    )
 
 
 def one_left(evidence: Evidence) -> Finding:
-    """One worker waits in a collective operation, and another one for its next order."""
+    """One worker waits in a collective operation, and another one for its next
+    order."""
     if alone := one_process(evidence):
         return alone
     every = main_threads(evidence, "Worker")
@@ -145,7 +176,10 @@ def one_left(evidence: Evidence) -> Finding:
         return Finding.unknown(f"stacks of {len(at)} workers were read")
     held = [pid for pid, one in at.items() if one == {Wait.COLLECTIVE}]
     free = [pid for pid, one in at.items() if one == {Wait.WORK}]
-    told = f"{len(held)} of {len(at)} workers wait in a collective, {len(free)} for an order"
+    told = (
+        f"{len(held)} of {len(at)} workers wait in a collective, {len(free)} for an "
+        "order"
+    )
     return Finding.of(bool(held and free), told)
 
 
@@ -157,7 +191,9 @@ def one_is_stopped(evidence: Evidence) -> Finding:
     if not states:
         return Finding.unknown("no worker was measured")
     stopped = [role for role, state in states.items() if state in "Tt"]
-    return Finding.of(0 < len(stopped) < len(states), f"states of the workers: {states}")
+    return Finding.of(
+        0 < len(stopped) < len(states), f"states of the workers: {states}"
+    )
 
 
 def one_core_waits(evidence: Evidence) -> Finding:
@@ -178,27 +214,34 @@ def marked_hangs(requests: Requests) -> Finding:
     """One of those that are marked: what lands on the other replica is answered."""
     sent = requests.all(MARKED)
     hung = [r for r in sent if r.timed_out]
-    return Finding.of(bool(hung), f"{len(hung)} of {len(sent)} marked requests had no answer")
+    return Finding.of(
+        bool(hung), f"{len(hung)} of {len(sent)} marked requests had no answer"
+    )
 
 
 def some_of_many(requests: Requests) -> Finding:
     sent = [requests.first(label) for label in BURST]
     hung, served = [r for r in sent if r.timed_out], [r for r in sent if r.answered]
-    told = f"{len(hung)} of {len(sent)} sent at once had no answer, {len(served)} were answered"
+    told = (
+        f"{len(hung)} of {len(sent)} sent at once had no answer, {len(served)} were "
+        "answered"
+    )
     return Finding.of(bool(hung and served), told)
 
 
 class WorkerWedged(Scenario):
-    """One worker of two stops for good, and the server goes on saying that it is healthy.
+    """One worker of two stops for good, and the server goes on saying that it is
+    healthy.
 
-    What: A server with tensor parallel 2 has a worker that stops in its own code. The running
-    request is never answered, nor is any later one. /health stays 200. The other worker waits in a
-    collective operation, and EngineCore for the answer of a worker.
+    What: A server with tensor parallel 2 has a worker that stops in its own code. The
+    running request is never answered, nor is any later one. /health stays 200. The
+    other worker waits in a collective operation, and EngineCore for the answer of a
+    worker.
 
-    Why: EngineCore watches whether its workers live, not whether they work. It waits for the
-    answer of a step for VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, five minutes, and ends then. Between
-    the ranks there is no timeout: who waits in a collective operation waits for ever.
-    """
+    Why: EngineCore watches whether its workers live, not whether they work. It waits
+    for the answer of a step for VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, five minutes, and
+    ends then. Between the ranks there is no timeout: who waits in a collective
+    operation waits for ever."""
 
     name = "worker-wedged"
     variant = "python"
@@ -207,13 +250,19 @@ class WorkerWedged(Scenario):
     failure_class: ClassVar[FailureClass | None] = FailureClass.SILENT_HANG
     needs = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
     severity = Severity.CRITICAL
-    upstream = Upstream(UpstreamState.OPEN, GUARD, "2026-11-26", note="a proposal of a guard")
+    upstream = Upstream(
+        UpstreamState.OPEN, GUARD, "2026-11-26", note="a proposal of a guard"
+    )
     references: ClassVar[tuple[Reference, ...]] = (REPORT, GUARD)
     server = "--tensor-parallel-size 2 --max-num-seqs 8"
     server_env = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     patches = (wedge("python"),)
     mitigations = (
-        cure(ONE, "--tensor-parallel-size 1", "one process: there is no other one to wait for"),
+        cure(
+            ONE,
+            "--tensor-parallel-size 1",
+            "one process: there is no other one to wait for",
+        ),
     )
     log_patterns = {
         "wedged": r"mmrepro stand-in worker_wedge: rank \d+ goes",
@@ -233,14 +282,22 @@ class WorkerWedged(Scenario):
     @precondition("the stand-in says that it stopped the worker", removed_by=(ONE,))
     def arrived(self, logs: Logs, requests: Requests) -> Finding:
         requests.first(MARKED)
-        return Finding.of(bool(logs.count("wedged")), f"{logs.count('wedged')} lines say so")
+        return Finding.of(
+            bool(logs.count("wedged")), f"{logs.count('wedged')} lines say so"
+        )
 
     def exposure(self, facts: LiveFacts) -> Finding:
         words = " ".join(facts.command)
-        sizes = [w for w in ("tensor-parallel", "-tp", "pipeline-parallel", "-pp") if w in words]
+        sizes = [
+            w
+            for w in ("tensor-parallel", "-tp", "pipeline-parallel", "-pp")
+            if w in words
+        ]
         if not facts.command:
             return Finding.unknown("its command line cannot be read")
-        return Finding.of(bool(sizes), f"{', '.join(sizes) or 'one process'} on its command line")
+        return Finding.of(
+            bool(sizes), f"{', '.join(sizes) or 'one process'} on its command line"
+        )
 
     symptoms: ClassVar[tuple[Declared, ...]] = (
         common.never_answered(MARKED),
@@ -251,7 +308,11 @@ class WorkerWedged(Scenario):
     live_only: ClassVar[tuple[Declared, ...]] = (common.tokens_stand_still(),)
     causes: ClassVar[tuple[Declared, ...]] = (
         cause("EngineCore waits for the answer of a worker", core_waits, live=True),
-        cause("one worker stands in its own code, the other one does not", one_stands, live=True),
+        cause(
+            "one worker stands in its own code, the other one does not",
+            one_stands,
+            live=True,
+        ),
     )
     works_after = (common.answered(TEXT),)
     rows: ClassVar[tuple[Row, ...]] = (
@@ -260,11 +321,21 @@ class WorkerWedged(Scenario):
         row("/health, /v1/models", "endpoints-green", "200, 200", abnormal_if=False),
     )
     claims: ClassVar[tuple[Claim, ...]] = (
-        claim("hangs", "a worker that stops takes every request with it", REPORT,
-              by=("no-answer", "no-answer-later"), given="arrived"),
-        claim("no-watchdog", "nothing notices it: /health stays 200", GUARD,
-              by="endpoints-green", given="no-answer"),
-    )  # fmt: skip
+        claim(
+            "hangs",
+            "a worker that stops takes every request with it",
+            REPORT,
+            by=("no-answer", "no-answer-later"),
+            given="arrived",
+        ),
+        claim(
+            "no-watchdog",
+            "nothing notices it: /health stays 200",
+            GUARD,
+            by="endpoints-green",
+            given="no-answer",
+        ),
+    )
 
 
 class WedgedInC(WorkerWedged):
@@ -279,7 +350,8 @@ class WedgedInC(WorkerWedged):
 
 
 class Stopped(WorkerWedged):
-    """One worker of two is stopped by a signal, and the server says that it is healthy."""
+    """One worker of two is stopped by a signal, and the server says that it is
+    healthy."""
 
     variant = "stopped"
     patches = (wedge("stopped"),)
@@ -290,22 +362,26 @@ class Stopped(WorkerWedged):
 
 
 class Raised(WorkerWedged):
-    """One worker of two raises in a step, and the other one waits for it in a collective operation.
+    """One worker of two raises in a step, and the other one waits for it in a
+    collective operation.
 
-    What: The exception is in the log. The running request is never answered, nor is any later one.
+    What: The exception is in the log. The running request is never answered, nor is any
+        later one.
 
-    Why: The executor reads the answer of one rank, and that one is in the collective operation.
-    The rank that raised waits for its next order.
-    """
+    Why: The executor reads the answer of one rank, and that one is in the collective
+    operation. The rank that raised waits for its next order."""
 
     variant = "raises"
     patches = (wedge("raises"),)
     causes = (
         cause("EngineCore waits for the answer of a worker", core_waits, live=True),
-        cause("one worker is in a collective operation, the other one left it", one_left,
-              live=True),
+        cause(
+            "one worker is in a collective operation, the other one left it",
+            one_left,
+            live=True,
+        ),
         common.in_log("its log has the exception of a worker", RAISED, live=True),
-    )  # fmt: skip
+    )
 
 
 class Killed(WorkerWedged):
@@ -313,8 +389,8 @@ class Killed(WorkerWedged):
 
     What: The running request gets HTTP 500, EngineCore is dead, and the server ends.
 
-    Why: The executor watches its worker processes. It ends all of them when one has ended.
-    """
+    Why: The executor watches its worker processes. It ends all of them when one has
+    ended."""
 
     variant = "killed"
     failure_class = FailureClass.ENGINE_DEATH
@@ -334,22 +410,30 @@ class Killed(WorkerWedged):
         row("EngineCore", "core-died", "lives"),
     )
     claims = (
-        claim("ends", "a worker that dies ends the whole server", DIED, by="symptom",
-              given="arrived"),
-        claim("named", "the log names the worker", DIED, by="worker-died", given="arrived"),
-    )  # fmt: skip
+        claim(
+            "ends",
+            "a worker that dies ends the whole server",
+            DIED,
+            by="symptom",
+            given="arrived",
+        ),
+        claim(
+            "named", "the log names the worker", DIED, by="worker-died", given="arrived"
+        ),
+    )
 
 
 class Replica(WorkerWedged):
-    """One of two replicas stops for good, and half of what is sent at once waits for it.
+    """One of two replicas stops for good, and half of what is sent at once waits for
+    it.
 
-    What: A server with data parallel 2 has one EngineCore whose worker stands in a step. Its
-    request is never answered. A request sent alone is answered by the other one. Of four sent at
-    once some are answered and some are not. /health stays 200.
+    What: A server with data parallel 2 has one EngineCore whose worker stands in a
+    step. Its request is never answered. A request sent alone is answered by the other
+    one. Of four sent at once some are answered and some are not. /health stays 200.
 
-    Why: The front balances by the requests that each core has. It counts the ones that a standing
-    core will never answer as load, and sends it more as soon as the other core has as many.
-    """
+    Why: The front balances by the requests that each core has. It counts the ones that
+    a standing core will never answer as load, and sends it more as soon as the other
+    core has as many."""
 
     variant = "replica"
     references = (UNEVEN,)
@@ -357,7 +441,9 @@ class Replica(WorkerWedged):
     patches = (wedge("python", rank="dp1"),)
     mitigations = (
         cure(
-            ONE, "--data-parallel-size 1", "one replica: the second one, which stops, is not there"
+            ONE,
+            "--data-parallel-size 1",
+            "one replica: the second one, which stops, is not there",
         ),
     )
 
@@ -371,7 +457,9 @@ class Replica(WorkerWedged):
     @precondition("the stand-in says that it stopped a worker", removed_by=(ONE,))
     def arrived(self, logs: Logs, requests: Requests) -> Finding:
         requests.first(MARKED)
-        return Finding.of(bool(logs.count("wedged")), f"{logs.count('wedged')} lines say so")
+        return Finding.of(
+            bool(logs.count("wedged")), f"{logs.count('wedged')} lines say so"
+        )
 
     symptoms = (
         symptom(
@@ -391,19 +479,33 @@ class Replica(WorkerWedged):
     live_only = ()
     works_after = (common.answered(MARKED, TEXT, *BURST),)
     causes = (
-        cause("one core waits for the answer of its worker, the other one for work",
-              one_core_waits, live=True),
-        cause("one worker stands in its own code, the other one does not", one_stands, live=True),
-    )  # fmt: skip
+        cause(
+            "one core waits for the answer of its worker, the other one for work",
+            one_core_waits,
+            live=True,
+        ),
+        cause(
+            "one worker stands in its own code, the other one does not",
+            one_stands,
+            live=True,
+        ),
+    )
     rows = (
         row(MARKED, "no-answer", "200"),
         row("four at once", "some-of-many", "200, 200, 200, 200"),
         row("/health, /v1/models", "endpoints-green", "200, 200", abnormal_if=False),
     )
     claims = (
-        claim("uneven", "requests are stuck on one replica while the other one has no work", UNEVEN,
-              by=("some-of-many", "one-core-waits"), given="arrived"),
-    )  # fmt: skip
+        claim(
+            "uneven",
+            "requests are stuck on one replica while the other one has no work",
+            UNEVEN,
+            by=("some-of-many", "one-core-waits"),
+            given="arrived",
+        ),
+    )
 
 
-SCENARIO = with_variants(WorkerWedged(), WedgedInC(), Stopped(), Raised(), Killed(), Replica())
+SCENARIO = with_variants(
+    WorkerWedged(), WedgedInC(), Stopped(), Raised(), Killed(), Replica()
+)

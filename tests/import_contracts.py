@@ -1,4 +1,5 @@
-"""A contract for import-linter: a module whose name begins with ``_`` is its own package's."""
+"""A contract for import-linter: a module whose name begins with ``_`` is its own
+package's."""
 
 from grimp import ImportGraph
 from importlinter import Contract, ContractCheck, output
@@ -22,4 +23,6 @@ class PrivateModules(Contract):
     def render_broken_contract(self, check: ContractCheck) -> None:
         found: list[tuple[str, str]] = check.metadata["broken"]
         for importer, private in found:
-            output.print_error(f"{importer} imports {private}, which is private to its package")
+            output.print_error(
+                f"{importer} imports {private}, which is private to its package"
+            )

@@ -1,10 +1,10 @@
-"""Renders the answer to an issue from the box's product, which a stranger may have written.
+"""Renders the answer to an issue from the box's product, which a stranger may have
+written.
 
 usage: python3 answer.py PRODUCT.json COMMENT.md   (outputs go to the file of GITHUB_OUTPUT)
 
-Nothing of the product is run, or becomes a command: values are compared with lists, text stands in
-a fence. There is a comment only where something was tested.
-"""
+Nothing of the product is run, or becomes a command: values are compared with lists,
+text stands in a fence. There is a comment only where something was tested."""
 
 from __future__ import annotations
 
@@ -31,11 +31,14 @@ STATES = {
 MAX_CHARACTERS = 60_000
 """Of the comment: GitHub takes 65,536."""
 
-FOOTER = "Made by mmrepro without a person; a tiny model shows no kernel or memory failure."
+FOOTER = (
+    "Made by mmrepro without a person; a tiny model shows no kernel or memory failure."
+)
 
 
 def fence(text: str) -> str:
-    """A code block with ``text``, longer than any row of backticks in it, which mentions nobody."""
+    """A code block with ``text``, longer than any row of backticks in it, which
+    mentions nobody."""
     # GitHub names nobody in a block; mail and other readers of the comment might.
     text = text.replace("@", "\N{FULLWIDTH COMMERCIAL AT}")
     longest = max((len(row) for row in re.findall("`+", text)), default=0)
@@ -55,14 +58,19 @@ def comment(facts: dict[str, Any]) -> str:
     ]
     if facts["replaced"]:
         lines = [
-            f"{row['what']} -> {row['by'] or 'left out'}: {row['why']}" for row in facts["replaced"]
+            f"{row['what']} -> {row['by'] or 'left out'}: {row['why']}"
+            for row in facts["replaced"]
         ]
         parts += ["Replaced:", fence("\n".join(lines))]
     for row in facts["fixed"]:
         if row["release"]:
             parts.append(f"On `{row['release']}`: {STATES[row['state']]}.")
     if facts["report"]:
-        parts += ["<details><summary>Report</summary>", fence(facts["report"]), "</details>"]
+        parts += [
+            "<details><summary>Report</summary>",
+            fence(facts["report"]),
+            "</details>",
+        ]
     parts.append(FOOTER)
     return "\n\n".join(parts) + "\n"
 
@@ -74,7 +82,8 @@ def rendered(facts: dict[str, Any]) -> str:
 
 
 def set_output(name: str, value: str) -> None:
-    """Append an output in GitHub's form for any text: nobody can guess where it ends."""
+    """Append an output in GitHub's form for any text: nobody can guess where it
+    ends."""
     end = f"end-{secrets.token_hex(16)}"
     with Path(os.environ["GITHUB_OUTPUT"]).open("a", encoding="utf-8") as file:
         file.write(f"{name}<<{end}\n{value}\n{end}\n")

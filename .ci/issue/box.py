@@ -1,4 +1,5 @@
-"""What runs in the container: tests the report, and writes the product to standard output.
+"""What runs in the container: tests the report, and writes the product to standard
+output.
 
 usage: python3 box.py ISSUE.md OUT [OPTION…]   (OPTION: of `mmrepro repro`)
 
@@ -23,7 +24,16 @@ def main(issue: str, out: str, *options: str) -> None:
     run = folder / "repro"
     printed = folder / "repro.json"
     page = folder / "report.md"
-    testing = ["repro", "--json", "--quiet", "--yes", f"--out={run}", *options, "--", issue]
+    testing = [
+        "repro",
+        "--json",
+        "--quiet",
+        "--yes",
+        f"--out={run}",
+        *options,
+        "--",
+        issue,
+    ]
     code = _mmrepro(testing, printed)
     if code in (0, 1, 3):
         _mmrepro(["report", "--format", "md", "--", str(run)], page)
@@ -44,7 +54,9 @@ def _mmrepro(words: list[str], output: Path) -> int:
             stdout=file,
             check=False,
         )
-    return done.returncode if done.returncode >= 0 else ENDED_BY_SIGNAL - done.returncode
+    return (
+        done.returncode if done.returncode >= 0 else ENDED_BY_SIGNAL - done.returncode
+    )
 
 
 def _text(path: Path) -> str:

@@ -1,4 +1,5 @@
-"""One digest of all files below a folder: the same, as long as nobody changed, added or took one.
+"""One digest of all files below a folder: the same, as long as nobody changed, added or
+took one.
 
 usage: python3 cache_digest.py FOLDER [DIGEST]   (with DIGEST: exit 1 where it is another)
 
@@ -65,7 +66,9 @@ def main(folder: str, wanted: str = "") -> None:
     if not wanted:
         print(found)
     elif found != wanted:
-        sys.exit("::error::The environments are not those whose digest the workflow has.")
+        sys.exit(
+            "::error::The environments are not those whose digest the workflow has."
+        )
     else:
         print(f"{entries} files and folders are as they were built.")
 

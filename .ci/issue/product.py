@@ -1,9 +1,9 @@
-"""The one file that the box hands to the job that answers: its schema, how it is read and cut.
+"""The one file that the box hands to the job that answers: its schema, how it is read
+and cut.
 
-The box runs a stranger's program, so whoever reads this file takes the stranger for its author.
-``read`` refuses whatever the schema does not name. Only the standard library is used: a runner has
-no mmrepro.
-"""
+The box runs a stranger's program, so whoever reads this file takes the stranger for its
+author. ``read`` refuses whatever the schema does not name. Only the standard library is
+used: a runner has no mmrepro."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ NAME = "product.json"
 """Of the file, in job and artifact."""
 
 UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-"""Unicode's categories of what nobody sees: control, direction (bidi), surrogates, separators."""
+"""Unicode's categories of what nobody sees: control, direction (bidi), surrogates,
+separators."""
 
 
 class Refused(Exception):
     """The file is not one that the box may hand over.
 
-    The sentence is made of words of this module alone: the file may hold commands for the runner.
-    """
+    The sentence is made of words of this module alone: the file may hold commands for
+    the runner."""
 
 
 # ---------------------------------------------------------------- the schema
@@ -179,10 +180,13 @@ PRODUCT = Fields(
 
 
 def visible(text: str, *, lines: bool) -> str:
-    """``text`` without what nobody sees; ends of lines and tabs stay where ``lines`` is true."""
+    """``text`` without what nobody sees; ends of lines and tabs stay where ``lines`` is
+    true."""
     kept = "\n\t" if lines else ""
     return "".join(
-        sign for sign in text if sign in kept or unicodedata.category(sign) not in UNSEEN
+        sign
+        for sign in text
+        if sign in kept or unicodedata.category(sign) not in UNSEEN
     )
 
 
@@ -190,7 +194,8 @@ def visible(text: str, *, lines: bool) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read and check the file. Raises Refused: it is missing, or not what the box may hand over."""
+    """Read and check the file. Raises Refused: it is missing, or not what the box may
+    hand over."""
     document = parse(_bytes(path))
     PRODUCT.check(document, "the product")
     assert isinstance(document, dict)
@@ -281,7 +286,8 @@ def _no_number(_: str) -> NoReturn:
 
 
 def cut(rule: Rule, value: object) -> object:
-    """The most of ``value`` that ``rule`` takes: text is cut, what does not fit becomes empty."""
+    """The most of ``value`` that ``rule`` takes: text is cut, what does not fit becomes
+    empty."""
     if isinstance(rule, Fields):
         fields = value if isinstance(value, dict) else {}
         return {name: cut(each, fields.get(name)) for name, each in rule.rules.items()}
@@ -336,5 +342,6 @@ def made(document: object, report: str, exit_code: int) -> dict[str, Any]:
 
 
 def written(product: dict[str, Any]) -> bytes:
-    """The file's content. The schema's bounds keep it below MAX_BYTES, whatever the letters."""
+    """The file's content. The schema's bounds keep it below MAX_BYTES, whatever the
+    letters."""
     return json.dumps(product, ensure_ascii=False).encode()

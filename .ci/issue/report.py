@@ -1,4 +1,5 @@
-"""Writes the issue of GitHub's event into a file: no token is asked for, and no network.
+"""Writes the issue of GitHub's event into a file: no token is asked for, and no
+network.
 
 usage: python3 report.py EVENT.json ISSUE.md
 """

@@ -1,4 +1,5 @@
-"""What `mmrepro matrix report --format json` prints, read; and what every sub-command needs.
+"""What `mmrepro matrix report --format json` prints, read; and what every sub-command
+needs.
 
 Standard library only: the image of a machine has mmrepro as a command and no module.
 """
@@ -34,7 +35,8 @@ class Failed(Exception):
 
 
 def document_of(asked: argparse.Namespace, empty: bool = False) -> Json:
-    """Raises Failed. ``empty``: a ledger that nobody wrote to yet has a document too."""
+    """Raises Failed. ``empty``: a ledger that nobody wrote to yet has a document
+    too."""
     path, more = Path(asked.night_of), []
     for option in ("night", "quarantine"):
         if value := getattr(asked, option, None):
@@ -45,7 +47,9 @@ def document_of(asked: argparse.Namespace, empty: bool = False) -> Json:
         try:
             return parsed(path.read_text("utf-8"), str(path))
         except OSError as error:
-            raise Failed(f"{path} cannot be read: {error.strerror or error}.", 2) from error
+            raise Failed(
+                f"{path} cannot be read: {error.strerror or error}.", 2
+            ) from error
     ledger = path if path.suffix == ".jsonl" else path / "ledger.jsonl"
     if empty and ledger.is_file() and not begun(ledger):
         return {name: [] for name in NEEDED}
@@ -56,7 +60,8 @@ def document_of(asked: argparse.Namespace, empty: bool = False) -> Json:
 
 
 def begun(ledger: Path) -> bool:
-    """Whether the ledger has a whole line: a killed writer leaves at most a part of one."""
+    """Whether the ledger has a whole line: a killed writer leaves at most a part of
+    one."""
     with ledger.open("rb") as file:
         return file.readline().endswith(b"\n")
 
@@ -68,15 +73,21 @@ def parsed(text: str, source: str) -> Json:
         found = None
     if lacking := NEEDED.difference(found if isinstance(found, dict) else ()):
         printed = "what this checkout's mmrepro matrix report --format json prints"
-        raise Failed(f"{source} lacks {', '.join(sorted(lacking))}: it is not {printed}.", 2)
+        raise Failed(
+            f"{source} lacks {', '.join(sorted(lacking))}: it is not {printed}.", 2
+        )
     return dict(found)
 
 
 def mmrepro(*words: str) -> tuple[int, str, str]:
     """Exit code, output and error of a command, which gets no token."""
     command = [*shlex.split(os.environ.get("MMREPRO", "mmrepro")), *words]
-    clean = {k: v for k, v in os.environ.items() if k not in ("GH_TOKEN", "GITHUB_TOKEN")}
-    done = subprocess.run(command, env=clean, capture_output=True, text=True, check=False)
+    clean = {
+        k: v for k, v in os.environ.items() if k not in ("GH_TOKEN", "GITHUB_TOKEN")
+    }
+    done = subprocess.run(
+        command, env=clean, capture_output=True, text=True, check=False
+    )
     return done.returncode, done.stdout, one_line(done.stderr, 500)
 
 
@@ -104,20 +115,23 @@ def show(document: Json) -> None:
 _APART = "&#8203;"
 """A space of no width."""
 _SIGNS = {ord(c): f"&#{ord(c)};" for c in "&<>`*_[]~$|@\\"}
-_LINKED = re.compile(r"(&#64;|(?<!&)#(?=\w)|:(?=//)|\bgh(?=-\d)|\bwww(?=\.))", re.IGNORECASE)
+_LINKED = re.compile(
+    r"(&#64;|(?<!&)#(?=\w)|:(?=//)|\bgh(?=-\d)|\bwww(?=\.))", re.IGNORECASE
+)
 
 
 def quiet(text: str, limit: int = 600) -> str:
-    """Foreign text on one line, in which nothing is Markdown, HTML, a mention or a link.
+    """Foreign text on one line, in which nothing is Markdown, HTML, a mention or a
+    link.
 
-    GitHub looks for ``@`` and ``#`` after it has read the Markdown: they are parted from what
-    follows them as well as escaped.
-    """
+    GitHub looks for ``@`` and ``#`` after it has read the Markdown: they are parted
+    from what follows them as well as escaped."""
     return _LINKED.sub(rf"\1{_APART}", one_line(text, limit).translate(_SIGNS))
 
 
 def paragraph(text: str, limit: int = 1200) -> str:
-    """``quiet`` text at the start of a line, where ``1.`` or ``#`` would begin a block."""
+    """``quiet`` text at the start of a line, where ``1.`` or ``#`` would begin a
+    block."""
     line = quiet(text, limit)
     return line if line[:1].isalpha() else _APART + line
 
@@ -140,7 +154,8 @@ def fence(command: str) -> str:
 
 @dataclass(frozen=True)
 class Watch:
-    """The last nightly run that ran anything; ``text``: why the next one is overdue, or ""."""
+    """The last nightly run that ran anything; ``text``: why the next one is overdue, or
+    ""."""
 
     last: Json | None
     every_h: float | None
@@ -163,10 +178,11 @@ def began(night: Json) -> datetime:
 def watch(
     document: Json, now: datetime, every_h: float | None = None, absent: bool = False
 ) -> Watch:
-    """A dead man's switch. A clock that is ahead would hide what is missing: it counts as overdue.
+    """A dead man's switch. A clock that is ahead would hide what is missing: it counts
+    as overdue.
 
-    Args:
-        absent: a run was begun, and no machine delivered anything: it is missing at any hour.
+    Args: absent: a run was begun, and no machine delivered anything: it is missing at
+        any hour.
     """
     if not document["nights"]:
         return Watch(None, every_h, "No night of this ledger ran anything.")
@@ -174,12 +190,21 @@ def watch(
     name, every = last["id"], every_h or last["every_h"]
     hours, text = (now - began(last)) / timedelta(hours=1), ""
     if hours < -AHEAD_H:
-        text = f"{name} began at {time_of(began(last))}, which is still to come: a clock is wrong."
+        text = (
+            f"{name} began at {time_of(began(last))}, which is still to come: a clock "
+            "is wrong."
+        )
     elif every and hours > LATE * every:
-        text = f"{hours:.0f} h after {name} began no other night had, and one is due every "
+        text = (
+            f"{hours:.0f} h after {name} began no other night had, and one is due "
+            "every "
+        )
         text += f"{every:g} h."
     elif every and hours > every and last["state"] == "running":
-        text = f"{name} began {hours:.0f} h ago and has not ended; one is due every {every:g} h."
+        text = (
+            f"{name} began {hours:.0f} h ago and has not ended; one is due "
+            f"every {every:g} h."
+        )
     elif absent:
         text = f"A night was to follow {name}, and no machine delivered anything."
     return Watch(last, every, text)

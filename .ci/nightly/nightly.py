@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """What follows from a nightly run: is one missing, annotations, bundles, issues.
 
-NIGHT is what `mmrepro matrix report --format json` prints (a .json file), or a ledger's folder, of
-which mmrepro (the variable MMREPRO) is asked for that document. docs/alerts.md has the rules.
-Exit codes: 0; 1 overdue; 2 a wrong option, file or ledger; 4 gh or the disk failed.
-"""
+NIGHT is what `mmrepro matrix report --format json` prints (a .json file), or a ledger's
+folder, of which mmrepro (the variable MMREPRO) is asked for that document.
+docs/alerts.md has the rules. Exit codes: 0; 1 overdue; 2 a wrong option, file or
+ledger; 4 gh or the disk failed."""
 
 from __future__ import annotations
 
@@ -43,10 +43,16 @@ def overdue(asked: argparse.Namespace) -> int:
     found = watch(document_of(asked, empty=True), datetime.now(UTC), asked.every)
     due, late = found.after(1), found.after(LATE)
     if not found.text and due is None:
-        raise Failed(f"No night of {asked.night_of} says when the next one is due: --every 24h", 2)
+        raise Failed(
+            f"No night of {asked.night_of} says when the next one is due: --every 24h",
+            2,
+        )
     text = found.text
     if found.last is not None and due is not None and not text:
-        text = f"{found.night} began at {time_of(began(found.last))} and is {found.last['state']}; "
+        text = (
+            f"{found.night} began at {time_of(began(found.last))} and is "
+            f"{found.last['state']}; "
+        )
         text += f"the next night is due at {time_of(due)}."
     if not asked.json:
         print(text)
@@ -74,7 +80,8 @@ LEVELS = ("error", "warning", "notice")
 
 @dataclass(frozen=True)
 class Annotation:
-    """GitHub's runner takes a line that begins with ``::``, or has ``##[``, for a command."""
+    """GitHub's runner takes a line that begins with ``::``, or has ``##[``, for a
+    command."""
 
     level: str
     title: str
@@ -82,7 +89,8 @@ class Annotation:
 
     @property
     def line(self) -> str:
-        # In a line that is not of the new form the old one counts anywhere: in another log, say.
+        # In a line that is not of the new form the old one counts anywhere: in another
+        # log, say.
         title, text = (
             one_line(words, limit).replace("##[", "## [")
             for words, limit in ((self.title, 120), (self.text, 1000))
@@ -91,14 +99,16 @@ class Annotation:
 
 
 def escaped(text: str, more: str = "") -> str:
-    """``text`` as the runner unescapes it; ``more``: further signs that end a property."""
+    """``text`` as the runner unescapes it; ``more``: further signs that end a
+    property."""
     for sign in f"%\r\n{more}":
         text = text.replace(sign, f"%{ord(sign):02X}")
     return text
 
 
 def annotations_of(document: Json, most: int = 10) -> list[Annotation]:
-    """At most ``most``, the worst first; where there are more, the last one counts them."""
+    """At most ``most``, the worst first; where there are more, the last one counts
+    them."""
     found = sorted(_annotations(document), key=lambda a: LEVELS.index(a.level))
     if len(found) <= most:
         return found
@@ -112,7 +122,9 @@ def annotations_of(document: Json, most: int = 10) -> list[Annotation]:
 
 def _annotations(document: Json) -> Iterator[Annotation]:
     if document["warning"]:
-        yield Annotation("warning", f"Night {document['night']['id']}", document["warning"])
+        yield Annotation(
+            "warning", f"Night {document['night']['id']}", document["warning"]
+        )
     cells, known = {c["id"]: c for c in document["cells"]}, set()
     for event in document["events"]:
         cell = cells.get(event["cell"])
@@ -165,7 +177,8 @@ CONCLUSIVE = ("reproduced", "different-failure", "not-reproduced")
 
 
 def telling(document: Json) -> Iterator[tuple[Json, Json | None]]:
-    """The runs that show what is odd, the most telling first; none of a cell in quarantine.
+    """The runs that show what is odd, the most telling first; none of a cell in
+    quarantine.
 
     Of a flaky cell the newest run of each verdict. A lost one is shown by its log.
     """
@@ -291,7 +304,9 @@ def count(text: str) -> int:
 def size(text: str) -> int:
     """``200M``, ``1G``: bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
-    total = float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ") if found else 0
+    total = (
+        float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ") if found else 0
+    )
     if not 0 < total <= 1 << 60:
         raise argparse.ArgumentTypeError(f"{text!r} is no size, e.g. 200M")
     return int(total)
@@ -301,44 +316,73 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(do: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    def command(
+        do: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
         added = commands.add_parser(do.__name__, help=text, description=text)
         added.set_defaults(do=do)
         if do is not note:
             text = "a ledger's folder, or a .json file of it (nights)"
-            added.add_argument("night_of", nargs="?", default="nights", metavar="NIGHT", help=text)
+            added.add_argument(
+                "night_of", nargs="?", default="nights", metavar="NIGHT", help=text
+            )
         return added
 
-    one = command(overdue, "say whether the next nightly run should have begun and has not")
+    one = command(
+        overdue, "say whether the next nightly run should have begun and has not"
+    )
     every: Json = {
         "type": hours,
         "help": "when the next one is due, e.g. 24h (as the last one says)",
     }
     document: Json = {"action": "store_true", "help": "one JSON document on stdout"}
-    excused: Json = {"metavar": "FILE", "help": "TOML with the cells that are to alarm nobody"}
+    excused: Json = {
+        "metavar": "FILE",
+        "help": "TOML with the cells that are to alarm nobody",
+    }
     which: Json = {"help": "which nightly run of the ledger (the newest)"}
     one.add_argument("--every", **every)
     one.add_argument("--json", **document)
     one = command(annotate, "print a nightly run as GitHub's workflow commands")
     one.add_argument("--night", **which)
     one.add_argument("--quarantine", **excused)
-    one.add_argument("--max", type=int, default=10, choices=range(1, 51), metavar="N",
-                     help="at most so many, the worst first (10)")  # fmt: skip
+    one.add_argument(
+        "--max",
+        type=int,
+        default=10,
+        choices=range(1, 51),
+        metavar="N",
+        help="at most so many, the worst first (10)",
+    )
     one = command(surprises, "bundle the runs that were not as expected, redacted")
-    one.add_argument("--out", type=Path, required=True, help="for the bundles and their index.md")
+    one.add_argument(
+        "--out", type=Path, required=True, help="for the bundles and their index.md"
+    )
     one.add_argument("--night", **which)
     one.add_argument("--quarantine", **excused)
-    one.add_argument("--max-bytes", type=size, default="200M", help="of all bundles (200M)")
+    one.add_argument(
+        "--max-bytes", type=size, default="200M", help="of all bundles (200M)"
+    )
     one.add_argument("--json", **document)
-    one = command(issues, "open, rewrite and close issues, so that each concern has one")
+    one = command(
+        issues, "open, rewrite and close issues, so that each concern has one"
+    )
     one.add_argument("--dry-run", action="store_true", help="say what would be done")
-    one.add_argument("--open", type=Path, metavar="FILE", help="the issues, instead of asking gh")
+    one.add_argument(
+        "--open", type=Path, metavar="FILE", help="the issues, instead of asking gh"
+    )
     one.add_argument("--json", **document)
-    one.add_argument("--max-new", type=count, default=10, help="issues opened at once (10)")
+    one.add_argument(
+        "--max-new", type=count, default=10, help="issues opened at once (10)"
+    )
     one.add_argument("--quarantine", **excused)
     one.add_argument("--every", **every)
-    one.add_argument("--absent", action="store_true", help="no machine delivered anything")
-    one.add_argument("--run-url", default="", help="of the run that asks: linked in each body")
+    one.add_argument(
+        "--absent", action="store_true", help="no machine delivered anything"
+    )
+    one.add_argument(
+        "--run-url", default="", help="of the run that asks: linked in each body"
+    )
     one = command(note, "print one annotation; elsewhere than on GitHub, a line")
     one.add_argument("level", choices=LEVELS)
     one.add_argument("title")

@@ -1,8 +1,8 @@
-"""Writes the script of each step of CI configurations into a file of its own, for shellcheck.
+"""Writes the script of each step of CI configurations into a file of its own, for
+shellcheck.
 
-usage: scripts.py FOLDER FILE.yml … (with ``jobs`` it is GitHub's, with ``runs`` an action, with
-``steps`` Buildkite's)
-"""
+usage: scripts.py FOLDER FILE.yml … (with ``jobs`` it is GitHub's, with ``runs`` an
+action, with ``steps`` Buildkite's)"""
 
 from __future__ import annotations
 
@@ -29,10 +29,17 @@ def scripts(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     elif "steps" in document:
         for number, step in enumerate(document["steps"], 1):
             # $$ is how a pipeline writes the $ that is not for Buildkite.
-            yield step.get("key", str(number)), "\n".join(step["command"]).replace("$$", "$")
+            yield (
+                step.get("key", str(number)),
+                "\n".join(step["command"]).replace("$$", "$"),
+            )
     else:
         for job, definition in document.items():
-            before = definition.get("before_script", []) if isinstance(definition, dict) else []
+            before = (
+                definition.get("before_script", [])
+                if isinstance(definition, dict)
+                else []
+            )
             for part in ("script", "after_script"):
                 if isinstance(definition, dict) and part in definition:
                     lines = [*(before if part == "script" else []), *definition[part]]

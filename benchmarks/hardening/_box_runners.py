@@ -1,8 +1,8 @@
-"""What an attack is run by: a client in its box, and a server in its, as `mmrepro repro` has them.
+"""What an attack is run by: a client in its box, and a server in its, as `mmrepro
+repro` has them.
 
-The bounds are smaller than those of a report (memory, processes, folders), so that a bomb which is
-harmless outside passes them.
-"""
+The bounds are smaller than those of a report (memory, processes, folders), so that a
+bomb which is harmless outside passes them."""
 
 from __future__ import annotations
 
@@ -50,12 +50,15 @@ def limits(**asked: Any) -> Limits:
 
 def quoted(output: bytes) -> bytes:
     """Lines of a stranger's as mmrepro shows them."""
-    return b"".join(QUOTE + repr(line).encode() + b"\n" for line in output.splitlines()[:1000])
+    return b"".join(
+        QUOTE + repr(line).encode() + b"\n" for line in output.splitlines()[:1000]
+    )
 
 
 @contextlib.contextmanager
 def a_door(folder: Path) -> Iterator[Path]:
-    """A way into a server's box, where none is needed: it leads to ports of this machine."""
+    """A way into a server's box, where none is needed: it leads to ports of this
+    machine."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "door"))
         (folder / "door").chmod(0o666)
@@ -65,7 +68,9 @@ def a_door(folder: Path) -> Iterator[Path]:
         yield folder / "door"
 
 
-def client(outside: Outside, script: Path, seconds: float, _weak: str = "") -> AttackRun:
+def client(
+    outside: Outside, script: Path, seconds: float, _weak: str = ""
+) -> AttackRun:
     """Run the script as the client of a report."""
     with (
         tempfile.TemporaryDirectory() as made,
@@ -85,15 +90,21 @@ def client(outside: Outside, script: Path, seconds: float, _weak: str = "") -> A
         ran = run_client(wanted, recording)
     output = ran.output.encode("utf-8", "surrogateescape")
     told = "\n".join([ran.isolation, ran.ended, *ran.notes]).encode()
-    return AttackRun(KILLED if ran.ended else ran.code, output, told + b"\n" + quoted(output))
+    return AttackRun(
+        KILLED if ran.ended else ran.code, output, told + b"\n" + quoted(output)
+    )
 
 
-def server(outside: Outside, script: Path, seconds: float, _weak: str = "") -> AttackRun:
+def server(
+    outside: Outside, script: Path, seconds: float, _weak: str = ""
+) -> AttackRun:
     """Run the script as the server of a report, under its supervisor."""
     with tempfile.TemporaryDirectory() as made:
         log = Path(made) / "engine.log"
         readable = (PYTHON.parent.parent, script)
-        order = BoxOrder((), readable=readable, limits=replace(limits(), address_space=0))
+        order = BoxOrder(
+            (), readable=readable, limits=replace(limits(), address_space=0)
+        )
         code: int | None = None
         ended = ""
         deadline = time.monotonic() + seconds

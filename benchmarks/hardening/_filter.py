@@ -1,4 +1,5 @@
-"""A seccomp filter written by hand: for the reference box, and for what docker's profile refuses.
+"""A seccomp filter written by hand: for the reference box, and for what docker's
+profile refuses.
 
 The real box has its own; this one shows which attacks such a filter holds.
 """
@@ -31,17 +32,63 @@ NUMBER, ARCHITECTURE, FIRST, SECOND = 0, 4, 16, 24
 EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97
 
 REFUSED_CALLS = (
-    "acct", "add_key", "bpf", "fanotify_init", "finit_module", "fsconfig", "fsmount", "fsopen",
-    "fspick", "init_module", "io_uring_enter", "io_uring_setup", "ioperm", "iopl", "kcmp",
-    "kexec_load", "keyctl", "migrate_pages", "modify_ldt", "mount", "mount_setattr", "move_mount",
-    "move_pages", "name_to_handle_at", "open_by_handle_at", "open_tree", "perf_event_open",
-    "pidfd_getfd", "pivot_root", "process_madvise", "process_vm_readv", "process_vm_writev",
-    "ptrace", "quotactl", "reboot", "request_key", "setns", "swapoff", "swapon", "syslog",
-    "umount2", "unshare", "userfaultfd",
-)  # fmt: skip
-DOCKER_CALLS = ("mount", "umount2", "unshare", "setns", "pivot_root", "keyctl", "add_key", "bpf")
+    "acct",
+    "add_key",
+    "bpf",
+    "fanotify_init",
+    "finit_module",
+    "fsconfig",
+    "fsmount",
+    "fsopen",
+    "fspick",
+    "init_module",
+    "io_uring_enter",
+    "io_uring_setup",
+    "ioperm",
+    "iopl",
+    "kcmp",
+    "kexec_load",
+    "keyctl",
+    "migrate_pages",
+    "modify_ldt",
+    "mount",
+    "mount_setattr",
+    "move_mount",
+    "move_pages",
+    "name_to_handle_at",
+    "open_by_handle_at",
+    "open_tree",
+    "perf_event_open",
+    "pidfd_getfd",
+    "pivot_root",
+    "process_madvise",
+    "process_vm_readv",
+    "process_vm_writev",
+    "ptrace",
+    "quotactl",
+    "reboot",
+    "request_key",
+    "setns",
+    "swapoff",
+    "swapon",
+    "syslog",
+    "umount2",
+    "unshare",
+    "userfaultfd",
+)
+DOCKER_CALLS = (
+    "mount",
+    "umount2",
+    "unshare",
+    "setns",
+    "pivot_root",
+    "keyctl",
+    "add_key",
+    "bpf",
+)
 FAMILIES = (1, 2, 10)
-"""AF_UNIX, AF_INET, AF_INET6; netlink 0 besides, which lists the own network's addresses."""
+"""AF_UNIX, AF_INET, AF_INET6; netlink 0 besides, which lists the own network's
+addresses."""
 
 SOCKET = 198 if ARM else 41
 IOCTL = 29 if ARM else 16
@@ -58,7 +105,9 @@ class Program:
     def __init__(self) -> None:
         self.code: list[bytes] = []
 
-    def add(self, code: int, value: int, when_true: int = 0, when_false: int = 0) -> None:
+    def add(
+        self, code: int, value: int, when_true: int = 0, when_false: int = 0
+    ) -> None:
         self.code.append(struct.pack("HBBI", code, when_true, when_false, value))
 
     def refuse(self, number: int, answer: int) -> None:
@@ -66,7 +115,9 @@ class Program:
         self.add(JUMP_EQUAL, number, 0, 1)
         self.add(RETURN, answer)
 
-    def refuse_value(self, number: int, offset: int, values: Iterable[int], answer: int) -> None:
+    def refuse_value(
+        self, number: int, offset: int, values: Iterable[int], answer: int
+    ) -> None:
         """Refuse a call for some values of an argument."""
         for value in values:
             self.add(JUMP_EQUAL, number, 0, 4)
@@ -98,7 +149,8 @@ def start() -> Program:
 
 
 def no_namespaces(program: Program) -> None:
-    """Refuse clone with a namespace's flag; clone3, whose flags lie in memory, as unknown."""
+    """Refuse clone with a namespace's flag; clone3, whose flags lie in memory, as
+    unknown."""
     program.refuse(number_of("clone3"), error(ENOSYS))
     program.add(JUMP_EQUAL, number_of("clone"), 0, 4)
     program.add(LOAD_WORD, FIRST)
@@ -119,7 +171,9 @@ def box_filter() -> bytes:
     TIOCSTI, TIOCLINUX = 0x5412, 0x541C
     program.refuse_value(IOCTL, SECOND, (TIOCSTI, TIOCLINUX), error(EPERM))
     READ_IMPLIES_EXEC = 0x0400000
-    program.refuse_value(number_of("personality"), FIRST, (READ_IMPLIES_EXEC,), error(EPERM))
+    program.refuse_value(
+        number_of("personality"), FIRST, (READ_IMPLIES_EXEC,), error(EPERM)
+    )
 
     # Last, because it loads over the number: which families of sockets there are.
     program.add(JUMP_EQUAL, SOCKET, 1, 0)
@@ -139,7 +193,8 @@ def box_filter() -> bytes:
 
 
 def docker_filter() -> bytes:
-    """Return what matters here of docker's default profile: no namespaces, no mounts."""
+    """Return what matters here of docker's default profile: no namespaces, no
+    mounts."""
     program = start()
     for name in DOCKER_CALLS:
         program.refuse(number_of(name), error(EPERM))
@@ -163,5 +218,8 @@ def install(code: bytes) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     program = SockFprog(len(code) // 8, code)
-    if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
+    if (
+        libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0)
+        != 0
+    ):
         raise OSError(ctypes.get_errno(), "the kernel takes no filter")

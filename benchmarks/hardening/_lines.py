@@ -1,4 +1,5 @@
-"""Hostile command lines, made from the tree of commands itself, and the files that they name."""
+"""Hostile command lines, made from the tree of commands itself, and the files that they
+name."""
 
 # ruff: noqa: SIM905 (a pool of words is read more easily without quotes and commas)
 
@@ -23,30 +24,74 @@ EVIDENCE = "mm-prefill-contract-image-path-fix.zip"
 CLOSED = "http://127.0.0.1:9"
 
 NUMBERS = [
-    *"0 -1 1 2 -0 1e3 1e999 nan inf -inf 0x10 1_000 ٣ ½ 1e-320 4294967296 1,5 7G 1e9TB".split(),
+    *(
+        "0 -1 1 2 -0 1e3 1e999 nan inf -inf 0x10 1_000 ٣ ½ 1e-320 4294967296 "
+        "1,5 7G 1e9TB"
+    ).split(),
     *"9223372036854775808 100000 4096 64 0.5 3m -1h 99999999d 1/0 2/3 5/2".split(),
-    *(" 7 ", "9" * 20, "9" * 400),
+    " 7 ",
+    "9" * 20,
+    "9" * 400,
 ]
 TEXTS = [
-    *"- -- --- * ? %s%n {} {0.__class__} $(id) ' \" \\ = a=b =b a= a==b a=b=c : , ,,, a,b".split(),
-    *"@file @/nowhere [ ( (a+)+$ [bold]x[/] [/] >=0 <0 ==* 1.2.3.4.5 all none true".split(),
+    *(
+        "- -- --- * ? %s%n {} {0.__class__} $(id) ' \" \\ = a=b =b a= a==b "
+        "a=b=c : , ,,, a,b"
+    ).split(),
+    *(
+        "@file @/nowhere [ ( (a+)+$ [bold]x[/] [/] >=0 <0 ==* 1.2.3.4.5 all none true"
+    ).split(),
     *"None null NaN cpu cuda auto é∞🖼 key:value".split(),
-    *("", " ", "\n", "a\nb", "\t", "a: b\r\nc: d", "\x1b[31mred\x1b[0m", "\x07", "\x7f"),
-    *("\u202etxt", "\u2028", "\ufeff", "\udc80", "\udcff"),
-    *("a" * 5000, "x" * 100_000, "../" * 40),
+    "",
+    " ",
+    "\n",
+    "a\nb",
+    "\t",
+    "a: b\r\nc: d",
+    "\x1b[31mred\x1b[0m",
+    "\x07",
+    "\x7f",
+    "\u202etxt",
+    "\u2028",
+    "\ufeff",
+    "\udc80",
+    "\udcff",
+    "a" * 5000,
+    "x" * 100_000,
+    "../" * 40,
 ]
 URLS = [
-    *(CLOSED, f"{CLOSED}/", f"{CLOSED}/v1", f"{CLOSED} ", f"{CLOSED}/a?b#c", f"{CLOSED}/\udc80"),
-    *"http://127.0.0.1:0 http://127.0.0.1:65536 http://127.0.0.1:-1 http://127.0.0.1:nine".split(),
-    *"http://[::1]:9 http://[::1 http:// http:/// https://127.0.0.1:9 ftp://127.0.0.1:9".split(),
-    *"127.0.0.1:9 :9 http://u:p@127.0.0.1:9 http://\u2603.invalid http://xn--:9 http://0:9".split(),
-    *("http://" + "a" * 300, "file:///etc/hostname", "javascript:1"),
+    CLOSED,
+    f"{CLOSED}/",
+    f"{CLOSED}/v1",
+    f"{CLOSED} ",
+    f"{CLOSED}/a?b#c",
+    f"{CLOSED}/\udc80",
+    *(
+        "http://127.0.0.1:0 http://127.0.0.1:65536 http://127.0.0.1:-1 "
+        "http://127.0.0.1:nine"
+    ).split(),
+    *(
+        "http://[::1]:9 http://[::1 http:// http:/// https://127.0.0.1:9 "
+        "ftp://127.0.0.1:9"
+    ).split(),
+    *(
+        "127.0.0.1:9 :9 http://u:p@127.0.0.1:9 http://\u2603.invalid "
+        "http://xn--:9 http://0:9"
+    ).split(),
+    "http://" + "a" * 300,
+    "file:///etc/hostname",
+    "javascript:1",
 ]
 
 # What gets past the first look, by the name of the parameter.
 SCENARIOS = [
-    *("mm-prefill-contract", "ghost-key-eviction", "borrowed-faults", "pad-value-collision"),
-    *("chunked-mm-prefill", "scenario.py"),
+    "mm-prefill-contract",
+    "ghost-key-eviction",
+    "borrowed-faults",
+    "pad-value-collision",
+    "chunked-mm-prefill",
+    "scenario.py",
 ]
 FITTING: dict[str, list[str]] = {
     "url": [CLOSED],
@@ -128,7 +173,11 @@ class Command:
 def commands() -> list[Command]:
     """Every command that ``mmrepro --help`` leads to."""
     root: Any = get_command(app)
-    return [found for name in COMMANDS for found in _below(root.get_command(None, name), (name,))]
+    return [
+        found
+        for name in COMMANDS
+        for found in _below(root.get_command(None, name), (name,))
+    ]
 
 
 def _below(command: Any, words: tuple[str, ...]) -> Iterator[Command]:
@@ -160,7 +209,9 @@ class Lines:
                 line += [self.value(command, one, likely) for _ in range(many)]
         chosen = [p for p in options if p.required and self.chance(0.9)]
         if options:
-            chosen += self.random.choices(options, k=self.random.choice([0, 1, 1, 2, 3, 5, 8]))
+            chosen += self.random.choices(
+                options, k=self.random.choice([0, 1, 1, 2, 3, 5, 8])
+            )
         for one in chosen:
             name = self.random.choice([*one.opts, *one.secondary_opts])
             if getattr(one, "is_flag", False):
@@ -209,17 +260,21 @@ class Lines:
             line[self.random.randrange(len(line))] += self.random.choice(TEXTS)
         if self.chance(0.05):
             line.append(
-                self.random.choice(["--help", "--version", "--no-such", "-x", "--json=1", "--"])
+                self.random.choice(
+                    ["--help", "--version", "--no-such", "-x", "--json=1", "--"]
+                )
             )
         return line
 
     def _ends(self, line: list[str]) -> list[str]:
-        """``watch`` goes on for ever, as it should, and ``logs`` reads to its deadline: here they
-        are asked once, and for what has an end."""
+        """``watch`` goes on for ever, as it should, and ``logs`` reads to its deadline:
+        here they are asked once, and for what has an end."""
         if line[:1] == ["watch"]:
             return ["watch", "--once", *line[1:]]
         if line[:1] == ["logs"]:
-            return ["server.log" if word in ("huge", ".", "..") else word for word in line]
+            return [
+                "server.log" if word in ("huge", ".", "..") else word for word in line
+            ]
         return line
 
 
@@ -268,16 +323,14 @@ def furnish(folder: Path, huge: Path) -> list[str]:
     (folder / "dangling").symlink_to("nowhere")
     return [
         *sorted(p.name for p in folder.iterdir()),
-        *(
-            "nowhere",
-            "nowhere/deeper",
-            ".",
-            "..",
-            "",
-            "incident/incident.json",
-            "empty/x",
-            "a" * 300,
-            "~",
-            "x/" * 3000,
-        ),
+        "nowhere",
+        "nowhere/deeper",
+        ".",
+        "..",
+        "",
+        "incident/incident.json",
+        "empty/x",
+        "a" * 300,
+        "~",
+        "x/" * 3000,
     ]

@@ -19,20 +19,65 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "unit" / name) for name in ("replay", "reports", ".")]
+sys.path[:0] = [
+    str(ROOT / "tests" / "unit" / name) for name in ("replay", "reports", ".")
+]
 
 MIB = 1 << 20
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x1b[31m\r\b\x00\u202e\u2028\x9b2J<script>alert(1)</script>|`"
 WORDS = (
-    ESCAPES, "", "\x00", "\ud800", "9" * 5000, "A" * 70_000, "../../../up", "/absolute", "C:\\x",
-    "\n".join("x" * 40), "[link](javascript:x)", "{{7*7}}", "%s%n", "NaN", "ghost-key-eviction",
-    "é" * 300, "-----BEGIN PRIVATE KEY-----", "data:image/png;base64,AAAA", "=cmd|'/c x'!A1",
-)  # fmt: skip
-NUMBERS = (0, -1, 2**31, 2**63, -(2**64), 10**400, 1e308, 1e-320, float("nan"), float("inf"), 0.1)
+    ESCAPES,
+    "",
+    "\x00",
+    "\ud800",
+    "9" * 5000,
+    "A" * 70_000,
+    "../../../up",
+    "/absolute",
+    "C:\\x",
+    "\n".join("x" * 40),
+    "[link](javascript:x)",
+    "{{7*7}}",
+    "%s%n",
+    "NaN",
+    "ghost-key-eviction",
+    "é" * 300,
+    "-----BEGIN PRIVATE KEY-----",
+    "data:image/png;base64,AAAA",
+    "=cmd|'/c x'!A1",
+)
+NUMBERS = (
+    0,
+    -1,
+    2**31,
+    2**63,
+    -(2**64),
+    10**400,
+    1e308,
+    1e-320,
+    float("nan"),
+    float("inf"),
+    0.1,
+)
 TOKENS = (
-    b"\x00", b"\xff\xfe", b"\xed\xa0\x80", b"\x1b[2J", b"{", b"]", b'"', b"\\u", b"1e999", b"NaN",
-    b"\n", b"\r\n", b"[" * 700, b"PK\x03\x04", b"PK\x05\x06", b"\x1f\x8b", b"-",
-)  # fmt: skip
+    b"\x00",
+    b"\xff\xfe",
+    b"\xed\xa0\x80",
+    b"\x1b[2J",
+    b"{",
+    b"]",
+    b'"',
+    b"\\u",
+    b"1e999",
+    b"NaN",
+    b"\n",
+    b"\r\n",
+    b"[" * 700,
+    b"PK\x03\x04",
+    b"PK\x05\x06",
+    b"\x1f\x8b",
+    b"-",
+)
 
 # ---------------------------------------------------------------------- bytes and JSON
 
@@ -47,14 +92,20 @@ def broken(rng: random.Random, data: bytes) -> bytes:
         elif how == 1:
             data = data[:at] + data[at + length :]
         elif how == 2:
-            data = data[:at] + data[at : at + length] * rng.choice((2, 3, 50)) + data[at + length :]
+            data = (
+                data[:at]
+                + data[at : at + length] * rng.choice((2, 3, 50))
+                + data[at + length :]
+            )
         elif how == 3:
             data = data[:at] + rng.choice(TOKENS) + data[at:]
         elif how == 4:
             data = data[:at] + rng.randbytes(length) + data[at + length :]
         elif data:
             flipped = data[at % len(data)] ^ (1 << rng.randrange(8))
-            data = data[: at % len(data)] + bytes([flipped]) + data[at % len(data) + 1 :]
+            data = (
+                data[: at % len(data)] + bytes([flipped]) + data[at % len(data) + 1 :]
+            )
     return data
 
 
@@ -91,7 +142,11 @@ def changed(rng: random.Random, document: Any) -> Any:
             return document
         owner, key = rng.choice(found)
         value, how = owner[key], rng.randrange(10)
-        if rng.random() < 0.8 and value is not None and not isinstance(value, bool | dict):
+        if (
+            rng.random() < 0.8
+            and value is not None
+            and not isinstance(value, bool | dict)
+        ):
             how = 1 if isinstance(value, str) else 8 if isinstance(value, list) else 5
         if how == 0:
             del owner[key]
@@ -100,7 +155,9 @@ def changed(rng: random.Random, document: Any) -> Any:
         elif how == 5:
             owner[key] = rng.choice(NUMBERS)
         elif how == 6:
-            owner[key] = rng.choice((None, True, [], {}, [[]], nested(rng.choice((30, 90, 150)))))
+            owner[key] = rng.choice(
+                (None, True, [], {}, [[]], nested(rng.choice((30, 90, 150))))
+            )
         elif how == 7 and isinstance(owner, dict):
             owner[rng.choice(WORDS[:9])] = owner[key]
         elif how == 8 and isinstance(owner[key], list):
@@ -135,7 +192,10 @@ def bundle_of(rng: random.Random, members: dict[str, bytes]) -> bytes:
         manifest = changed(rng, manifest)
     held = io.BytesIO()
     with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in {**members, "manifest.json": json.dumps(manifest).encode()}.items():
+        for name, data in {
+            **members,
+            "manifest.json": json.dumps(manifest).encode(),
+        }.items():
             archive.writestr(name, data)
     return held.getvalue()
 
@@ -155,7 +215,13 @@ def tricked(rng: random.Random, members: dict[str, bytes]) -> bytes:
         if how == 2:
             archive.writestr("incident.json", rng.randbytes(99))
         elif how == 3:
-            for name in ("../up.txt", "/absolute", "a\\..\\b", "evidence/" + ESCAPES, "x" * 9000):
+            for name in (
+                "../up.txt",
+                "/absolute",
+                "a\\..\\b",
+                "evidence/" + ESCAPES,
+                "x" * 9000,
+            ):
                 archive.writestr(name, b"x")
         elif how == 4:
             for number in range(5000):
@@ -164,7 +230,9 @@ def tricked(rng: random.Random, members: dict[str, bytes]) -> bytes:
             archive.comment = rng.randbytes(60_000)
     data = held.getvalue()
     if how == 6:  # encrypted, it says
-        data = data.replace(b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01")
+        data = data.replace(
+            b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01"
+        )
     if how == 7:  # sizes that are not
         at = data.rfind(b"PK\x01\x02") + 20
         data = data[:at] + b"\xff\xff\xff\x7f\xff\xff\xff\x7f" + data[at + 8 :]
@@ -185,7 +253,7 @@ def bomb(name: str, mib: int, members: dict[str, bytes]) -> bytes:
     return held.getvalue()
 
 
-# ---------------------------------------------------------------------- logs and folders
+# --------------------------------------------------------------------- logs and folders
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "": lambda data: data,
@@ -210,7 +278,9 @@ def broken_log(rng: random.Random, text: bytes) -> bytes:
         elif how == 3 and at < len(lines):
             lines[at] = broken(rng, lines[at])
         elif how == 4:
-            lines.insert(at, b"(EngineCore pid=9) ERROR 11-23 03:00:00 " + ESCAPES.encode())
+            lines.insert(
+                at, b"(EngineCore pid=9) ERROR 11-23 03:00:00 " + ESCAPES.encode()
+            )
         elif at < len(lines):
             lines[at] = lines[at] * 300
     return (b"\r\n" if rng.random() < 0.1 else b"\n").join(lines)
@@ -218,9 +288,16 @@ def broken_log(rng: random.Random, text: bytes) -> bytes:
 
 def put_logs(rng: random.Random, folder: Path, text: bytes) -> None:
     """``server.log`` and what was rotated away from it, each broken in its own way."""
-    names = ["server.log", *rng.sample(["server.log.1", "server.log.2", "server.log-20261120"], 2)]
+    names = [
+        "server.log",
+        *rng.sample(["server.log.1", "server.log.2", "server.log-20261120"], 2),
+    ]
     for name in names[: rng.randint(1, 3)]:
-        pack = "" if name == "server.log" and rng.random() < 0.6 else rng.choice(list(PACK))
+        pack = (
+            ""
+            if name == "server.log" and rng.random() < 0.6
+            else rng.choice(list(PACK))
+        )
         data = PACK[pack](broken_log(rng, text))
         if pack and rng.random() < 0.5:
             data = broken(rng, data)
@@ -234,7 +311,9 @@ def odd(rng: random.Random, folder: Path, name: str) -> None:
     if how == 0:
         os.mkfifo(folder / name)
     elif how == 1:
-        (folder / name).symlink_to(rng.choice((name, "nowhere", "/proc/self/maps", "..")))
+        (folder / name).symlink_to(
+            rng.choice((name, "nowhere", "/proc/self/maps", ".."))
+        )
     elif how == 2:
         (folder / name).mkdir()
     elif how == 3:
@@ -248,9 +327,17 @@ def put_evidence(rng: random.Random, folder: Path, log: bytes) -> None:
     evidence = folder / "evidence"
     evidence.mkdir()
     (evidence / "engine.log").write_bytes(broken_log(rng, log))
-    names = ["a b.json", "a_b.json", "check-stacks-1-00.json", "metrics.txt", ESCAPES[1:8] + ".log"]
+    names = [
+        "a b.json",
+        "a_b.json",
+        "check-stacks-1-00.json",
+        "metrics.txt",
+        ESCAPES[1:8] + ".log",
+    ]
     for name in rng.sample(names, 3):
         name = name.replace("/", "").replace("\x00", "")
         deep = json.dumps(nested(rng.choice((5, 90, 400))))
-        (evidence / name).write_bytes(rng.choice((deep.encode(), rng.randbytes(900), b"x\ny")))
+        (evidence / name).write_bytes(
+            rng.choice((deep.encode(), rng.randbytes(900), b"x\ny"))
+        )
     odd(rng, evidence, "odd.log")

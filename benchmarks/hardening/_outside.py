@@ -1,8 +1,8 @@
-"""The outside of a box: canaries that an attack must not reach, and the judge of what it did.
+"""The outside of a box: canaries that an attack must not reach, and the judge of what
+it did.
 
-An attack's own word counts for nothing but a probe for a right of the whole kernel: everything
-else is a fact that is seen here, from outside.
-"""
+An attack's own word counts for nothing but a probe for a right of the whole kernel:
+everything else is a fact that is seen here, from outside."""
 
 from __future__ import annotations
 
@@ -32,9 +32,15 @@ SETTLE_S = 3.0
 """How long what a box started may take to be gone after its end."""
 
 WATCHED_SWITCHES = (
-    "kernel/core_pattern", "kernel/modprobe", "kernel/hostname", "kernel/sysrq",
-    "vm/overcommit_memory", "fs/suid_dumpable", "kernel/panic", "net/ipv4/ip_forward",
-)  # fmt: skip
+    "kernel/core_pattern",
+    "kernel/modprobe",
+    "kernel/hostname",
+    "kernel/sysrq",
+    "vm/overcommit_memory",
+    "fs/suid_dumpable",
+    "kernel/panic",
+    "net/ipv4/ip_forward",
+)
 
 
 @dataclass(frozen=True)
@@ -63,9 +69,8 @@ class Bounds:
 class AttackRun(NamedTuple):
     """What came of a script: its end, its output, and what mmrepro itself said of it.
 
-    `authority` is what a reader takes for mmrepro's own word: its screen, its outputs. Lines that
-    begin with `QUOTE` are understood as the stranger's.
-    """
+    `authority` is what a reader takes for mmrepro's own word: its screen, its outputs.
+    Lines that begin with `QUOTE` are understood as the stranger's."""
 
     exit_status: int | None
     output: bytes
@@ -88,7 +93,9 @@ class EscapeFinding:
     @property
     def failed(self) -> bool:
         """Tell whether the rehearsal itself failed: the attack never ran, or broke."""
-        return self.state == "not-tried" and self.why.startswith((NEVER_BEGAN, "BROKEN"))
+        return self.state == "not-tried" and self.why.startswith(
+            (NEVER_BEGAN, "BROKEN")
+        )
 
 
 NEVER_BEGAN = "it never began"
@@ -120,13 +127,28 @@ class CanaryProcess:
 
     def __init__(self, secret: str, folder: Path, secret_file: Path, log: Path) -> None:
         reading, writing = os.pipe()
-        environment = {"PATH": os.defpath, "MMREPRO_ESCAPE_CANARY": secret + "-environment"}
+        environment = {
+            "PATH": os.defpath,
+            "MMREPRO_ESCAPE_CANARY": secret + "-environment",
+        }
         with log.open("wb") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", CANARY, secret + "-memory", str(secret_file), str(writing)],
-                stdin=subprocess.PIPE, stdout=stream, stderr=stream, cwd=folder, env=environment,
-                pass_fds=[writing], start_new_session=True,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-c",
+                    CANARY,
+                    secret + "-memory",
+                    str(secret_file),
+                    str(writing),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=stream,
+                stderr=stream,
+                cwd=folder,
+                env=environment,
+                pass_fds=[writing],
+                start_new_session=True,
+            )
         os.close(writing)
         self.reports = os.fdopen(reading, "rb")
         hello = json.loads(self.reports.readline())
@@ -167,7 +189,9 @@ class Listeners:
         self.tcp6 = 0
         with contextlib.suppress(OSError):
             self.tcp6 = self.listen(socket.AF_INET6, ("::1", 0), "TCP ::1")
-        self.udp4 = self.listen(socket.AF_INET, ("127.0.0.1", 0), "UDP", socket.SOCK_DGRAM)
+        self.udp4 = self.listen(
+            socket.AF_INET, ("127.0.0.1", 0), "UDP", socket.SOCK_DGRAM
+        )
 
         self.abstract = f"{marker}-abstract"
         self.listen(socket.AF_UNIX, "\0" + self.abstract, "abstract socket")
@@ -175,7 +199,9 @@ class Listeners:
         self.listen(socket.AF_UNIX, datagram, "abstract datagram", socket.SOCK_DGRAM)
 
         display = Path("/tmp") / f"{marker}-display"
-        self.paths = {name: folder / name for name in ("docker.sock", "agent.sock", "bus")}
+        self.paths = {
+            name: folder / name for name in ("docker.sock", "agent.sock", "bus")
+        }
         self.paths["display"] = display
         for name, path in self.paths.items():
             self.listen(socket.AF_UNIX, str(path), name)
@@ -183,7 +209,9 @@ class Listeners:
         self.thread = threading.Thread(target=self.serve, daemon=True)
         self.thread.start()
 
-    def listen(self, family: int, address: Any, name: str, kind: int = socket.SOCK_STREAM) -> int:
+    def listen(
+        self, family: int, address: Any, name: str, kind: int = socket.SOCK_STREAM
+    ) -> int:
         """Open one listener; return its port, 0 where it has none."""
         listener = socket.socket(family, kind)
         listener.bind(address)
@@ -253,10 +281,13 @@ class Peaks:
         self.processes = max(self.processes, sum(map(threads, inside)))
         memory = sum(map(resident, inside))
         if memory > self.memory:
-            # Pages that forks share are counted once; this is slow, so only for a new peak.
+            # Pages that forks share are counted once; this is slow, so only for a new
+            # peak.
             shared_once = sum(map(proportional, inside[:40]))
             others = sum(map(resident, inside[40:])) // 4
-            self.memory = max(self.memory, shared_once + others + sum(map(nameless, inside[:40])))
+            self.memory = max(
+                self.memory, shared_once + others + sum(map(nameless, inside[:40]))
+            )
         else:
             self.memory = max(self.memory, sum(map(nameless, inside[:40])))
         disk, files = used_above(self.used_before, file_systems(inside[:20]))
@@ -272,14 +303,17 @@ class Peaks:
 
 
 def boxed(comm: str) -> list[int]:
-    """List the descendants of this process, and whatever carries the name of the attacks."""
+    """List the descendants of this process, and whatever carries the name of the
+    attacks."""
     parents: dict[int, int] = {}
     named = set()
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         try:
-            stat = Path("/proc", name, "stat").read_text(encoding="utf-8", errors="replace")
+            stat = Path("/proc", name, "stat").read_text(
+                encoding="utf-8", errors="replace"
+            )
         except OSError:
             continue
         process_name, _, rest = stat.partition("(")[2].rpartition(")")
@@ -305,7 +339,10 @@ def named_processes(comm: str) -> list[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):
-                if Path("/proc", name, "comm").read_text(encoding="utf-8").strip() == comm:
+                if (
+                    Path("/proc", name, "comm").read_text(encoding="utf-8").strip()
+                    == comm
+                ):
                     state = Path("/proc", name, "stat").read_text(encoding="utf-8")
                     if state.rpartition(")")[2].split()[0] != "Z":
                         found.append(int(name))
@@ -314,14 +351,19 @@ def named_processes(comm: str) -> list[int]:
 
 def resident(pid: int) -> int:
     with contextlib.suppress(OSError, IndexError):
-        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * 4096
+        return (
+            int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+            * 4096
+        )
     return 0
 
 
 def proportional(pid: int) -> int:
     """Return a process's memory, what it shares divided among the sharers."""
     try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii", errors="replace")
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(
+            encoding="ascii", errors="replace"
+        )
     except OSError:
         return resident(pid)
     for line in text.splitlines():
@@ -360,7 +402,9 @@ def file_systems(inside: list[int]) -> dict[int, tuple[int, int]]:
     sizes: dict[int, tuple[int, int]] = {}
     for pid in inside:
         try:
-            table = Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8", errors="replace")
+            table = Path(f"/proc/{pid}/mountinfo").read_text(
+                encoding="utf-8", errors="replace"
+            )
         except OSError:
             continue
         for line in table.splitlines():
@@ -384,7 +428,8 @@ def file_systems(inside: list[int]) -> dict[int, tuple[int, int]]:
 def used_above(
     before: dict[int, tuple[int, int]], now: dict[int, tuple[int, int]]
 ) -> tuple[int, int]:
-    """Add up bytes and files that came to the file systems since; new ones count whole."""
+    """Add up bytes and files that came to the file systems since; new ones count
+    whole."""
     size = files = 0
     for device, (size_now, files_now) in now.items():
         size_before, files_before = before.get(device, (0, 0))
@@ -401,9 +446,12 @@ def available_memory() -> int:
 
 
 class Outside:
-    """The canaries of one rehearsal; `prepare` an attack, run it, `judge` what it did."""
+    """The canaries of one rehearsal; `prepare` an attack, run it, `judge` what it
+    did."""
 
-    def __init__(self, bounds: Bounds | None = None, door: str = "127.0.0.1:8000") -> None:
+    def __init__(
+        self, bounds: Bounds | None = None, door: str = "127.0.0.1:8000"
+    ) -> None:
         self.bounds = bounds or Bounds()
         self.nonce = secrets.token_hex(6)
         self.marker = f"mmrepro-escape-{self.nonce}"
@@ -416,7 +464,15 @@ class Outside:
         self.folder.chmod(0o755)
         self.scratch = self.folder / "scratch"
         """Where a runner keeps its own files: what appears here is no escape."""
-        for name in ("scratch", "scripts", "home", "runtime", "cwd", "targets", "python"):
+        for name in (
+            "scratch",
+            "scripts",
+            "home",
+            "runtime",
+            "cwd",
+            "targets",
+            "python",
+        ):
             (self.folder / name).mkdir()
         self.secret_files: list[Path] = []
         self.plant_files()
@@ -424,9 +480,11 @@ class Outside:
             self.folder / "runtime", self.marker, self.secret_start + "-socket"
         )
         self.canary = CanaryProcess(
-            self.secret_start, self.folder / "cwd", self.secret_files[0],
+            self.secret_start,
+            self.folder / "cwd",
+            self.secret_files[0],
             self.folder / "targets" / "canary-stdout",
-        )  # fmt: skip
+        )
         self.key = self.plant_key()
         self.inherited = self.open_inherited()
         self.signals: list[int] = []
@@ -446,8 +504,12 @@ class Outside:
         return path
 
     def plant_files(self) -> None:
-        """Put a secret wherever a user keeps some; below real folders, one file to be removed."""
-        plants = [(self.folder / "secret.txt", "folder"), (self.folder / "cwd" / "cwd.txt", "cwd")]
+        """Put a secret wherever a user keeps some; below real folders, one file to be
+        removed."""
+        plants = [
+            (self.folder / "secret.txt", "folder"),
+            (self.folder / "cwd" / "cwd.txt", "cwd"),
+        ]
         for place in ("/tmp", "/dev/shm", "/var/tmp"):
             path = Path(place) / f"{self.marker}-secret"
             plants.append((path, place.strip("/").replace("/", "-")))
@@ -455,16 +517,28 @@ class Outside:
         self.secret_files = [self.plant(path, name) for path, name in plants]
 
         home = self.folder / "home"
-        dotted = (".ssh/id_ed25519", ".netrc", ".npmrc", ".aws/credentials", ".config/gh/hosts.yml")
+        dotted = (
+            ".ssh/id_ed25519",
+            ".netrc",
+            ".npmrc",
+            ".aws/credentials",
+            ".config/gh/hosts.yml",
+        )
         self.home_files = [self.plant(home / name, "home-" + name) for name in dotted]
-        self.account_file = Path(pwd.getpwuid(os.getuid()).pw_dir) / f".{self.marker}-account"
+        self.account_file = (
+            Path(pwd.getpwuid(os.getuid()).pw_dir) / f".{self.marker}-account"
+        )
         with contextlib.suppress(OSError):
             self.plant(self.account_file, "account")
             self.undo.append(self.account_file)
-        self.other_home = self.plant(self.folder / "other-home" / ".ssh" / "id_rsa", "other-home")
+        self.other_home = self.plant(
+            self.folder / "other-home" / ".ssh" / "id_rsa", "other-home"
+        )
         self.hidden = self.folder / "hidden"
         self.secret_files.append(self.plant(self.hidden / "hidden.txt", "hidden"))
-        self.standard_input = self.plant(self.folder / "targets" / f"{self.marker}-stdin", "stdin")
+        self.standard_input = self.plant(
+            self.folder / "targets" / f"{self.marker}-stdin", "stdin"
+        )
         if self.in_world and os.geteuid() == 0:
             # Of this world alone: the machine's own file is untouched.
             shadow = self.plant(self.folder / "shadow", "shadow")
@@ -473,23 +547,29 @@ class Outside:
             (self.folder / "targets" / name).write_text("as it was\n", encoding="ascii")
 
     def plant_key(self) -> int:
-        """Put a key in a keyring for this session alone, and one in the user's for some minutes."""
+        """Put a key in a keyring for this session alone, and one in the user's for some
+        minutes."""
         KEYCTL_JOIN_SESSION_KEYRING, KEYCTL_UNLINK, KEYCTL_SET_TIMEOUT = 1, 9, 15
         SESSION_KEYRING, USER_KEYRING = -3, -4
         libc = ctypes.CDLL(None, use_errno=True)
         add_key, keyctl = (217, 219) if os.uname().machine == "aarch64" else (248, 250)
         libc.syscall(keyctl, KEYCTL_JOIN_SESSION_KEYRING, None)
         name, value = f"{self.marker}-key".encode(), f"{self.secret_start}-key".encode()
-        users = libc.syscall(add_key, b"user", name + b"-user", value, len(value), USER_KEYRING)
+        users = libc.syscall(
+            add_key, b"user", name + b"-user", value, len(value), USER_KEYRING
+        )
         # A rehearsal that is killed leaves it for so long.
         libc.syscall(keyctl, KEYCTL_SET_TIMEOUT, users, 1800)
         self.forget_key = functools.partial(
             libc.syscall, keyctl, KEYCTL_UNLINK, users, USER_KEYRING
         )
-        return int(libc.syscall(add_key, b"user", name, value, len(value), SESSION_KEYRING))
+        return int(
+            libc.syscall(add_key, b"user", name, value, len(value), SESSION_KEYRING)
+        )
 
     def open_inherited(self) -> list[int]:
-        """Open what a careless caller could pass on: a folder, a secret, a target, a listener."""
+        """Open what a careless caller could pass on: a folder, a secret, a target, a
+        listener."""
         target = self.folder / "targets" / "target.txt"
         numbers = [
             os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY),
@@ -504,7 +584,8 @@ class Outside:
         return numbers
 
     def environment(self) -> dict[str, str]:
-        """Return what the runner's process has for an environment: the user's, with canaries."""
+        """Return what the runner's process has for an environment: the user's, with
+        canaries."""
         runtime = self.folder / "runtime"
         output = str(self.folder / "targets" / "github-output")
         return {
@@ -519,7 +600,8 @@ class Outside:
         }
 
     def facts(self) -> dict[str, Any]:
-        """Return what each attack is told: where the canaries are, never what they hold."""
+        """Return what each attack is told: where the canaries are, never what they
+        hold."""
         targets = self.folder / "targets"
         folders = [self.folder, self.folder / "home", self.folder / "runtime"]
         outer = [*map(str, folders), "/tmp", "/var/tmp", "/dev/shm"]
@@ -700,8 +782,8 @@ class Outside:
         if files > bounds.own_files:
             facts.append(f"bounds: mmrepro's own open files grew by {files:,}")
         if attack.id == "bomb-pipes":
-            # The kernel's own memory belongs to no process: the machine's has to do, which others
-            # use as well, so only what came back with the end counts.
+            # The kernel's own memory belongs to no process: the machine's has to do,
+            # which others use as well, so only what came back with the end counts.
             taken = peaks.available_before - peaks.available_least
             back = available_memory() - peaks.available_least
             if taken > bounds.memory and back > taken // 2:
@@ -724,7 +806,11 @@ class Outside:
         for pid in left:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        while left and named_processes(self.comm) and time.monotonic() < deadline + SETTLE_S:
+        while (
+            left
+            and named_processes(self.comm)
+            and time.monotonic() < deadline + SETTLE_S
+        ):
             for pid in named_processes(self.comm):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
@@ -732,7 +818,8 @@ class Outside:
         return [f"left: {len(left)} processes"] if left else []
 
     def restore(self) -> None:
-        """Undo what an attack changed, so that the next one starts from the same state."""
+        """Undo what an attack changed, so that the next one starts from the same
+        state."""
         for path in self.names() - self.before["names"]:
             with contextlib.suppress(OSError):
                 Path(path).unlink()
@@ -745,14 +832,18 @@ class Outside:
             with contextlib.suppress(OSError):
                 Path(path).unlink()
         if switches() != self.before["switches"]:
-            raise RuntimeError("a switch of the kernel was changed: the rehearsal ends here")
+            raise RuntimeError(
+                "a switch of the kernel was changed: the rehearsal ends here"
+            )
         remove_segments(self.facts()["ipc_key"])
         if self.canary.state() != self.before["canary"]:
             self.canary.close()
             self.canary = CanaryProcess(
-                self.secret_start, self.folder / "cwd", self.secret_files[0],
+                self.secret_start,
+                self.folder / "cwd",
+                self.secret_files[0],
                 self.folder / "targets" / "canary-stdout",
-            )  # fmt: skip
+            )
 
     def close(self) -> None:
         self.canary.close()
@@ -768,7 +859,9 @@ class Outside:
 
 
 @contextlib.contextmanager
-def rehearsal(bounds: Bounds | None = None, door: str = "127.0.0.1:8000") -> Iterator[Outside]:
+def rehearsal(
+    bounds: Bounds | None = None, door: str = "127.0.0.1:8000"
+) -> Iterator[Outside]:
     """Set the canaries up, and take them away whatever happens."""
     outside = Outside(bounds, door)
     try:
@@ -778,12 +871,14 @@ def rehearsal(bounds: Bounds | None = None, door: str = "127.0.0.1:8000") -> Ite
 
 
 def in_world() -> bool:
-    """Tell whether this is a world made by escape.py, whose mounts are nobody else's."""
+    """Tell whether this is a world made by escape.py, whose mounts are nobody
+    else's."""
     return os.environ.get("MMREPRO_ESCAPE_WORLD") == "1"
 
 
 def script_text(kind: str, name: str, facts: dict[str, Any]) -> str:
-    """Join the helpers, the kind's file and a call into one script of the standard library."""
+    """Join the helpers, the kind's file and a call into one script of the standard
+    library."""
     helpers = (ESCAPES / "attacker.py").read_text(encoding="utf-8")
     attacks = (ESCAPES / f"{kind}.py").read_text(encoding="utf-8")
     return f"""\
@@ -819,7 +914,8 @@ def not_tried(token: str, ran: AttackRun) -> str:
 
 
 def forged(authority: bytes, token: bytes) -> bool:
-    """Tell whether a stranger's words stand where a reader takes them for mmrepro's own."""
+    """Tell whether a stranger's words stand where a reader takes them for mmrepro's
+    own."""
     controls = (b"\x1b", b"\r", b"\x07", b"\xc2\x9b", "\u202e".encode())
     if any(control in authority for control in controls):
         return True
@@ -831,7 +927,11 @@ def encodings(secret: str) -> list[bytes]:
     """Return a secret's beginning as base64, as hexadecimal digits and backwards."""
     # Whole groups of three bytes alone: what follows changes the last group of base64.
     whole = secret[: len(secret) // 3 * 3].encode()
-    return [base64.b64encode(whole), secret.encode().hex().encode(), secret[::-1].encode()]
+    return [
+        base64.b64encode(whole),
+        secret.encode().hex().encode(),
+        secret[::-1].encode(),
+    ]
 
 
 def more(count: int) -> str:
@@ -839,11 +939,14 @@ def more(count: int) -> str:
 
 
 def switches() -> dict[str, str]:
-    """Read the kernel's switches that an attack would like to set; none is ever written."""
+    """Read the kernel's switches that an attack would like to set; none is ever
+    written."""
     found = {}
     for name in WATCHED_SWITCHES:
         with contextlib.suppress(OSError):
-            found[name] = Path("/proc/sys", name).read_text(encoding="ascii", errors="replace")
+            found[name] = Path("/proc/sys", name).read_text(
+                encoding="ascii", errors="replace"
+            )
     return found
 
 
@@ -863,9 +966,14 @@ def remove_segments(key: int) -> None:
 
 
 def keys(marker: str) -> set[str]:
-    """List the kernel's keys with the marker in their name that this process may see."""
+    """List the kernel's keys with the marker in their name that this process may
+    see."""
     with contextlib.suppress(OSError):
-        lines = Path("/proc/keys").read_text(encoding="ascii", errors="replace").splitlines()
+        lines = (
+            Path("/proc/keys")
+            .read_text(encoding="ascii", errors="replace")
+            .splitlines()
+        )
         return {line.split()[0] for line in lines if marker in line}
     return set()
 
@@ -873,7 +981,9 @@ def keys(marker: str) -> set[str]:
 def remove_all(path: Path) -> None:
     """Remove a folder however deep or locked it is, and follow no link."""
     if path.is_dir() and not path.is_symlink():
-        subprocess.run(["chmod", "-R", "u+rwx", str(path)], check=False, capture_output=True)
+        subprocess.run(
+            ["chmod", "-R", "u+rwx", str(path)], check=False, capture_output=True
+        )
         subprocess.run(["rm", "-rf", "--one-file-system", str(path)], check=False)
     else:
         path.unlink(missing_ok=True)

@@ -1,9 +1,10 @@
-"""Environments in which no box can be had: what runs a stranger's report must refuse there.
+"""Environments in which no box can be had: what runs a stranger's report must refuse
+there.
 
-Each function turns a command into one that runs in such an environment. Nothing of the machine is
-changed: the setting of namespaces counts in one namespace alone, the filter and the capabilities
-in one process and its children.
-"""
+Each function turns a command into one that runs in such an environment. Nothing of the
+machine is
+changed: the setting of namespaces counts in one namespace alone, the filter and the
+capabilities in one process and its children."""
 
 from __future__ import annotations
 
@@ -21,9 +22,21 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 DOCKER_CAPABILITIES = (
-    "chown", "dac_override", "fowner", "fsetid", "kill", "setgid", "setuid", "setpcap",
-    "net_bind_service", "net_raw", "sys_chroot", "mknod", "audit_write", "setfcap",
-)  # fmt: skip
+    "chown",
+    "dac_override",
+    "fowner",
+    "fsetid",
+    "kill",
+    "setgid",
+    "setuid",
+    "setpcap",
+    "net_bind_service",
+    "net_raw",
+    "sys_chroot",
+    "mknod",
+    "audit_write",
+    "setfcap",
+)
 REFUSED = 2
 """The exit status of mmrepro that refuses."""
 
@@ -48,8 +61,8 @@ class Rehearsed:
 def without_namespaces(command: list[str]) -> list[str]:
     """Run where the kernel gives no user namespace, as many clusters are set.
 
-    The bound is written in a user namespace made for it, where it counts for what is below.
-    """
+    The bound is written in a user namespace made for it, where it counts for what is
+    below."""
     script = (
         "echo 0 > /proc/sys/user/max_user_namespaces && "
         'exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs "$@"'
@@ -58,7 +71,8 @@ def without_namespaces(command: list[str]) -> list[str]:
 
 
 def as_in_docker(command: list[str]) -> list[str]:
-    """Run with what docker's default profile leaves: its capabilities, its filter's refusals."""
+    """Run with what docker's default profile leaves: its capabilities, its filter's
+    refusals."""
     script = (
         "import os, sys; sys.path.insert(0, sys.argv[1]); "
         "from hardening._filter import docker_filter, install; "
@@ -73,7 +87,8 @@ def as_in_docker(command: list[str]) -> list[str]:
 
 
 def capability_names() -> set[str]:
-    """List the capabilities that this process could pass on: docker's set is cut from them."""
+    """List the capabilities that this process could pass on: docker's set is cut from
+    them."""
     names = subprocess.run(
         ["setpriv", "--list-caps"], check=True, capture_output=True, text=True
     ).stdout.split()
@@ -93,7 +108,8 @@ def without_bubblewrap(command: list[str]) -> list[str]:
 
 @functools.cache
 def path_without(names: tuple[str, ...]) -> str:
-    """Return the PATH, each folder that has one of the programs replaced by links to the others."""
+    """Return the PATH, each folder that has one of the programs replaced by links to
+    the others."""
     places = []
     for place in os.environ.get("PATH", os.defpath).split(os.pathsep):
         if any(os.access(os.path.join(place, name), os.X_OK) for name in names):
@@ -124,7 +140,8 @@ ENVIRONMENTS: dict[str, Callable[[list[str]], list[str]]] = {
 
 @contextmanager
 def beacon_report(server: str) -> Iterator[tuple[Path, Path]]:
-    """Write a report whose client leaves a file where it runs; yield it and the beacons' folder."""
+    """Write a report whose client leaves a file where it runs; yield it and the
+    beacons' folder."""
     folder = Path(tempfile.mkdtemp(prefix="mmrepro-beacon-"))
     beacons = folder / "beacons"
     beacons.mkdir()
@@ -164,19 +181,22 @@ def rehearse(
 ) -> Rehearsed:
     """Run `command REPORT` where no box can be had, and look at what was started.
 
-    Args:
-        environment: a name of `ENVIRONMENTS`.
-        command: what reads a report, as `["mmrepro", "repro"]`; the report's path is added.
-        seconds: how long it may take.
-        server: the server command that the report names.
+    Args: environment: a name of `ENVIRONMENTS`. command: what reads a report, as
+        `["mmrepro", "repro"]`; the report's path is added. seconds: how long it may
+        take. server: the server command that the report names.
     """
     with beacon_report(server) as (report, beacons):
         wrapped = ENVIRONMENTS[environment]([*command, str(report)])
         try:
             ended = subprocess.run(
-                wrapped, check=False, timeout=seconds, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=report.parent,
-            )  # fmt: skip
+                wrapped,
+                check=False,
+                timeout=seconds,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=report.parent,
+            )
             status, output = ended.returncode, ended.stdout
         except subprocess.TimeoutExpired as late:
             status, output = None, late.stdout or b""

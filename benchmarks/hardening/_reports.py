@@ -57,7 +57,9 @@ class Reports:
         for _ in range(self.rng.randint(1, 9)):
             parts.append(self.rng.choice(SECTIONS)(self))
         if self.rng.random() < 0.7:
-            parts.insert(self.rng.randrange(len(parts) + 1), self.fenced("sh", self.server()))
+            parts.insert(
+                self.rng.randrange(len(parts) + 1), self.fenced("sh", self.server())
+            )
         text = self.rng.choice(["\n", "\n\n", "\r\n"]).join(parts)
         if self.rng.random() < 0.2:
             at = self.rng.randrange(len(text))
@@ -78,7 +80,11 @@ class Reports:
 
     def nested(self, opens: str, inside: str, closes: str) -> str:
         depth = min(self.count(), MOST_CHARS // max(1, len(opens + closes)))
-        return opens * depth + inside + closes * self.rng.choice([depth, depth, 0, depth // 2])
+        return (
+            opens * depth
+            + inside
+            + closes * self.rng.choice([depth, depth, 0, depth // 2])
+        )
 
     def quoted(self, text: str) -> str:
         mark = self.rng.choice(QUOTES)
@@ -105,7 +111,9 @@ class Reports:
         return self.times(row) + self.times("|---")
 
     def details(self) -> str:
-        return self.nested("<details>\n<summary>log</summary>\n", self.code(), "\n</details>")
+        return self.nested(
+            "<details>\n<summary>log</summary>\n", self.code(), "\n</details>"
+        )
 
     def fences_in_fences(self) -> str:
         rows = range(3, 3 + min(self.count(), 200))
@@ -138,9 +146,15 @@ class Reports:
         return "\n\n" + "\n".join("    " + line for line in self.code().split("\n"))
 
     def environment(self) -> str:
-        rows = [f"{name}: {self.words()}" for name in ("vLLM Version", "PyTorch", "GPU 0")]
-        version = self.rng.choice(["vllm==0.12.0", "vllm version 0.12", "vLLM " + ":v" * 500])
-        return "### Your current environment\n" + self.fenced("text", "\n".join([*rows, version]))
+        rows = [
+            f"{name}: {self.words()}" for name in ("vLLM Version", "PyTorch", "GPU 0")
+        ]
+        version = self.rng.choice(
+            ["vllm==0.12.0", "vllm version 0.12", "vLLM " + ":v" * 500]
+        )
+        return "### Your current environment\n" + self.fenced(
+            "text", "\n".join([*rows, version])
+        )
 
     def traceback(self) -> str:
         frame = '  File "/usr/lib/vllm/v1/core.py", line 12, in step\n    self.run()\n'
@@ -169,7 +183,9 @@ class Reports:
             ]
         )
         lines = [f"export {self.rng.choice(NAMES)}={self.value()}" for _ in range(3)]
-        options = " ".join(f"--opt-{n} {self.value()}" for n in range(min(self.count(), 4000)))
+        options = " ".join(
+            f"--opt-{n} {self.value()}" for n in range(min(self.count(), 4000))
+        )
         broken = self.rng.choice([" ", " \\\n", " \\\n\\\n", "   ", " # no\n"])
         return "\n".join([*lines, command + broken + options])
 
@@ -193,9 +209,15 @@ class Reports:
 
     def curl(self) -> str:
         data = self.rng.choice([self.body(), "@body.json", "@-", self.value()])
-        head = self.rng.choice(["curl", "$ curl", "time curl", "curl.exe", "  curl -sS", "wget"])
+        head = self.rng.choice(
+            ["curl", "$ curl", "time curl", "curl.exe", "  curl -sS", "wget"]
+        )
         glue = self.rng.choice([" ", " \\\n  ", " ^\n", " `\n"])
-        words = [head, "http://localhost:8000/v1/chat/completions", "-H 'Content-Type: x'"]
+        words = [
+            head,
+            "http://localhost:8000/v1/chat/completions",
+            "-H 'Content-Type: x'",
+        ]
         return glue.join([*words, f"-d {self.quoted(data)}"])
 
     def shell(self) -> str:
@@ -228,7 +250,9 @@ class Reports:
 
     def heredoc(self) -> str:
         name = self.rng.choice(["EOF", "'EOF'", '"EOF"', "-EOF", "A" * 2000, "E\n"])
-        start = self.rng.choice(["cat <<", "python - <<", "curl x -d @- <<", 'curl -d "$(cat <<'])
+        start = self.rng.choice(
+            ["cat <<", "python - <<", "curl x -d @- <<", 'curl -d "$(cat <<']
+        )
         end = self.rng.choice(["EOF", "EOF", "", " EOF", "EOF2"])
         inside = self.rng.choice([self.body, self.script, self.words])()
         return self.times(f"{start}{name}\n") + inside + f"\n{end}\n"
@@ -236,7 +260,11 @@ class Reports:
     # ------------------------------------------------------------------ other languages
 
     def script(self) -> str:
-        lines = [self.rng.choice(["import openai", "from openai import OpenAI", "import requests"])]
+        lines = [
+            self.rng.choice(
+                ["import openai", "from openai import OpenAI", "import requests"]
+            )
+        ]
         for _ in range(self.rng.randint(1, 6)):
             lines.append(
                 self.rng.choice(
@@ -255,7 +283,8 @@ class Reports:
                         lambda: f"x = {self.value()}",
                         lambda: ">>> import os",
                         lambda: (
-                            f"subprocess.Popen(['vllm', 'serve', {self.times(repr('m') + ', ')}])"
+                            "subprocess.Popen(['vllm', 'serve', "
+                            f"{self.times(repr('m') + ', ')}])"
                         ),
                         lambda: "x = 0x" + self.times("f"),
                         lambda: "x = " + self.times("1e9"),
@@ -263,7 +292,10 @@ class Reports:
                         lambda: "!pip install x",
                         lambda: "x = " + self.times("f'{"),
                         lambda: self.times("a: int = 1\n"),
-                        lambda: f"requests.post('http://localhost:8000', json={self.body()})",
+                        lambda: (
+                            "requests.post('http://localhost:8000', "
+                            f"json={self.body()})"
+                        ),
                     ]
                 )()
             )
@@ -274,11 +306,16 @@ class Reports:
         return "".join(" " * n + "if x:\n" for n in range(depth)) + " " * depth + "pass"
 
     def javascript(self) -> str:
-        return f"await fetch(`http://localhost`, {{body: {self.nested('{a: ', '1', '}')}}})"
+        return (
+            f"await fetch(`http://localhost`, {{body: "
+            f"{self.nested('{a: ', '1', '}')}}})"
+        )
 
     def body(self) -> str:
         deep = self.nested('{"messages": [', '"x"', "]}")
-        plain = json.dumps({"model": "m", "prompt": self.words(), "n": 10**30}, ensure_ascii=False)
+        plain = json.dumps(
+            {"model": "m", "prompt": self.words(), "n": 10**30}, ensure_ascii=False
+        )
         return self.rng.choice(
             [
                 deep,
@@ -301,7 +338,10 @@ class Reports:
         head = self.rng.choice(
             [
                 "services:\n  a:\n    image: vllm/vllm-openai:v0.12.0\n    command: ",
-                "kind: Pod\nspec:\n  containers:\n  - image: lmsysorg/sglang\n    args: ",
+                (
+                    "kind: Pod\nspec:\n  containers:\n  - image: lmsysorg/sglang\n    "
+                    "args: "
+                ),
             ]
         )
         value = self.rng.choice(
@@ -319,7 +359,9 @@ class Reports:
                 lambda: '["\\ud800", "\\0"]',
                 lambda: (
                     "[x]\nb0: &b0 [x]\n"
-                    + "".join(f"b{n}: &b{n} [*b{n - 1}, *b{n - 1}]\n" for n in range(1, 60))
+                    + "".join(
+                        f"b{n}: &b{n} [*b{n - 1}, *b{n - 1}]\n" for n in range(1, 60)
+                    )
                 ),
             ]
         )()
@@ -327,7 +369,10 @@ class Reports:
 
     def raw_http(self) -> str:
         headers = self.times("A: b\n")
-        return f"POST /v1/completions HTTP/1.1\nHost: {self.words()}\n{headers}\n{self.body()}"
+        return (
+            f"POST /v1/completions HTTP/1.1\nHost: {self.words()}\n{headers}\n"
+            f"{self.body()}"
+        )
 
 
 CODE: list[tuple[str, Callable[[Reports], str]]] = [

@@ -1,9 +1,8 @@
 """What an attack is run by: nothing at all, or a reference box of bubblewrap.
 
-A runner takes the outside, a script, a time limit and what is weakened, and returns an `AttackRun`.
-`unboxed` shows that an attack can get out; `bwrap` shows what a plain bubblewrap holds, and each of
-its weakened forms what goes red then.
-"""
+A runner takes the outside, a script, a time limit and what is weakened, and returns an
+`AttackRun`. `unboxed` shows that an attack can get out; `bwrap` shows what a plain
+bubblewrap holds, and each of its weakened forms what goes red then."""
 
 from __future__ import annotations
 
@@ -40,9 +39,19 @@ from hardening._outside import (
 )
 
 COLLECTED = (
-    "result.json", "output.txt", "stdout", "stderr", "client.log", "server.log", "recording.jsonl",
-    "events.jsonl", "report.md", "case.json", "race", "sparse.json",
-)  # fmt: skip
+    "result.json",
+    "output.txt",
+    "stdout",
+    "stderr",
+    "client.log",
+    "server.log",
+    "recording.jsonl",
+    "events.jsonl",
+    "report.md",
+    "case.json",
+    "race",
+    "sparse.json",
+)
 """What a harness would read of a stranger's work folder."""
 
 
@@ -50,13 +59,15 @@ class HungError(Exception):
     """A reader of results waited for what never came."""
 
 
-def unboxed(outside: Outside, script: Path, seconds: float, _weak: str = "") -> AttackRun:
+def unboxed(
+    outside: Outside, script: Path, seconds: float, _weak: str = ""
+) -> AttackRun:
     """Run the script as a careless harness would: with everything of its user's."""
     work = Path(tempfile.mkdtemp(dir=outside.scratch))
     command = [sys.executable, str(script)]
     if os.geteuid() == 0:
-        # Root alone could unmount what the outside itself stands on. One folder is hidden by a
-        # mount, one is read-only: what mounts can undo.
+        # Root alone could unmount what the outside itself stands on. One folder is
+        # hidden by a mount, one is read-only: what mounts can undo.
         mounts = f'mount -t tmpfs none {outside.hidden} && exec "$@"'
         command = ["unshare", "--mount", "sh", "-c", mounts, "sh", *command]
     command = on_terminal(script, command)
@@ -74,7 +85,8 @@ def unboxed(outside: Outside, script: Path, seconds: float, _weak: str = "") -> 
 
 
 class NaiveDoor:
-    """A recorder without any care: it keeps what comes, and does what a request says."""
+    """A recorder without any care: it keeps what comes, and does what a request
+    says."""
 
     def __init__(self, place: str) -> None:
         host, _, port = place.rpartition(":")
@@ -97,7 +109,9 @@ class NaiveDoor:
                 connection, _address = self.listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
+            threading.Thread(
+                target=self.answer, args=(connection,), daemon=True
+            ).start()
 
     def answer(self, connection: socket.socket) -> None:
         careless = contextlib.suppress(OSError, http.client.HTTPException)
@@ -136,7 +150,8 @@ class NaiveDoor:
 
 
 class NaiveClient:
-    """A reader of a server's answers without any care: it takes all of them into memory."""
+    """A reader of a server's answers without any care: it takes all of them into
+    memory."""
 
     def __init__(self, port: str) -> None:
         self.address = ("127.0.0.1", int(port))
@@ -152,7 +167,10 @@ class NaiveClient:
 
     def ask(self) -> None:
         while not self.ended.wait(0.1):
-            with contextlib.suppress(OSError), socket.create_connection(self.address) as asked:
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(self.address) as asked,
+            ):
                 asked.sendall(b"GET / HTTP/1.1\r\n\r\n")
                 while part := asked.recv(1 << 20):
                     self.kept.append(part)
@@ -168,12 +186,18 @@ def on_terminal(script: Path, command: list[str]) -> list[str]:
 def run_plainly(
     command: list[str], outside: Outside, work: Path, seconds: float
 ) -> tuple[int | None, bytes]:
-    """Run a command without any care: reads all, waits for the end of its output, then kills it."""
+    """Run a command without any care: reads all, waits for the end of its output, then
+    kills it."""
     process = subprocess.Popen(
-        command, cwd=work, env=outside.environment(), stdin=outside.standard_input.open("r"),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=outside.inherited,
+        command,
+        cwd=work,
+        env=outside.environment(),
+        stdin=outside.standard_input.open("r"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=outside.inherited,
         preexec_fn=allow_core,
-    )  # fmt: skip
+    )
     try:
         output, _nothing = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired as late:
@@ -183,7 +207,8 @@ def run_plainly(
 
 
 def allow_core() -> None:
-    """Raise the limit of a core dump to what the user may: a careless harness leaves it."""
+    """Raise the limit of a core dump to what the user may: a careless harness leaves
+    it."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
     most = 64 << 20
     limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -215,7 +240,8 @@ def naive_end(work: Path, status: int | None, output: bytes) -> AttackRun:
 
 
 def read_race(path: Path) -> None:
-    """Look at a file and then write it, again and again: between the two it can be swapped."""
+    """Look at a file and then write it, again and again: between the two it can be
+    swapped."""
     seconds = 2 if os.path.lexists(path) else 0
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -243,7 +269,9 @@ def time_limit(seconds: int) -> Iterator[None]:
 # ---------------------------------------------------------------- the reference box
 
 WEAK = {
-    "mounts": "capabilities over its own mounts, of which one is read-only and one hides",
+    "mounts": (
+        "capabilities over its own mounts, of which one is read-only and one hides"
+    ),
     "net": "the outside's network",
     "pid": "the outside's processes, and its /proc",
     "seccomp": "no filter",
@@ -271,39 +299,64 @@ def bwrap(outside: Outside, script: Path, seconds: float, weak: str = "") -> Att
         work.mkdir()
     if weak == "session":
         command.remove("--new-session")
-    standard_input = outside.standard_input.open("r") if weak == "home" else subprocess.DEVNULL
+    standard_input = (
+        outside.standard_input.open("r") if weak == "home" else subprocess.DEVNULL
+    )
     inner = [find_python()]
     if weak != "limits":
-        # Counted by user and user namespace (Linux 5.14), so set inside: there only the box counts.
+        # Counted by user and user namespace (Linux 5.14), so set inside: there only the
+        # box counts.
         most = outside.bounds.processes // 2
         inner = ["prlimit", f"--nproc={most}:{most}", *inner]
-    # The environment goes to bubblewrap's own process 1 too, where --clearenv does not reach.
+    # The environment goes to bubblewrap's own process 1 too, where --clearenv does not
+    # reach.
     environment = outside.environment() if weak == "home" else {"PATH": os.defpath}
     program = subprocess.Popen(
-        on_terminal(script, [*command, *inner, str(script)]), env=environment,
+        on_terminal(script, [*command, *inner, str(script)]),
+        env=environment,
         stdin=standard_input,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=limits,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=limits,
         pass_fds=[*inherited, *([reading] if reading is not None else [])],
-    )  # fmt: skip
+    )
     if reading is not None:
         os.close(reading)
     watch = None if weak == "limits" else BoxWatch(program, outside)
-    status, output = read_bounded(program, seconds, None if weak == "limits" else outside.bounds)
+    status, output = read_bounded(
+        program, seconds, None if weak == "limits" else outside.bounds
+    )
     if watch is not None:
         watch.end()
     if weak == "work":
         return naive_end(work, status, output)
-    quoted = b"".join(QUOTE + repr(line).encode() + b"\n" for line in output.splitlines()[:1000])
+    quoted = b"".join(
+        QUOTE + repr(line).encode() + b"\n" for line in output.splitlines()[:1000]
+    )
     return AttackRun(status, output, quoted)
 
 
 def box_command(outside: Outside, script: Path, work: Path, weak: str) -> list[str]:
     """Write the command line of the box."""
-    command = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
+    command = [
+        "bwrap",
+        "--unshare-all",
+        "--unshare-user",
+        "--die-with-parent",
+        "--new-session",
+    ]
     if weak == "end":
         command.remove("--die-with-parent")
     if weak == "mounts":
-        command += ["--ro-bind", "/", "/", "--tmpfs", str(outside.hidden), "--cap-add", "ALL"]
+        command += [
+            "--ro-bind",
+            "/",
+            "/",
+            "--tmpfs",
+            str(outside.hidden),
+            "--cap-add",
+            "ALL",
+        ]
     else:
         command += ["--cap-drop", "ALL", *read_only_system(), *read_only_python()]
         command += ["--ro-bind", str(script), str(script)]
@@ -318,7 +371,8 @@ def box_command(outside: Outside, script: Path, work: Path, weak: str) -> list[s
     if weak == "pid":
         command += ["--bind", "/proc", "/proc"]
     else:
-        # Root keeps its number outside: without a capability it may still write switches.
+        # Root keeps its number outside: without a capability it may still write
+        # switches.
         command += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"]
     command += ["--dev", "/dev"]
     if weak == "shm":
@@ -327,11 +381,28 @@ def box_command(outside: Outside, script: Path, work: Path, weak: str) -> list[s
     elif weak == "limits":
         command += ["--tmpfs", "/tmp", "--tmpfs", "/dev/shm"]
     elif weak != "mounts":
-        command += ["--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", "/dev/shm"]
+        command += [
+            "--size",
+            size,
+            "--tmpfs",
+            "/tmp",
+            "--size",
+            size,
+            "--tmpfs",
+            "/dev/shm",
+        ]
     if weak == "home":
         command += ["--bind", str(outside.folder), str(outside.folder)]
     else:
-        command += ["--clearenv", "--setenv", "PATH", "/usr/bin:/bin", "--setenv", "HOME", "/tmp"]
+        command += [
+            "--clearenv",
+            "--setenv",
+            "PATH",
+            "/usr/bin:/bin",
+            "--setenv",
+            "HOME",
+            "/tmp",
+        ]
     if weak == "work":
         command += ["--bind", str(work), "/work"]
     elif weak == "limits":
@@ -398,7 +469,9 @@ class BoxWatch:
         while not self.ended.wait(0.02):
             inside = [pid for pid in boxed(self.comm) if pid not in self.spared]
             count = sum(map(threads, inside))
-            memory = sum(map(proportional, inside[:64])) + sum(map(nameless, inside[:64]))
+            memory = sum(map(proportional, inside[:64])) + sum(
+                map(nameless, inside[:64])
+            )
             _size, files = used_above(self.used_before, file_systems(inside[:8]))
             too_much = (
                 count > self.bounds.processes // 2

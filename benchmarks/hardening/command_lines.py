@@ -1,15 +1,15 @@
-"""Hostile command lines: does any end in a traceback, an unknown exit code, minutes or gigabytes?
+"""Hostile command lines: does any end in a traceback, an unknown exit code, minutes or
+gigabytes?
 
-Usage:  python benchmarks/hardening/command_lines.py [--lines 10000] [--processes 500] [--seed 1]
-                                                     [--share 0.1]
+Usage: python benchmarks/hardening/command_lines.py [--lines 10000] [--processes 500]
+                                                     [--seed 1] [--share 0.1]
 
-Commands and options come from mmrepro's own tree, values from hostile pools. Most lines run in
-forked children of this process, in which `main` is called again and again, so that what grows is
-seen and told by command; the others are processes of their own, behind streams that are full,
-closed or narrow. All of it writes below one temporary folder alone (Landlock), in a network of its
-own that leads nowhere, with an empty cache: no engine can be built or started. Exit 1: a bound was
-broken.
-"""
+Commands and options come from mmrepro's own tree, values from hostile pools. Most lines
+run in forked children of this process, in which `main` is called again and again, so
+that what grows is seen and told by command; the others are processes of their own,
+behind streams that are full, closed or narrow. All of it writes below one temporary
+folder alone (Landlock), in a network of its own that leads nowhere, with an empty
+cache: no engine can be built or started. Exit 1: a bound was broken."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ from mmrepro.campaign.bisect.once import GitCode
 
 LIMIT_S, KILL_S = 10.0, 100.0
 WAITING_S = {("diagnose",): 20.0, ("matrix", "run"): 25.0}
-"""Of commands that are asked to wait: a request's deadline of 15 s and what is beside it; a night,
-each cell of which fails after a second or two, since nothing can be built here."""
+"""Of commands that are asked to wait: a request's deadline of 15 s and what is beside
+it; a night, each cell of which fails after a second or two, since nothing can be built
+here."""
 MEMORY_KIB, ADDRESSES = 1 << 20, 4 << 30
 BATCH = 250
 HUGE = "huge"
@@ -63,15 +64,15 @@ STREAMS = {
     "reader left": "| true",
     "narrow": "COLUMNS=1 TERM=dumb",
     "coloured": "FORCE_COLOR=1 COLUMNS=20",
-}  # fmt: skip
+}
 
 
 @dataclass
 class Ran:
-    """One command line. ``growth_kib``: what the process kept; ``peak_kib``: its most while it ran,
-    as far as that was more than before. ``seconds``: in one process, without those in which it had
-    no processor; where a line is a process of its own, its start and all waits count, so no limit
-    holds but ``KILL_S``."""
+    """One command line. ``growth_kib``: what the process kept; ``peak_kib``: its most
+    while it ran, as far as that was more than before. ``seconds``: in one process,
+    without those in which it had no processor; where a line is a process of its own,
+    its start and all waits count, so no limit holds but ``KILL_S``."""
 
     line: list[str]
     code: int | None
@@ -85,7 +86,9 @@ class Ran:
     def limit_s(self) -> float:
         if self.how != IN_PROCESS:
             return KILL_S
-        waiting = (s for words, s in WAITING_S.items() if (*self.line[: len(words)],) == words)
+        waiting = (
+            s for words, s in WAITING_S.items() if (*self.line[: len(words)],) == words
+        )
         return next(waiting, LIMIT_S)
 
     def broken(self) -> list[str]:
@@ -108,7 +111,8 @@ class Ran:
 
 
 def no_processor() -> float:
-    """Seconds that this thread was ready to run and did not: a busy machine, not a slow line."""
+    """Seconds that this thread was ready to run and did not: a busy machine, not a slow
+    line."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except OSError:  # a kernel that does not count them
@@ -140,13 +144,20 @@ def worker(lines: list[list[str]], folder: Path, pipe: int) -> None:
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else 0
         except BaseException as error:
-            escaped = f"Traceback (most recent call last): {type(error).__name__}: {error}"
+            escaped = (
+                f"Traceback (most recent call last): {type(error).__name__}: {error}"
+            )
         seconds = time.monotonic() - no_processor() - began
         os.chdir(cwd)
         size = os.fstat(output).st_size
-        said = os.pread(output, 4000, max(0, size - 4000)).decode(errors="replace") + escaped
+        said = (
+            os.pread(output, 4000, max(0, size - 4000)).decode(errors="replace")
+            + escaped
+        )
         after, peak = memory("VmRSS"), memory("VmHWM")
-        ran = Ran(line, code, seconds, peak if peak > highest else after, after - before, said)
+        ran = Ran(
+            line, code, seconds, peak if peak > highest else after, after - before, said
+        )
         os.write(pipe, json.dumps(asdict(ran)).encode() + b"\n")
     os._exit(0)
 
@@ -200,8 +211,11 @@ class Worker:
 
 
 def in_process(lines: list[list[str]], folder: Path, at_once: int) -> list[Ran]:
-    """All of ``lines``, in children that are replaced after each batch, and if they hang or die."""
-    waiting = [Worker(lines[n : n + BATCH], folder) for n in range(0, len(lines), BATCH)]
+    """All of ``lines``, in children that are replaced after each batch, and if they
+    hang or die."""
+    waiting = [
+        Worker(lines[n : n + BATCH], folder) for n in range(0, len(lines), BATCH)
+    ]
     running: list[Worker] = []
     ended: list[Ran] = []
     while waiting or running:
@@ -220,7 +234,9 @@ def in_process(lines: list[list[str]], folder: Path, at_once: int) -> list[Ran]:
             if len(one.done) < len(one.lines):
                 line = one.lines[len(one.done)]
                 said = "it hangs" if late else "the process died"
-                one.done.append(Ran(line, None, time.monotonic() - one.began, said=said))
+                one.done.append(
+                    Ran(line, None, time.monotonic() - one.began, said=said)
+                )
             if len(one.done) < len(one.lines):
                 waiting.insert(0, one)
             else:
@@ -236,7 +252,7 @@ def _end_orphans(ours: set[int]) -> None:
             child.wait()
 
 
-# ---------------------------------------------------------------- processes of their own
+# --------------------------------------------------------------- processes of their own
 
 
 def process(number: int, line: list[str], how: str, folder: Path) -> Ran:
@@ -245,14 +261,19 @@ def process(number: int, line: list[str], how: str, folder: Path) -> Ran:
     cwd.mkdir()
     furnish(cwd, folder / HUGE)
     around = STREAMS[how]
-    before, after = ("", around) if around[:1] in ("<", ">", "|", "2", "") else (around, "")
+    before, after = (
+        ("", around) if around[:1] in ("<", ">", "|", "2", "") else (around, "")
+    )
     script = f'{before} "$@" {after}; exit "${{PIPESTATUS[0]}}"'
     began = time.monotonic()
     child = subprocess.Popen(
         ["bash", "-c", script, "_", sys.executable, "-m", "mmrepro", *line],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        cwd=cwd, start_new_session=True,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=cwd,
+        start_new_session=True,
+    )
     try:
         said, _ = child.communicate(timeout=KILL_S)
     except subprocess.TimeoutExpired:
@@ -263,13 +284,15 @@ def process(number: int, line: list[str], how: str, folder: Path) -> Ran:
     return Ran(line, child.returncode, time.monotonic() - began, said=text, how=how)
 
 
-# ---------------------------------------------------------------- where nothing can be harmed
+# ---------------------------------------------------------- where nothing can be harmed
 
 
 def settle(folder: Path) -> None:
     for name in ("home", "cache", "tmp", "uv"):
         (folder / name).mkdir()
-    unroutable = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:9")
+    unroutable = dict.fromkeys(
+        ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:9"
+    )
     os.environ.update(
         unroutable,
         HOME=str(folder / "home"),
@@ -280,14 +303,21 @@ def settle(folder: Path) -> None:
         UV_OFFLINE="1",
         PYTHONDONTWRITEBYTECODE="1",
     )
-    for name in ("MMREPRO_DEBUG", "MMREPRO_START_MODE", "MMREPRO_WARM_DIR", "MMREPRO_WARM_IDLE"):
+    for name in (
+        "MMREPRO_DEBUG",
+        "MMREPRO_START_MODE",
+        "MMREPRO_WARM_DIR",
+        "MMREPRO_WARM_IDLE",
+    ):
         os.environ.pop(name, None)
     tempfile.tempdir = None
     with (folder / HUGE).open("wb") as huge:
         huge.truncate(1 << 40)
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, ADDRESSES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what a line leaves is ours
+    ctypes.CDLL(None).prctl(
+        36, 1, 0, 0, 0
+    )  # PR_SET_CHILD_SUBREAPER: what a line leaves is ours
 
 
 def report(ran: list[Ran], began: float) -> int:
@@ -304,14 +334,30 @@ def report(ran: list[Ran], began: float) -> int:
     slow = sorted(ran, key=lambda one: -one.seconds)[:3]
     print(f"{inside} lines in-process, {len(ran) - inside} processes, {seconds:.0f} s")
     print("exit codes  ", ", ".join(f"{code}: {number}" for code, number in codes))
-    print("slowest     ", ", ".join(f"{shown(one)[:60]} {one.seconds:.1f} s" for one in slow))
-    print("grew most   ", ", ".join(f"{name} {mib} MiB" for name, mib in growth.most_common(3)))
-    print("highest peak", ", ".join(f"{name} {mib} MiB" for name, mib in peaks.most_common(3)))
+    print(
+        "slowest     ",
+        ", ".join(f"{shown(one)[:60]} {one.seconds:.1f} s" for one in slow),
+    )
+    print(
+        "grew most   ",
+        ", ".join(f"{name} {mib} MiB" for name, mib in growth.most_common(3)),
+    )
+    print(
+        "highest peak",
+        ", ".join(f"{name} {mib} MiB" for name, mib in peaks.most_common(3)),
+    )
     broken = [(one, what) for one in ran if (what := one.broken())]
     for one, what in broken:
-        print(f"\n{', '.join(what)}  ({one.how}, {one.seconds:.1f} s, {one.peak_kib >> 10} MiB)")
+        print(
+            f"\n{', '.join(what)}  ({one.how}, {one.seconds:.1f} s, "
+            f"{one.peak_kib >> 10} MiB)"
+        )
         print(f"  mmrepro {shown(one)}")
-        print("\n".join(f"    {line[:200]}" for line in one.said.strip().splitlines()[-8:]))
+        print(
+            "\n".join(
+                f"    {line[:200]}" for line in one.said.strip().splitlines()[-8:]
+            )
+        )
     print(f"\n{len(broken)} of {len(ran)} lines broke a bound")
     return int(bool(broken))
 
@@ -365,7 +411,8 @@ def confined(asked: argparse.Namespace, folder: Path) -> int:
     network = "of its own" if asked.inside else "unroutable"
     print(f"seed {asked.seed}; network {network}; writes {writes}")
     ran = in_process(lines, folder, asked.jobs)
-    # A busy machine makes a line slow that is not: it counts only if it is so by itself as well.
+    # A busy machine makes a line slow that is not: it counts only if it is so by itself
+    # as well.
     again = [one.line for one in ran if one.seconds > one.limit_s]
     ran = [one for one in ran if one.seconds <= one.limit_s]
     ran += in_process(again, folder, 1)

@@ -1,4 +1,5 @@
-"""Where the scripts beside this one do their harm: a network, processes and memory of their own."""
+"""Where the scripts beside this one do their harm: a network, processes and memory of
+their own."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 
 
 def apart(*more: str) -> list[str]:
-    """What starts a program in a network of its own, and in what ``more`` of unshare(1) says; empty
-    where the kernel refuses."""
+    """What starts a program in a network of its own, and in what ``more`` of unshare(1)
+    says; empty where the kernel refuses."""
     command = ["unshare", "--user", "--map-root-user", "--net", *more]
     if shutil.which(command[0]) is None:
         return []

@@ -4,13 +4,12 @@ Usage:  python benchmarks/hardening/escape.py --by client|server|bwrap|unboxed
             [--weak KIND] [--as USER] [--only ID]... [--json FILE] [--seconds S]
             [--share PART] [--no-world]
 
-An attack is a small script of the standard library (escapes/). It is told where the canaries are
-(files, sockets, a process, keys), never what they hold; the outside judges it by what is found
-there afterwards (_outside.py). The whole rehearsal runs in a world of its own: mounts, processes,
-network, IPC and a /tmp of a bounded size, so that a broken box breaks nothing of the machine.
-Rights of the whole kernel are asked for, never used. Exit 0: every attack ran,
-and none got out.
-"""
+An attack is a small script of the standard library (escapes/). It is told where the
+canaries are (files, sockets, a process, keys), never what they hold; the outside judges
+it by what is found there afterwards (_outside.py). The whole rehearsal runs in a world
+of its own: mounts, processes, network, IPC and a /tmp of a bounded size, so that a
+broken box breaks nothing of the machine. Rights of the whole kernel are asked for,
+never used. Exit 0: every attack ran, and none got out."""
 
 from __future__ import annotations
 
@@ -34,9 +33,20 @@ from hardening._runners import WEAK, bwrap, find_python, unboxed
 from hardening.escapes import attacker
 
 KINDS = (
-    "mounts", "namespaces", "proc", "processes", "kernel", "sockets", "inherited", "files",
-    "devices", "bombs", "leavings", "forging", "peers",
-)  # fmt: skip
+    "mounts",
+    "namespaces",
+    "proc",
+    "processes",
+    "kernel",
+    "sockets",
+    "inherited",
+    "files",
+    "devices",
+    "bombs",
+    "leavings",
+    "forging",
+    "peers",
+)
 
 Runner = Callable[[Outside, Path, float, str], AttackRun]
 
@@ -62,7 +72,8 @@ class WayOut:
     title: str
     aims: tuple[str, ...]
     only: str
-    """`root`: no ordinary user could ever get out like this; `kernel`: nobody on most kernels."""
+    """`root`: no ordinary user could ever get out like this; `kernel`: nobody on most
+    kernels."""
     needs: str
     """`door`, `serve` or `peer`: what a runner must offer beyond running a script."""
 
@@ -74,7 +85,9 @@ def attacks() -> list[WayOut]:
     ways = []
     for entry in attacker.ATTACKS:
         kind = entry.function.__module__.rpartition(".")[2]
-        ways.append(WayOut(entry.id, kind, entry.title, entry.aims, entry.only, entry.needs))
+        ways.append(
+            WayOut(entry.id, kind, entry.title, entry.aims, entry.only, entry.needs)
+        )
     return ways
 
 
@@ -103,7 +116,8 @@ exec "$@"
 
 
 def world_command(command: list[str], user: str = "") -> list[str]:
-    """Write the command that runs another where nothing of the machine is in reach but its files.
+    """Write the command that runs another where nothing of the machine is in reach but
+    its files.
 
     Root makes the world and may become a user in it; a user makes it with bubblewrap.
     """
@@ -113,7 +127,15 @@ def world_command(command: list[str], user: str = "") -> list[str]:
         command = [*change, "--init-groups", "--inh-caps=-all", *command]
     command = ["env", "MMREPRO_ESCAPE_WORLD=1", *command]
     if os.geteuid() == 0:
-        namespaces = ["--mount", "--pid", "--ipc", "--uts", "--net", "--propagation", "private"]
+        namespaces = [
+            "--mount",
+            "--pid",
+            "--ipc",
+            "--uts",
+            "--net",
+            "--propagation",
+            "private",
+        ]
         unshare = ["unshare", *namespaces, "--fork", "--kill-child", "--mount-proc"]
         return [*unshare, "sh", "-c", WORLD, "world", *command]
     world = ["bwrap", "--dev-bind", "/", "/", "--die-with-parent"]
@@ -124,7 +146,8 @@ def world_command(command: list[str], user: str = "") -> list[str]:
 
 
 def run_in_world(arguments: list[str], options: argparse.Namespace) -> int:
-    """Run this program again in a world of its own, which hands its rows out by a descriptor."""
+    """Run this program again in a world of its own, which hands its rows out by a
+    descriptor."""
     # A virtual environment below root's home is no user's to start.
     python = find_python() if options.user else sys.executable
     command = [python, str(Path(__file__).resolve()), *arguments, "--no-world"]
@@ -157,7 +180,10 @@ def main(argv: list[str] | None = None) -> int:
         RUNNERS.update(client=_box_runners.client, server=_box_runners.server)
     runner = RUNNERS.get(options.by)
     if runner is None:
-        print(f"No runner {options.by!r} here; there are: {', '.join(RUNNERS)}.", file=sys.stderr)
+        print(
+            f"No runner {options.by!r} here; there are: {', '.join(RUNNERS)}.",
+            file=sys.stderr,
+        )
         return 2
     if options.by == "bwrap" and shutil.which("bwrap") is None:
         print("bubblewrap is not installed here.", file=sys.stderr)
@@ -169,11 +195,15 @@ def main(argv: list[str] | None = None) -> int:
         for way in chosen:
             if way.needs and way.needs not in OFFERS.get(options.by, frozenset()):
                 findings.append(
-                    EscapeFinding(way.id, "not-tried", [], f"the runner has no {way.needs}")
+                    EscapeFinding(
+                        way.id, "not-tried", [], f"the runner has no {way.needs}"
+                    )
                 )
             else:
                 started = time.monotonic()
-                findings.append(try_out(outside, way, runner, options.seconds, options.weak))
+                findings.append(
+                    try_out(outside, way, runner, options.seconds, options.weak)
+                )
                 print_row(way, findings[-1], time.monotonic() - started)
     if options.json_descriptor is not None:
         with os.fdopen(options.json_descriptor, "w", encoding="utf-8") as rows:
@@ -191,8 +221,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", action="append", default=[], metavar="ID")
     parser.add_argument("--kind", action="append", default=[], choices=KINDS)
     parser.add_argument("--json", type=Path, default=None, metavar="FILE")
-    parser.add_argument("--json-descriptor", type=int, default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--share", type=float, default=1.0, help="of each kind, at least one")
+    parser.add_argument(
+        "--json-descriptor", type=int, default=None, help=argparse.SUPPRESS
+    )
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="of each kind, at least one"
+    )
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--no-world", action="store_true")
     parser.add_argument("--list", action="store_true")
@@ -222,7 +256,10 @@ def print_row(way: WayOut, finding: EscapeFinding, seconds: float) -> None:
 
 def as_json(ways: list[WayOut], findings: list[EscapeFinding]) -> str:
     """Return each way out with what was found of it."""
-    rows = [asdict(way) | asdict(finding) for way, finding in zip(ways, findings, strict=True)]
+    rows = [
+        asdict(way) | asdict(finding)
+        for way, finding in zip(ways, findings, strict=True)
+    ]
     return json.dumps(rows, indent=1)
 
 

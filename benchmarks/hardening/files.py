@@ -1,15 +1,16 @@
-"""Broken archives, JSON and logs: does any end in a traceback, half a GiB or twenty seconds?
+"""Broken archives, JSON and logs: does any end in a traceback, half a GiB or twenty
+seconds?
 
-Usage:  python benchmarks/hardening/files.py [--share 0.1] [--seed 1] [--jobs 2] [--kind K]
-                                                [--only N]
+Usage: python benchmarks/hardening/files.py [--share 0.1] [--seed 1] [--jobs 2] [--kind
+                                                K] [--only N]
 
-5,000 files and folders, made of recorded runs, replays, ledgers, logs and recordings, each broken
-by a seed of its own and given to a command that reads such. Each runs in a forked child with limits
-of memory, file size and time, in a temporary folder and a network of its own (where the kernel
-allows it); `replay` ends where it would start a server.
-Of each the peak of its memory (with the 100 MiB that mmrepro's imports take) and its seconds of CPU
-are measured: whatever else runs on the machine is not counted. Exit 1: a bound was broken.
-"""
+5,000 files and folders, made of recorded runs, replays, ledgers, logs and recordings,
+each broken by a seed of its own and given to a command that reads such. Each runs in a
+forked child with limits of memory, file size and time, in a temporary folder and a
+network of its own (where the kernel allows it); `replay` ends where it would start a
+server. Of each the peak of its memory (with the 100 MiB that mmrepro's imports take)
+and its seconds of CPU are measured: whatever else runs on the machine is not counted.
+Exit 1: a bound was broken."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ LIMIT_S, LIMIT_MIB, CPU_S, HUNG_S = 20.0, 512, 60, 600
 ADDRESSES, FILE_BYTES = 4 << 30, 1 << 30
 EXPECTED = frozenset({0, 1, 2, 3, 4})
 GITS = frozenset({125, 128})
-"""Of ``bisect-run``: what git takes for a tree that cannot be tested, and for its own end."""
+"""Of ``bisect-run``: what git takes for a tree that cannot be tested, and for its own
+end."""
 BUGS = ("bug of mmrepro", "Traceback (most recent call last)")
 
 
@@ -69,7 +71,8 @@ class Ended:
 
 
 def child(number: int, kind: str, folder: Path, place: Path) -> NoReturn:
-    """Makes the files in a process of its own, so that this one's memory is the command's."""
+    """Makes the files in a process of its own, so that this one's memory is the
+    command's."""
     argv_file = folder.parent / f"{number}.argv"
     maker = os.fork()
     if maker == 0:
@@ -90,7 +93,9 @@ def child(number: int, kind: str, folder: Path, place: Path) -> NoReturn:
     spoken = folder.parent / "stdin"
     os.dup2(os.open(spoken if spoken.exists() else os.devnull, os.O_RDONLY), 0)
     for stream in (1, 2):
-        handle = os.open(folder.parent / f"{number}.{stream}", os.O_WRONLY | os.O_CREAT, 0o600)
+        handle = os.open(
+            folder.parent / f"{number}.{stream}", os.O_WRONLY | os.O_CREAT, 0o600
+        )
         os.dup2(handle, stream)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
     sys.argv = ["mmrepro", *json.loads(argv_file.read_text())]
@@ -119,7 +124,9 @@ def ended(number: int, kind: str, folder: Path, status: int) -> Ended:
     if os.waitstatus_to_exitcode(status):
         code = os.waitstatus_to_exitcode(status)
         hung = -code in (signal.SIGALRM, signal.SIGXCPU)
-        return Ended(number, kind, argv, code, 0, 0, "hung" if hung else f"ended by {-code}")
+        return Ended(
+            number, kind, argv, code, 0, 0, "hung" if hung else f"ended by {-code}"
+        )
     told = json.loads((held / f"{number}.told").read_text())
     wrong = ""
     gits = GITS if argv[0] == "bisect-run" else frozenset[int]()
@@ -127,12 +134,18 @@ def ended(number: int, kind: str, folder: Path, status: int) -> Ended:
         wrong = f"exit {told['code']}: {errors.strip().splitlines()[-2:]}"
     elif b"\x1b" in printed or "\x1b" in errors:
         wrong = "an escape reached the terminal"
-    elif out := {path.name for path in held.iterdir()} - {folder.name, "stdin", *_own(number)}:
+    elif out := {path.name for path in held.iterdir()} - {
+        folder.name,
+        "stdin",
+        *_own(number),
+    }:
         wrong = f"it wrote beside its folder: {sorted(out)}"
     elif argv[0] == "bundle" and (folder / "x.zip").exists():
         with zipfile.ZipFile(folder / "x.zip") as archive:
             names = archive.namelist()
-        if len(set(names)) < len(names) or any(".." in n.split("/") or n[:1] == "/" for n in names):
+        if len(set(names)) < len(names) or any(
+            ".." in n.split("/") or n[:1] == "/" for n in names
+        ):
             wrong = "two members of one name, or one that leads out"
     return Ended(number, kind, argv, told["code"], told["kib"] >> 10, told["s"], wrong)
 
@@ -143,8 +156,11 @@ def _own(number: int) -> set[str]:
 
 
 def warmed(place: Path) -> None:
-    """Imports what the commands do, so that a fork has it, and keeps every server from starting."""
-    warnings.filterwarnings("ignore", "Duplicate name")  # two members of one name are made here
+    """Imports what the commands do, so that a fork has it, and keeps every server from
+    starting."""
+    warnings.filterwarnings(
+        "ignore", "Duplicate name"
+    )  # two members of one name are made here
     from mmrepro.base.errors import EngineStartError
     from mmrepro.cli.app import app
     from mmrepro.runs.play.player import Player
@@ -202,7 +218,10 @@ def run(wanted: list[tuple[int, str]], place: Path) -> dict[str, Row]:
         number, kind = running.pop(pid)
         rows[kind].take(one := ended(number, kind, place / str(number) / "x", status))
         if one.bad:
-            print(f"{number} ({kind}): mmrepro {' '.join(one.argv)}\n    {one.bad}", flush=True)
+            print(
+                f"{number} ({kind}): mmrepro {' '.join(one.argv)}\n    {one.bad}",
+                flush=True,
+            )
         if not ARGS.only:
             shutil.rmtree(place / str(number))
 
@@ -212,7 +231,9 @@ def planned(share: float) -> list[tuple[int, str]]:
     kinds = [kind for kind, (_, count) in KINDS.items() for _ in range(count)]
     step = round(1 / share)
     wanted = enumerate(kinds, 1)
-    return [(n, k) for n, k in wanted if n % step == 0 and (not ARGS.kind or k in ARGS.kind)]
+    return [
+        (n, k) for n, k in wanted if n % step == 0 and (not ARGS.kind or k in ARGS.kind)
+    ]
 
 
 def main() -> int:
@@ -221,7 +242,9 @@ def main() -> int:
         place = Path(tempfile.mkdtemp(prefix="mmrepro-files-"))
         if not ARGS.only:
             stack.callback(shutil.rmtree, place)
-        os.environ.update(MMREPRO_CACHE_DIR=str(place / "cache"), NO_COLOR="1", COLUMNS="120")
+        os.environ.update(
+            MMREPRO_CACHE_DIR=str(place / "cache"), NO_COLOR="1", COLUMNS="120"
+        )
         os.environ.pop("MMREPRO_DEBUG", None)
         os.environ["TMPDIR"] = str(place)
         warmed(place)
@@ -231,20 +254,32 @@ def main() -> int:
             print(f"kept in {place / str(ARGS.only)}")
     print(f"{'':20}{'files':>7}{'bad':>5}{'MiB':>6}{'s':>7}  exit codes")
     for kind, row in ((kind, row) for kind, row in rows.items() if row.count):
-        codes = ", ".join(f"{code}: {count}" for code, count in sorted(row.codes.items()))
-        print(f"{kind:20}{row.count:7}{len(row.bad):5}{row.mib:6}{row.seconds:7.2f}  {codes}")
-    count, bad = sum(row.count for row in rows.values()), sum(len(row.bad) for row in rows.values())
+        codes = ", ".join(
+            f"{code}: {count}" for code, count in sorted(row.codes.items())
+        )
+        print(
+            f"{kind:20}{row.count:7}{len(row.bad):5}{row.mib:6}{row.seconds:7.2f}  "
+            f"{codes}"
+        )
+    count, bad = (
+        sum(row.count for row in rows.values()),
+        sum(len(row.bad) for row in rows.values()),
+    )
     print(f"{count} files, {bad} bad, in {time.monotonic() - began:.0f} s")
     return 1 if bad else 0
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--share", type=float, default=1.0, help="of the files that are tried")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="of the files that are tried"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="commands at a time")
     parser.add_argument("--kind", action="append", help="try only files of this kind")
-    parser.add_argument("--only", type=int, help="try this number alone, and keep its files")
+    parser.add_argument(
+        "--only", type=int, help="try this number alone, and keep its files"
+    )
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     ARGS = parser.parse_args()
     if not ARGS.inside and (prefix := apart()):

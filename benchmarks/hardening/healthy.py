@@ -1,11 +1,13 @@
-"""Healthy servers against ``diagnose`` and ``watch``: is one of them called anything else?
+"""Healthy servers against ``diagnose`` and ``watch``: is one of them called anything
+else?
 
-Real engines (minivllm, vLLM 0.23.0 and 0.24.0; one of them behind its own key and without process
-titles, as older releases are), idle, under load and with long prompts; asked directly and through a
-small reverse proxy of our own, a FAKE, which may ask for a key, turn requests away, hide routes, or
-give the API the title that older releases gave it. Of each: one diagnosis, and as many checks of a
-watch as ten minutes have; they follow each other at once, count as an interval apart, and have no
-grace. One engine at a time.
+Real engines (minivllm, vLLM 0.23.0 and 0.24.0; one of them behind its own key and
+without process titles, as older releases are), idle, under load and with long prompts;
+asked directly and through a small reverse proxy of our own, a FAKE, which may ask for a
+key, turn requests away, hide routes, or give the API the title that older releases gave
+it. Of each: one diagnosis, and as many checks of a watch as ten minutes have; they
+follow each other at once, count as an interval apart, and have no grace. One engine at
+a time.
 
     uv run python benchmarks/hardening/healthy.py                  # 50 of them
     uv run python benchmarks/hardening/healthy.py --share 0.1      # as CI does: minivllm alone
@@ -55,7 +57,8 @@ WITH_KEY = {"Authorization": f"Bearer {KEY}"}
 NO_TITLES = 'raise ImportError("this machine has no setproctitle")'
 ALIVE = {S.HEALTHY, S.NO_FAULT_SEEN, S.UNKNOWN}
 BUSY = {S.SLOW, S.OVERLOADED}
-"""Of a server that is late on a busy machine, or turns requests away: no alarm of a failure."""
+"""Of a server that is late on a busy machine, or turns requests away: no alarm of a
+failure."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ LOADS = ("idle", "load", "long prompts")
 
 @dataclass(frozen=True)
 class Way:
-    """How it is asked. ``routes``: what a proxy answers itself, by the beginning of the path."""
+    """How it is asked. ``routes``: what a proxy answers itself, by the beginning of the
+    path."""
 
     name: str
     proxy: bool = True
@@ -140,8 +144,12 @@ def main() -> int:
     alarms = [row.alarm for row in rows if row.alarm]
     dead = [row.not_live for row in rows if row.not_live]
     print(f"{len(rows)} healthy servers, seed {options.seed}")
-    print(f"diagnoses          {', '.join(f'{n} {s}' for s, n in states.most_common())}")
-    print(f"checks             {', '.join(f'{n} {v}' for v, n in checks.most_common())}")
+    print(
+        f"diagnoses          {', '.join(f'{n} {s}' for s, n in states.most_common())}"
+    )
+    print(
+        f"checks             {', '.join(f'{n} {v}' for v, n in checks.most_common())}"
+    )
     print(f"alarms             {len(alarms)}", *alarms, sep="\n  ")
     print(f"liveness failures  {len(dead)}", *dead, sep="\n  ")
     print(f"took               {time.monotonic() - began:.0f} s")
@@ -149,7 +157,8 @@ def main() -> int:
 
 
 def plan(share: float, seed: int) -> list[Healthy]:
-    """``EACH`` of every start: all ways, loads as they come. A part of it: of the first starts."""
+    """``EACH`` of every start: all ways, loads as they come. A part of it: of the first
+    starts."""
     rng = random.Random(seed)
     planned = [
         Healthy(start, way, LOADS[(place + start) % len(LOADS)])
@@ -168,9 +177,14 @@ def run(start: Start, group: list[Healthy]) -> list[Row]:
             (folder / "standin" / "setproctitle.py").write_text(NO_TITLES)
             env = {"PYTHONPATH": str(folder / "standin")}
         with serving(
-            start.engine, start.release, start.model, folder / "server", *start.options,
-            env=env, mode=StartMode.COLD,
-        ) as server:  # fmt: skip
+            start.engine,
+            start.release,
+            start.model,
+            folder / "server",
+            *start.options,
+            env=env,
+            mode=StartMode.COLD,
+        ) as server:
             ask(server.url, key=KEY if start.key else "")
             for one in group:
                 rows.append(row := look(start, server, one, folder / "kept"))
@@ -184,13 +198,17 @@ def look(start: Start, server: Server, one: Healthy, folder: Path) -> Row:
     with contextlib.ExitStack() as stack:
         url = server.url
         if one.way.proxy:
-            url = stack.enter_context(proxied(server.url, one.way, KEY if start.key else ""))
+            url = stack.enter_context(
+                proxied(server.url, one.way, KEY if start.key else "")
+            )
         stack.enter_context(loaded(server.url, one.load, KEY if start.key else ""))
         asked_for = start.key if not one.way.proxy else one.way.key
         headers = WITH_KEY if asked_for and one.way.given else {}
         watching = threading.Thread(target=watch, args=(url, headers, row))
         watching.start()
-        found = diagnose(DiagnoseCommand(url=url, headers=headers, out=folder / str(began)))
+        found = diagnose(
+            DiagnoseCommand(url=url, headers=headers, out=folder / str(began))
+        )
         watching.join()
     state, known = found.diagnosis.state, found.diagnosis.found
     row.state, row.seconds = state.value, time.monotonic() - began
@@ -230,9 +248,13 @@ def loaded(url: str, load: str, key: str) -> Iterator[None]:
             count += 1
             words = "word " * (500 if load == "long prompts" else 1)
             with contextlib.suppress(OSError):
-                ask(url, f"{number} {count} {words}", max_tokens=16, timeout=60, key=key)
+                ask(
+                    url, f"{number} {count} {words}", max_tokens=16, timeout=60, key=key
+                )
 
-    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(CLIENTS)]
+    threads = [
+        threading.Thread(target=run, args=(n,), daemon=True) for n in range(CLIENTS)
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -250,7 +272,9 @@ def loaded(url: str, load: str, key: str) -> Iterator[None]:
 def proxied(url: str, way: Way, key_behind: str) -> Iterator[str]:
     context = multiprocessing.get_context("fork")
     mine, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=proxy, args=(url, way, key_behind, theirs), daemon=True)
+    process = context.Process(
+        target=proxy, args=(url, way, key_behind, theirs), daemon=True
+    )
     process.start()
     try:
         yield f"http://127.0.0.1:{mine.recv()}"
@@ -259,7 +283,9 @@ def proxied(url: str, way: Way, key_behind: str) -> Iterator[str]:
         process.join()
 
 
-def proxy(url: str, way: Way, key_behind: str, out: multiprocessing.connection.Connection) -> None:
+def proxy(
+    url: str, way: Way, key_behind: str, out: multiprocessing.connection.Connection
+) -> None:
     address = urlsplit(url).netloc
 
     class Handler(BaseHTTPRequestHandler):
@@ -305,7 +331,9 @@ def proxy(url: str, way: Way, key_behind: str, out: multiprocessing.connection.C
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--share", type=float, default=1.0, help="part of them that is run")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="part of them that is run"
+    )
     parser.add_argument("--seed", type=int, default=20)
     return parser.parse_args()
 

@@ -1,13 +1,13 @@
-"""Hostile bug reports: does reading one end in a traceback, a bug, a GiB or twenty seconds?
+"""Hostile bug reports: does reading one end in a traceback, a bug, a GiB or twenty
+seconds?
 
 Usage:  python benchmarks/hardening/issues.py [--share 0.1] [--seed 1] [--only N]
 
-400 reports of a grammar (_reports.py), each within the 65,536 characters of GitHub, are given to
-`mmrepro repro ISSUE.md`, which ends where it would start a server or a client. Each runs in a
-forked child, in a network of its own where the kernel allows it. Counted is what a user sees: the
-seconds until the end, and the largest process, the reader's child included. Exit 1: a bound was
-broken.
-"""
+400 reports of a grammar (_reports.py), each within the 65,536 characters of GitHub, are
+given to `mmrepro repro ISSUE.md`, which ends where it would start a server or a client.
+Each runs in a forked child, in a network of its own where the kernel allows it. Counted
+is what a user sees: the seconds until the end, and the largest process, the reader's
+child included. Exit 1: a bound was broken."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ COUNT = 400
 LIMIT_S, LIMIT_MIB, HUNG_S = 20.0, 1024, 120
 ADDRESSES = 6 << 30
 EXPECTED = frozenset({0, 2})
-BUG, TRACEBACK, UNREAD = "bug of mmrepro", "Traceback (most recent call last)", "cannot be read: "
+BUG, TRACEBACK, UNREAD = (
+    "bug of mmrepro",
+    "Traceback (most recent call last)",
+    "cannot be read: ",
+)
 """UNREAD: of a report; an exception that nobody expected stands behind it."""
 LIMIT_WORDS = (
     "takes too long",
@@ -89,10 +93,20 @@ def repro(folder: Path) -> NoReturn:
     signal.alarm(HUNG_S)
     os.chdir(folder)
     for stream, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), stream)
+        os.dup2(
+            os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), stream
+        )
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-    sys.argv = ["mmrepro", "repro", "issue.md", "--release", "0.12.0", "--out", "played"]
+    sys.argv = [
+        "mmrepro",
+        "repro",
+        "issue.md",
+        "--release",
+        "0.12.0",
+        "--out",
+        "played",
+    ]
     from mmrepro.cli import main
 
     code: Any = 0
@@ -106,7 +120,8 @@ def repro(folder: Path) -> NoReturn:
 
 
 def start_nothing() -> None:
-    """`repro` reads its report and ends; what it imports is there before a child is forked."""
+    """`repro` reads its report and ends; what it imports is there before a child is
+    forked."""
     from mmrepro.cli import replay
     from mmrepro.search.repro.session import asked_for
 
@@ -122,7 +137,9 @@ def main() -> int:
     step = round(1 / ARGS.share)
     wanted = [n for n in range(1, COUNT + 1) if n % step == 0]
     place = Path(tempfile.mkdtemp(prefix="mmrepro-issues-"))
-    os.environ.update(MMREPRO_CACHE_DIR=str(place / "cache"), NO_COLOR="1", TMPDIR=str(place))
+    os.environ.update(
+        MMREPRO_CACHE_DIR=str(place / "cache"), NO_COLOR="1", TMPDIR=str(place)
+    )
     os.environ.pop("MMREPRO_DEBUG", None)
     start_nothing()
     reports = []
@@ -133,7 +150,10 @@ def main() -> int:
         reports.append(report)
         if report.wrong:
             print(
-                f"{number}: {', '.join(report.wrong)}\n    {report.errors.strip()[-400:]}",
+                (
+                    f"{number}: {', '.join(report.wrong)}\n    "
+                    f"{report.errors.strip()[-400:]}"
+                ),
                 flush=True,
             )
         if not ARGS.only:
@@ -153,21 +173,28 @@ def summary(reports: list[ReadReport], seconds: float) -> None:
         f"over {LIMIT_S:.0f} s": sum(report.seconds > LIMIT_S for report in reports),
         f"over {LIMIT_MIB} MiB": sum(report.mib > LIMIT_MIB for report in reports),
     }
-    print(f"{len(reports)} reports: {', '.join(f'{n} {what}' for what, n in counts.items())}")
+    print(
+        f"{len(reports)} reports: "
+        f"{', '.join(f'{n} {what}' for what, n in counts.items())}"
+    )
     codes = Counter(report.code for report in reports)
     limits = sum(any(word in r.errors for word in LIMIT_WORDS) for r in reports)
     print(
-        f"exit codes {dict(sorted(codes.items()))}; {limits} refused by a limit; the slowest took "
-        f"{max(r.seconds for r in reports):.1f} s, the largest {max(r.mib for r in reports)} MiB; "
-        f"in {seconds:.0f} s"
+        f"exit codes {dict(sorted(codes.items()))}; {limits} refused by a limit; the "
+        f"slowest took {max(r.seconds for r in reports):.1f} s, the largest "
+        f"{max(r.mib for r in reports)} MiB; in {seconds:.0f} s"
     )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--share", type=float, default=1.0, help="of the reports that are read")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="of the reports that are read"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int, help="read this one alone, and keep its folder")
+    parser.add_argument(
+        "--only", type=int, help="read this one alone, and keep its folder"
+    )
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     ARGS = parser.parse_args()
     if not ARGS.inside and (prefix := apart()):

@@ -1,15 +1,16 @@
-"""What a kill leaves behind, at random moments of a run: of mmrepro, its supervisor, its group.
+"""What a kill leaves behind, at random moments of a run: of mmrepro, its supervisor,
+its group.
 
 Usage:  python benchmarks/hardening/kills.py [--kills 100] [--seed 1] [--share 0.1]
             [--run mm-prefill-contract] [--jobs 2]
 
-Each time `mmrepro run` is started (cold, fork or warm in turn), and killed by KILL, TERM, HUP or
-INT a moment after something was seen of it: its folder, its engine, the engine's port, a request.
-Ten seconds later no process of it, no listening port, no entry of /dev/shm and no temporary folder
-may be there, and its incident, if it has come to have one, can be read. Each run has processes,
-network and /dev/shm of its own where the kernel allows it; elsewhere let nothing run beside this.
-Exit 1: something was left, or an incident cannot be read.
-"""
+Each time `mmrepro run` is started (cold, fork or warm in turn), and killed by KILL,
+TERM, HUP or INT a moment after something was seen of it: its folder, its engine, the
+engine's port, a request. Ten seconds later no process of it, no listening port, no
+entry of /dev/shm and no temporary folder may be there, and its incident, if it has come
+to have one, can be read. Each run has processes, network and /dev/shm of its own where
+the kernel allows it; elsewhere let nothing run beside this. Exit 1: something was left,
+or an incident cannot be read."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ PORT, FORK = b"--port", b"fork_server.main()"
 
 @dataclass(frozen=True)
 class Kill:
-    """``whom`` gets ``sent``, ``after_s`` seconds after ``seen``, of a run in ``mode``."""
+    """``whom`` gets ``sent``, ``after_s`` seconds after ``seen``, of a run in
+    ``mode``."""
 
     mode: str
     sent: str
@@ -77,13 +79,23 @@ class Run:
         self.ports, self.shm = listening(), processes.shm_names()
         self.out, self.tmp = folder / "incident", folder / "tmp"
         self.tmp.mkdir()
-        command = [sys.executable, "-m", "mmrepro", "run", scenario, "--start-mode", kill.mode]
+        command = [
+            sys.executable,
+            "-m",
+            "mmrepro",
+            "run",
+            scenario,
+            "--start-mode",
+            kill.mode,
+        ]
         self.process = subprocess.Popen(
             [*command, "--out", str(self.out)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             env={**os.environ, "MMREPRO_KILLS": self.mark, "TMPDIR": str(self.tmp)},
             start_new_session=True,
-        )  # fmt: skip
+        )
 
     def engine(self) -> int:
         """Its first process; 0: there is none yet."""
@@ -91,10 +103,18 @@ class Run:
         told = [pid for pid in ours if PORT in processes.read(pid, "cmdline")]
         if first := next((pid for pid in told if parent_of(pid) not in told), 0):
             return first
-        # Fork server, guardian, supervisor, engine: all have the first one's command line.
+        # Fork server, guardian, supervisor, engine: all have the first one's command
+        # line.
         forks = {pid for pid in ours if FORK in processes.read(pid, "cmdline")}
         above = {pid: parent_of(parent_of(parent_of(pid))) for pid in forks}
-        return next((p for p in forks if above[p] in forks and parent_of(above[p]) not in forks), 0)
+        return next(
+            (
+                p
+                for p in forks
+                if above[p] in forks and parent_of(above[p]) not in forks
+            ),
+            0,
+        )
 
     def seen(self, what: str) -> bool:
         log = self.out / "evidence/engine.log"
@@ -116,7 +136,11 @@ class Run:
 
 def marked(mark: str) -> list[int]:
     """Living processes whose environment holds ``mark``, but this one."""
-    found = [pid for pid in processes.pids() if mark.encode() in processes.read(pid, "environ")]
+    found = [
+        pid
+        for pid in processes.pids()
+        if mark.encode() in processes.read(pid, "environ")
+    ]
     return [pid for pid in found if pid != os.getpid() and processes.alive(pid)]
 
 
@@ -173,7 +197,10 @@ def state_of(folder: Path) -> str:
         loaded = load(folder)
         render(KIND, loaded, "md")
     except MmreproError as error:
-        return f"{UNREADABLE}: {error.message} ({', '.join(p.name for p in folder.iterdir())})"
+        return (
+            f"{UNREADABLE}: {error.message} "
+            f"({', '.join(p.name for p in folder.iterdir())})"
+        )
     return str(loaded.state)
 
 
@@ -190,11 +217,18 @@ def inside(order: str) -> int:
 
 def tried(scenario: str, kill: Kill, prefix: list[str]) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="kill-") as folder:
-        order = {"run": scenario, "kill": asdict(kill), "folder": folder, "apart": bool(prefix)}
+        order = {
+            "run": scenario,
+            "kill": asdict(kill),
+            "folder": folder,
+            "apart": bool(prefix),
+        }
         done = subprocess.run(
             [*prefix, sys.executable, __file__, "--inside", json.dumps(order)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     return Outcome(**json.loads(done.stdout))
@@ -216,12 +250,19 @@ def main() -> int:
     number = round(asked.kills * asked.share)
     kills = [
         Kill(
-            MODES[n % 3], SIGNALS[n % 4], chance.choice(WHOM), chance.choice(SEEN), chance.random()
+            MODES[n % 3],
+            SIGNALS[n % 4],
+            chance.choice(WHOM),
+            chance.choice(SEEN),
+            chance.random(),
         )
         for n in range(number)
     ]
     began = time.monotonic()
-    print(f"seed {asked.seed}; {'namespaces of their own' if prefix else 'nothing of their own'}")
+    print(
+        f"seed {asked.seed}; "
+        f"{'namespaces of their own' if prefix else 'nothing of their own'}"
+    )
     outcomes: list[Outcome] = []
     with ThreadPoolExecutor(asked.jobs if prefix else 1) as pool:
         for kill, one in zip(
@@ -230,16 +271,18 @@ def main() -> int:
             outcomes.append(one)
             print(
                 f"{len(outcomes):3}  {kill.mode:4} {kill.sent:4} to {kill.whom:10} "
-                f"{kill.after_s:.2f} s after {kill.seen:7}  gone after {one.gone_s:5.2f} s, "
-                f"exit {one.code}, incident {one.incident}; left: {one.left or 'nothing'}",
+                f"{kill.after_s:.2f} s after {kill.seen:7}  gone after "
+                f"{one.gone_s:5.2f} s, exit {one.code}, incident {one.incident}; left: "
+                f"{one.left or 'nothing'}",
                 flush=True,
             )
     unsound = sum(not one.sound for one in outcomes)
     states = Counter(one.incident.partition(":")[0] for one in outcomes)
     print(
-        f"{number} kills in {time.monotonic() - began:.0f} s: {unsound} left something or an "
-        f"unreadable incident; slowest gone after {max(one.gone_s for one in outcomes):.1f} s; "
-        f"incidents: {', '.join(f'{n} {state}' for state, n in states.most_common())}"
+        f"{number} kills in {time.monotonic() - began:.0f} s: {unsound} left something "
+        "or an unreadable incident; slowest gone after "
+        f"{max(one.gone_s for one in outcomes):.1f} s; incidents: "
+        f"{', '.join(f'{n} {state}' for state, n in states.most_common())}"
     )
     return int(unsound > 0)
 

@@ -1,20 +1,21 @@
-"""Do planted secrets leave with a bundle or a report, and does what was found still read?
+"""Do planted secrets leave with a bundle or a report, and does what was found still
+read?
 
     python benchmarks/hardening/planted_secrets.py [--share 0.1] [--seed N] [--detectors]
 
-Plants random secrets of more than a hundred kinds (``_plants.py``; ``_contexts.py`` draws names,
-what joins them to a value, commands and encodings), in every quoting and every place of a recorded
-incident, of its raw evidence and of a replay's case; writes them as mmrepro does, makes the bundle
-and each report, and searches. A clear-cut one is named, shaped as a
-vendor's, or 20 characters and more of high entropy: none of these may be found. Of others each
-survivor is listed.
+Plants random secrets of more than a hundred kinds (``_plants.py``; ``_contexts.py``
+draws names, what joins them to a value, commands and encodings), in every quoting and
+every place of a recorded incident, of its raw evidence and of a replay's case; writes
+them as mmrepro does, makes the bundle and each report, and searches. A clear-cut one is
+named, shaped as a vendor's, or 20 characters and more of high entropy: none of these
+may be found. Of others each survivor is listed.
 
-Then the ghost key's report is made before and after, and every frame, line number, version and
-digest of it is looked for; and the share of a real engine log's words that is replaced is measured.
+Then the ghost key's report is made before and after, and every frame, line number,
+version and digest of it is looked for; and the share of a real engine log's words that
+is replaced is measured.
 
-``--detectors``: also what detect-secrets finds of the same plants, line by line; it must be there
-(``uv run --with detect-secrets …``).
-"""
+``--detectors``: also what detect-secrets finds of the same plants, line by line; it
+must be there (``uv run --with detect-secrets …``)."""
 
 from __future__ import annotations
 
@@ -44,7 +45,14 @@ from mmrepro.failure.documents.model import LogExcerpt, SymptomRow
 from mmrepro.failure.documents.public import public
 from mmrepro.failure.documents.published import published
 from mmrepro.live.diagnose.log_reading import read_logs
-from mmrepro.probes.data import HttpData, LogLine, LogsData, MetricsData, ProcessesData, StacksData
+from mmrepro.probes.data import (
+    HttpData,
+    LogLine,
+    LogsData,
+    MetricsData,
+    ProcessesData,
+    StacksData,
+)
 from mmrepro.probes.log_words import hidden
 from mmrepro.reports import finding as one, load, replay as replays
 from mmrepro.reports.bundle import write_bundle
@@ -66,8 +74,8 @@ PLANTS: Final = 2400
 AT_ONCE: Final = 200
 """Plants in one incident."""
 SLOWEST: Final = 60
-"""CPU time, in those of a pass over the same words in Python, whose machine it is as well: 20 to 23
-were seen (0.5 MB/s). What is not linear takes hundreds."""
+"""CPU time, in those of a pass over the same words in Python, whose machine it is as
+well: 20 to 23 were seen (0.5 MB/s). What is not linear takes hundreds."""
 MOST_REPLACED: Final = 0.02
 
 
@@ -81,12 +89,16 @@ def planted(incident: Incident, plants: dict[str, list[Plant]]) -> Incident:
     made.failure_detail += text.get("failure", [])
     made.engine.command += text.get("argv", [])
     made.engine.settings += [
-        Setting(name="--option", value=line, why="planted") for line in text.get("setting", [])
+        Setting(name="--option", value=line, why="planted")
+        for line in text.get("setting", [])
     ]
-    made.evidence.facts |= {f"fact-{n}": line for n, line in enumerate(text.get("fact", []))}
+    made.evidence.facts |= {
+        f"fact-{n}": line for n, line in enumerate(text.get("fact", []))
+    }
     at, phase = made.created, made.evidence.requests[0].phase
     made.evidence.events += [
-        Event(at=at, phase=phase, source="engine", text=line) for line in text.get("event", [])
+        Event(at=at, phase=phase, source="engine", text=line)
+        for line in text.get("event", [])
     ]
     excerpt = made.log_lines[0]
     made.log_lines += [
@@ -104,13 +116,16 @@ def planted(incident: Incident, plants: dict[str, list[Plant]]) -> Incident:
         one.model_copy(update={"observed": line}) for line in text.get("condition", [])
     ]
     made.claims += [
-        made.claims[0].model_copy(update={"observed": line}) for line in text.get("claim", [])
+        made.claims[0].model_copy(update={"observed": line})
+        for line in text.get("claim", [])
     ]
     made.evidence.reproducers += [
         ReproducerResult(name="r", exit_code=1, seconds=1.0, error=line)
         for line in text.get("reproducer", [])
     ]
-    made.engine.environment |= {f"E{n}": x for n, x in enumerate(text.get("environment", []))}
+    made.engine.environment |= {
+        f"E{n}": x for n, x in enumerate(text.get("environment", []))
+    }
     made.evidence.probes += [
         made.evidence.probes[0].model_copy(update={"reason": line})
         for line in text.get("reason", [])
@@ -119,7 +134,9 @@ def planted(incident: Incident, plants: dict[str, list[Plant]]) -> Incident:
         if isinstance(result.data, HttpData) and result.data.answers:
             answer = result.data.answers[0]
             result.data.answers += [
-                answer.model_copy(update={"body": json.dumps({"id": words, "object": "model"})})
+                answer.model_copy(
+                    update={"body": json.dumps({"id": words, "object": "model"})}
+                )
                 for words in text.get("models", [])
             ]
         if isinstance(result.data, LogsData):
@@ -128,11 +145,14 @@ def planted(incident: Incident, plants: dict[str, list[Plant]]) -> Incident:
             ]
         if isinstance(result.data, StacksData) and result.data.samples:
             frame = result.data.samples[0].threads[0].frames[0]
-            frame.locals |= {f"v{n}": repr(line) for n, line in enumerate(text.get("local", []))}
+            frame.locals |= {
+                f"v{n}": repr(line) for n, line in enumerate(text.get("local", []))
+            }
         elif isinstance(result.data, LogsData) and result.data.errors:
             line = result.data.errors[0]
             result.data.errors += [
-                line.model_copy(update={"text": words}) for words in text.get("log record", [])
+                line.model_copy(update={"text": words})
+                for words in text.get("log record", [])
             ]
         elif isinstance(result.data, MetricsData) and result.data.samples:
             sample = result.data.samples[0]
@@ -143,7 +163,8 @@ def planted(incident: Incident, plants: dict[str, list[Plant]]) -> Incident:
         elif isinstance(result.data, ProcessesData) and result.data.processes:
             process = result.data.processes[0]
             result.data.processes += [
-                process.model_copy(update={"cmdline": words}) for words in text.get("process", [])
+                process.model_copy(update={"cmdline": words})
+                for words in text.get("process", [])
             ]
     return made
 
@@ -156,19 +177,38 @@ def raw(plants: dict[str, list[Plant]]) -> dict[str, str]:
         return [plant.text for plant in plants.get(place, [])]
 
     frame = {"name": "step", "filename": "core.py", "line": 9}
-    locals_ = [{"name": f"v{n}", "repr": repr(line)} for n, line in enumerate(lines("raw local"))]
-    labels = (line.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-              for line in lines("raw label"))  # fmt: skip
+    locals_ = [
+        {"name": f"v{n}", "repr": repr(line)}
+        for n, line in enumerate(lines("raw local"))
+    ]
+    labels = (
+        line.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        for line in lines("raw label")
+    )
     return {
-        "engine.log": "".join(f"{head}{line}\n{head}next\n" for line in lines("log line")),
-        "environ.txt": "A=b\n" + "".join(f"{line}\n" for line in lines("environment")) + "Z=y\n",
-        "check-metrics-1-metrics.txt": "".join(f'vllm:info{{x="{x}"}} 1.0\n' for x in labels),
-        "check-stacks-7-00.json": json.dumps([{"frames": [frame | {"locals": locals_}]}]),
-        "check-processes.json": json.dumps({"cmdline": ["vllm", "serve", *lines("raw argv")]}),
-        "check-http.json": json.dumps([{"status": 401, "body": line} for line in lines("answer")]),
+        "engine.log": "".join(
+            f"{head}{line}\n{head}next\n" for line in lines("log line")
+        ),
+        "environ.txt": "A=b\n"
+        + "".join(f"{line}\n" for line in lines("environment"))
+        + "Z=y\n",
+        "check-metrics-1-metrics.txt": "".join(
+            f'vllm:info{{x="{x}"}} 1.0\n' for x in labels
+        ),
+        "check-stacks-7-00.json": json.dumps(
+            [{"frames": [frame | {"locals": locals_}]}]
+        ),
+        "check-processes.json": json.dumps(
+            {"cmdline": ["vllm", "serve", *lines("raw argv")]}
+        ),
+        "check-http.json": json.dumps(
+            [{"status": 401, "body": line} for line in lines("answer")]
+        ),
         "evidence.json": json.dumps({"a": [{"b": [line]} for line in lines("JSON")]}),
         "twice.json": json.dumps({"a": json.dumps({"b": lines("JSON in JSON")})}),
-        "structured.json": json.dumps([plant.data for plant in plants.get("structure", [])]),
+        "structured.json": json.dumps(
+            [plant.data for plant in plants.get("structure", [])]
+        ),
         "broken.json": "{not JSON\n" + "\n".join(lines("broken JSON")),
     }
 
@@ -188,10 +228,34 @@ def case_of(lines: list[str]) -> Case:
 
 
 PLACES: Final = (
-    *("failure", "argv", "setting", "fact", "event", "log excerpt", "local", "log record", "label"),
-    *("process", "log line", "environment", "raw local", "raw label", "raw argv", "answer", "JSON"),
-    *("JSON in JSON", "structure", "broken JSON", "case", "failed", "symptom", "condition"),
-    *("claim", "reproducer", "reason", "printed log"),
+    "failure",
+    "argv",
+    "setting",
+    "fact",
+    "event",
+    "log excerpt",
+    "local",
+    "log record",
+    "label",
+    "process",
+    "log line",
+    "environment",
+    "raw local",
+    "raw label",
+    "raw argv",
+    "answer",
+    "JSON",
+    "JSON in JSON",
+    "structure",
+    "broken JSON",
+    "case",
+    "failed",
+    "symptom",
+    "condition",
+    "claim",
+    "reproducer",
+    "reason",
+    "printed log",
 )
 
 
@@ -219,7 +283,10 @@ def leaving(plants: dict[str, list[Plant]], folder: Path) -> Iterator[tuple[str,
     if lines := [plant.text for plant in plants.get("observed", [])]:
         yield from _observed(lines, folder.parent / f"{folder.name}-observed")
     if lines := [plant.text for plant in plants.get("case", [])]:
-        yield "case", _public_case(case_of(lines), folder.parent / f"{folder.name}-case")
+        yield (
+            "case",
+            _public_case(case_of(lines), folder.parent / f"{folder.name}-case"),
+        )
 
 
 def _reports(place: Path) -> Iterator[tuple[str, str]]:
@@ -245,13 +312,18 @@ def _observed(lines: list[str], folder: Path) -> Iterator[tuple[str, str]]:
 
     case = case_of([])
     write_case(case, folder / "f1")
-    found = finding(case).model_copy(update={"observed": {f"r{n}": x for n, x in enumerate(lines)}})
+    found = finding(case).model_copy(
+        update={"observed": {f"r{n}": x for n, x in enumerate(lines)}}
+    )
     whole = replay(found)
     with public(LoadedFinding(whole, found, case, folder / "f1")) as shown:
         yield "finding", shown.finding.model_dump_json()
     for format in ("md", "html", "json"):
         yield f"replay as {format}", render(replays.KIND, whole, format)
-        yield f"finding as {format}", render(one.KIND, LoadedFinding(whole, found, None), format)
+        yield (
+            f"finding as {format}",
+            render(one.KIND, LoadedFinding(whole, found, None), format),
+        )
 
 
 def _public_case(case: Case, folder: Path) -> str:
@@ -278,10 +350,14 @@ def seen_as(text: str) -> Iterator[str]:
 # ---------------------------------------------------------------------- figures
 
 
-def survivors(chance: random.Random, number: int, work: Path) -> tuple[list[str], list[str]]:
-    """Clear-cut ones and others that were found in something that leaves; a sentence each."""
+def survivors(
+    chance: random.Random, number: int, work: Path
+) -> tuple[list[str], list[str]]:
+    """Clear-cut ones and others that were found in something that leaves; a sentence
+    each."""
     everything = [
-        drawn(chance, kind, PLACES[n % len(PLACES)]) for n, kind in _spread(chance, number)
+        drawn(chance, kind, PLACES[n % len(PLACES)])
+        for n, kind in _spread(chance, number)
     ]
     clear, other = [], []
     for group, start in enumerate(range(0, number, AT_ONCE)):
@@ -293,11 +369,16 @@ def survivors(chance: random.Random, number: int, work: Path) -> tuple[list[str]
         for name, text in leaving(by_place, work / str(group)):
             views = list(seen_as(text))
             for plant in here:
-                if id(plant) not in left and any(survives(plant, view) for view in views):
+                if id(plant) not in left and any(
+                    survives(plant, view) for view in views
+                ):
                     left[id(plant)] = name
         for plant in here:
             if id(plant) in left:
-                told = f"{plant.kind} in {plant.place} → {left[id(plant)]}: {plant.text[:140]!r}"
+                told = (
+                    f"{plant.kind} in {plant.place} → {left[id(plant)]}: "
+                    f"{plant.text[:140]!r}"
+                )
                 (clear if plant.clear else other).append(told)
     return clear, other
 
@@ -330,18 +411,23 @@ _FACT: Final = re.compile(
 def facts_lost() -> tuple[int, list[str]]:
     """How many facts the ghost key's report has, and those that redaction took."""
     before = load(RECORDED / GHOST)
-    found = Counter(_FACT.findall(render_markdown(KIND.compose(before), KIND.markdown_bytes)))
+    found = Counter(
+        _FACT.findall(render_markdown(KIND.compose(before), KIND.markdown_bytes))
+    )
     kept = Counter(_FACT.findall(render(KIND, before, "md")))
     return len(found), sorted(found.keys() - kept.keys())
 
 
 def replaced_words() -> tuple[int, int, int, float]:
-    """Words of the recorded engines' logs, those that are replaced since they are quoted, and since
-    they look private, and the time that this takes, in passes over the words."""
+    """Words of the recorded engines' logs, those that are replaced since they are
+    quoted, and since they look private, and the time that this takes, in passes over
+    the words."""
     lines: list[LogLine] = []
     for path in sorted(RECORDED.glob("*.zip")):
         with zipfile.ZipFile(path) as archive:
-            lines += _texts(json.loads(archive.read("incident.json"))["evidence"]["probes"])
+            lines += _texts(
+                json.loads(archive.read("incident.json"))["evidence"]["probes"]
+            )
     quoted = sum(
         len(line.text[slice(*span)].split())
         for line in lines
@@ -369,7 +455,8 @@ def _texts(value: Any) -> list[LogLine]:
 
 
 def detectors(chance: random.Random) -> None:
-    """What detect-secrets' plugins find of one plant of each kind, and of what is left by ours."""
+    """What detect-secrets' plugins find of one plant of each kind, and of what is left
+    by ours."""
     from detect_secrets.core.scan import scan_line
     from detect_secrets.settings import default_settings
 
@@ -382,12 +469,17 @@ def detectors(chance: random.Random) -> None:
             kept = Redactor().redact(plant.text)
             with default_settings():
                 theirs = any(s.secret_value for s in scan_line(plant.text))
-                if plant.secret in kept and any(s.secret_value for s in scan_line(kept)):
+                if plant.secret in kept and any(
+                    s.secret_value for s in scan_line(kept)
+                ):
                     added.append(kind)
             found[kind] += theirs
             ours[kind] += plant.secret not in kept
     total = sum(5 for kind in KINDS if KINDS[kind].clear)
-    print(f"detect-secrets flags {found.total()} of {total} lines; ours replaces {ours.total()}")
+    print(
+        f"detect-secrets flags {found.total()} of {total} lines; ours replaces "
+        f"{ours.total()}"
+    )
     print(f"of what ours leaves it flags {len(added)}: {added[:5]}")
 
 
@@ -400,19 +492,27 @@ def main() -> int:
     parser.add_argument("--detectors", action="store_true")
     asked = parser.parse_args()
     chance = random.Random(asked.seed)
-    number = max(sum(kind.times for kind in KINDS.values()), round(PLANTS * asked.share))
+    number = max(
+        sum(kind.times for kind in KINDS.values()), round(PLANTS * asked.share)
+    )
     with tempfile.TemporaryDirectory(prefix="mmrepro-secrets-") as work:
         clear, other = survivors(chance, number, Path(work))
     facts, lost = facts_lost()
     words, quoted, looks, passes = replaced_words()
     share = (quoted + looks) / words
-    print(f"seed {asked.seed}: {number} plants of {len(KINDS)} kinds in {len(PLACES)} places")
+    print(
+        f"seed {asked.seed}: {number} plants of {len(KINDS)} kinds in {len(PLACES)} "
+        "places"
+    )
     print(f"clear-cut survivors   {len(clear)}   (0 allowed)")
     print(f"other survivors       {len(other)}   (each listed)")
     print(f"facts of the report   {facts - len(lost)} of {facts} kept")
     how = f"{quoted} since they are quoted, {looks} by their looks"
     print(f"words of engine logs  {share:.3%} of {words} replaced, {how}")
-    print(f"CPU time              of {passes:.0f} passes over the words   ({SLOWEST} allowed)")
+    print(
+        f"CPU time              of {passes:.0f} passes over the words   ({SLOWEST} "
+        "allowed)"
+    )
     for told in [*clear, *other, *lost]:
         print(" ", told)
     if asked.detectors:

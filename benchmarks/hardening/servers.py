@@ -1,8 +1,10 @@
-"""Hostile servers against ``diagnose`` and ``watch``: crashes, time, memory, and what was claimed.
+"""Hostile servers against ``diagnose`` and ``watch``: crashes, time, memory, and what
+was claimed.
 
-Each is a FAKE on loopback (fakes.py), in a process of its own. One diagnosis and six checks of a
-watch are made of it, in another process, whose memory is measured. A watch's clock is simulated:
-its checks follow each other at once and count as ``APART_S`` apart.
+Each is a FAKE on loopback (fakes.py), in a process of its own. One diagnosis and six
+checks of a watch are made of it, in another process, whose memory is measured. A
+watch's clock is simulated: its checks follow each other at once and count as
+``APART_S`` apart.
 
     uv run python benchmarks/hardening/servers.py                 # 200 of them
     uv run python benchmarks/hardening/servers.py --share 0.1     # as CI does
@@ -48,9 +50,11 @@ DEADLINE_S = 2.0
 """Of a diagnosis; it may take ``BESIDE_S`` more."""
 BESIDE_S = 5.0
 WORK_S = 10.0
-"""Processor time of a diagnosis, its report and the checks beside it: 1 s on a machine of 2025."""
+"""Processor time of a diagnosis, its report and the checks beside it: 1 s on a machine
+of 2025."""
 QUIET = 0.1
-"""Part of its time for which a diagnosis may wait for a processor: else its time says nothing."""
+"""Part of its time for which a diagnosis may wait for a processor: else its time says
+nothing."""
 MEMORY_MB = 512
 CHECKS = 6
 CHECK_DEADLINE_S = 0.5
@@ -60,7 +64,8 @@ KEY = "sk-planted/0123456789+abcdef"
 MILD = {S.UNKNOWN, S.UNREACHABLE, S.NO_FAULT_SEEN}
 NEVER = {S.DEAD, S.PART_DEAD, S.STOPPED, S.STARVED, S.BLOCKED_ON_LOCK, S.NOT_RECEIVING}
 NEVER |= {S.FROZEN_PYTHON, S.FROZEN_NATIVE}
-"""No process of a fake ends, stops, computes or is an engine: none of these can have been seen."""
+"""No process of a fake ends, stops, computes or is an engine: none of these can have
+been seen."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,9 @@ class Hostile:
 
 @dataclass
 class Row:
-    """What came of one; ``seconds``: what the diagnosis waited for, without ``worked_s``, the time
-    on a processor; ``faults``: what must not be; ``lateness``: of the machine."""
+    """What came of one; ``seconds``: what the diagnosis waited for, without
+    ``worked_s``, the time on a processor; ``faults``: what must not be; ``lateness``:
+    of the machine."""
 
     state: str = ""
     seconds: float = 0.0
@@ -91,7 +97,8 @@ def main() -> int:
     began = time.monotonic()
     rows = list(run_all(picked, options.jobs, options.verbose))
     for at in [n for n, (_, row) in enumerate(rows) if late(row)]:
-        # Eight at once share the processors: only one that is late alone, too, is late by itself.
+        # Eight at once share the processors: only one that is late alone, too, is late
+        # by itself.
         (again,) = run_all([rows[at][0]], 1, options.verbose)
         rows[at] = again
         if late(again[1]):
@@ -102,14 +109,26 @@ def main() -> int:
     print(f"{len(rows)} hostile servers (FAKES), seed {options.seed}")
     print(f"diagnoses   {', '.join(f'{n} {s}' for s, n in states.most_common())}")
     print(f"checks      {', '.join(f'{n} {v}' for v, n in verdicts.most_common())}")
-    print(f"not live    {sum(not row.live for _, row in rows)}, after a silence of 60 s or more")
+    print(
+        f"not live    {sum(not row.live for _, row in rows)}, after a silence of 60 s "
+        "or more"
+    )
     timed = [row.seconds for _, row in rows if row.lateness <= QUIET]
-    print(f"waited      {max(timed, default=0):.1f} s at most, of {DEADLINE_S + BESIDE_S:.0f}")
+    print(
+        f"waited      {max(timed, default=0):.1f} s at most, of "
+        f"{DEADLINE_S + BESIDE_S:.0f}"
+    )
     worked = max((row.worked_s for _, row in rows), default=0.0)
     print(f"computed    {worked:.1f} s at most, of {WORK_S:.0f}")
     if len(timed) < len(rows):
-        print(f"not timed   {len(rows) - len(timed)}: this machine was short of processors")
-    print(f"memory      {max(row.memory_mb for _, row in rows):.0f} MB at most, of {MEMORY_MB}")
+        print(
+            f"not timed   {len(rows) - len(timed)}: this machine was short of "
+            "processors"
+        )
+    print(
+        f"memory      {max(row.memory_mb for _, row in rows):.0f} MB at most, of "
+        f"{MEMORY_MB}"
+    )
     print(f"faults      {len(broken)}")
     for hostile, fault in broken:
         print(f"  {hostile.kind!r}, {hostile.where}, seed {hostile.seed}: {fault}")
@@ -122,15 +141,22 @@ def late(row: Row) -> bool:
 
 
 def plan(count: int, seed: int, only: str) -> list[Hostile]:
-    """Every kind as often as any other, anywhere; where all is hostile twice as often."""
+    """Every kind as often as any other, anywhere; where all is hostile twice as
+    often."""
     rng = random.Random(seed)
     kinds = [only] if only else rng.sample(sorted(KINDS), len(KINDS))
     names = (kinds[n % len(kinds)] for n in range(count))
-    return [Hostile(name, rng.choice(("all", *WHERE)), rng.randrange(1 << 16)) for name in names]
+    return [
+        Hostile(name, rng.choice(("all", *WHERE)), rng.randrange(1 << 16))
+        for name in names
+    ]
 
 
-def run_all(picked: list[Hostile], jobs: int, verbose: bool) -> Iterator[tuple[Hostile, Row]]:
-    """Each in a process forked from this one, which has everything imported; ``jobs`` at once."""
+def run_all(
+    picked: list[Hostile], jobs: int, verbose: bool
+) -> Iterator[tuple[Hostile, Row]]:
+    """Each in a process forked from this one, which has everything imported; ``jobs``
+    at once."""
     context = multiprocessing.get_context("fork")
     left = list(reversed(picked))
     running: dict[Connection, tuple[Hostile, multiprocessing.process.BaseProcess]] = {}
@@ -158,7 +184,14 @@ def work(hostile: Hostile, out: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))
     row = Row()
     here = str(Path(__file__).with_name("fakes.py"))
-    command = [sys.executable, "-S", here, hostile.kind, hostile.where, str(hostile.seed)]
+    command = [
+        sys.executable,
+        "-S",
+        here,
+        hostile.kind,
+        hostile.where,
+        str(hostile.seed),
+    ]
     with (
         tempfile.TemporaryDirectory(prefix="mmrepro-hostile-") as folder,
         subprocess.Popen(command, stdout=subprocess.PIPE) as fake,
@@ -178,7 +211,9 @@ def work(hostile: Hostile, out: Connection) -> None:
     out.send(row)
 
 
-def guarded(step: Callable[..., None], url: str, hostile: Hostile, row: Row, *more: object) -> None:
+def guarded(
+    step: Callable[..., None], url: str, hostile: Hostile, row: Row, *more: object
+) -> None:
     try:
         step(url, hostile, row, *more)
     except Exception as error:
@@ -204,7 +239,9 @@ def diagnosed(url: str, hostile: Hostile, row: Row, folder: Path) -> None:
     if row.worked_s > WORK_S:
         row.faults.append(f"diagnose computed for {row.worked_s:.1f} s")
     if found.diagnosis.found:
-        row.faults.append(f"a known failure was found: {found.diagnosis.found[0].scenario}")
+        row.faults.append(
+            f"a known failure was found: {found.diagnosis.found[0].scenario}"
+        )
     failed = [text for text in found.diagnosis.unseen if "mmrepro failed" in text]
     row.faults += [*failed, *too_strong(found.diagnosis.state, hostile)]
     for file in found.folder.rglob("*"):
@@ -248,12 +285,16 @@ def watched(url: str, hostile: Hostile, row: Row) -> None:
     for _ in range(CHECKS):
         watch._step()
     simulated.checker.close()
-    row.verdicts = [verdict.value for verdict, n in watch.counts.items() for _ in range(n)]
+    row.verdicts = [
+        verdict.value for verdict, n in watch.counts.items() for _ in range(n)
+    ]
     row.live = health.live
     if leaks((json.dumps(state(watch)) + " ".join(told)).encode()):
         row.faults.append("the watch shows the key")
     silent = watch.counts[CheckOutcome.SILENT] * APART_S >= health.stall_s
-    if not health.live and not (silent and may_be_silent(KINDS[hostile.kind], hostile.where)):
+    if not health.live and not (
+        silent and may_be_silent(KINDS[hostile.kind], hostile.where)
+    ):
         row.faults.append(f"not live: {row.verdicts}")
     if watch.counts[CheckOutcome.FAILED]:
         row.faults.append("a process was called ended or standing")
@@ -274,7 +315,8 @@ class Simulated:
 
 
 def may_be_silent(kind: Kind, where: str) -> bool:
-    """No counter moves in any of them; a completion that does not come in time is a silence."""
+    """No counter moves in any of them; a completion that does not come in time is a
+    silence."""
     return where in ("all", "completion") and not kind.sound
 
 
@@ -285,7 +327,9 @@ def leaks(data: bytes) -> bool:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--share", type=float, default=1.0, help="part of them that is run")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="part of them that is run"
+    )
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=8, help="how many at once")
     parser.add_argument("--only", default="", help="one kind, at every place")

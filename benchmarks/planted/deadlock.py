@@ -1,8 +1,7 @@
 """A plugin of minivllm: the longest prompt that is let in stops the engine for ever.
 
-The mistake: a prompt that leaves room for one token only is noted down under a lock that its thread
-has already.
-"""
+The mistake: a prompt that leaves room for one token only is noted down under a lock
+that its thread has already."""
 
 from __future__ import annotations
 

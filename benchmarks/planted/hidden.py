@@ -1,4 +1,5 @@
-"""A plugin of minivllm: one of its own faults, which neither the command line nor the log names.
+"""A plugin of minivllm: one of its own faults, which neither the command line nor the
+log names.
 
 ``MINIVLLM_HIDDEN`` has the fault's name in rot13.
 """

@@ -1,8 +1,7 @@
 """A plugin of minivllm: each abort costs a megabyte of memory for ever.
 
-The mistake: what an aborted request had to work with is kept for whoever asks for it, by a number
-that nobody asks for again.
-"""
+The mistake: what an aborted request had to work with is kept for whoever asks for it,
+by a number that nobody asks for again."""
 
 from __future__ import annotations
 
@@ -18,7 +17,9 @@ def plug(config: EngineConfig) -> EngineConfig:
     kept: dict[int, bytearray] = {}
 
     def abort(self: Engine, seq: Sequence) -> None:
-        kept[seq.id] = bytearray(b"\1") * SIZE  # written, so that the pages are really there
+        kept[seq.id] = (
+            bytearray(b"\1") * SIZE
+        )  # written, so that the pages are really there
         sound(self, seq)
 
     Engine.abort = abort  # type: ignore[method-assign]

@@ -1,8 +1,7 @@
 """A plugin of minivllm: an aborted request keeps one block of the KV cache.
 
-The mistake: the block that is being written is left to the step under way, and no step gives it
-back.
-"""
+The mistake: the block that is being written is left to the step under way, and no step
+gives it back."""
 
 from __future__ import annotations
 

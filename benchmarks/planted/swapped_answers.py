@@ -1,9 +1,9 @@
 """A plugin of minivllm: two requests now and then get each other's answers.
 
-The mistake: the way back from the engine is kept by place, and where two first tokens come out of
-one step, the places may be those of another order. Each third such time the first two requests get
-each other's tokens, for as long as both are open. Reason and usage stay each one's own.
-"""
+The mistake: the way back from the engine is kept by place, and where two first tokens
+come out of one step, the places may be those of another order. Each third such time the
+first two requests get each other's tokens, for as long as both are open. Reason and
+usage stay each one's own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ def plug(config: EngineConfig) -> EngineConfig:
             if ticket not in self._open or other not in self._open:
                 del places[ticket]
         pairs = [(ticket, ticket.seq) for ticket in self._open if ticket.seq in changed]
-        first = [ticket for ticket, seq in pairs if seq and seq.output_ids and not ticket.given]
+        first = [
+            ticket
+            for ticket, seq in pairs
+            if seq and seq.output_ids and not ticket.given
+        ]
         if len(first) > 1 and not next(together) % EACH:
             a, b = first[:2]
             places[a], places[b] = b, a

@@ -1,8 +1,8 @@
-"""A plug-in of minivllm that plants one change of a new release: ``--plugin upgrade_server.py``.
+"""A plug-in of minivllm that plants one change of a new release: ``--plugin
+upgrade_server.py``.
 
-The variable PLANT says which. ``sitecustomize`` beside it (PYTHONPATH) takes an option away, since
-a plug-in comes after the options.
-"""
+The variable PLANT says which. ``sitecustomize`` beside it (PYTHONPATH) takes an option
+away, since a plug-in comes after the options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ def plug(config: Any) -> Any:
 
     def changed(owner: type, name: str, change: Any) -> None:
         made = getattr(owner, name)
-        setattr(owner, name, lambda self, *args, **kwargs: change(made, self, *args, **kwargs))
+        setattr(
+            owner,
+            name,
+            lambda self, *args, **kwargs: change(made, self, *args, **kwargs),
+        )
 
     def field(made: Any, self: Any, *args: Any) -> Any:
         frame = made(self, *args)
@@ -48,8 +52,8 @@ def plug(config: Any) -> Any:
         return made(self, *args)
 
     def slower(made: Any, self: Any) -> Any:
-        """Each step takes longer by a share (DELAY) of the time since the last one ended, or of
-        its own after the engine was idle."""
+        """Each step takes longer by a share (DELAY) of the time since the last one
+        ended, or of its own after the engine was idle."""
         began = time.perf_counter()
         found = made(self)
         now = time.perf_counter()
@@ -61,7 +65,9 @@ def plug(config: Any) -> Any:
         return found
 
     def reason(made: Any, self: Any, content: Any, reason: Any, *args: Any) -> Any:
-        return made(self, content, "max_tokens" if reason == "length" else reason, *args)
+        return made(
+            self, content, "max_tokens" if reason == "length" else reason, *args
+        )
 
     where = {
         "a field renamed": (Handler, "_frame", field),

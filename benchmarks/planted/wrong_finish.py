@@ -1,8 +1,7 @@
 """A plugin of minivllm: an answer that max_tokens cut is said to have ended by itself.
 
-The mistake: the end is looked for where a new block would be taken, and an answer whose last token
-fills a block looks finished there.
-"""
+The mistake: the end is looked for where a new block would be taken, and an answer whose
+last token fills a block looks finished there."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
     python benchmarks/reports/run.py [--only TEXT] [--out DIR] [--write PAGE] [--field DIR]
 
-Each report of reports.toml is written as an issue in the form that GitHub shows, and given to
-`mmrepro repro` with the release of the run. What a run said is kept in DIR; a run that is there is
-not made again. `--write` puts the table between the marks of a page. With `--field DIR` the inputs
-of DIR are given by `--client`, as they are and as a script with curl. The exit code is 1 if less
-than 85 % are right, or one is falsely "reproduced".
-"""
+Each report of reports.toml is written as an issue in the form that GitHub shows, and
+given to `mmrepro repro` with the release of the run. What a run said is kept in DIR; a
+run that is there is not made again. `--write` puts the table between the marks of a
+page. With `--field DIR` the inputs of DIR are given by `--client`, as they are and as a
+script with curl. The exit code is 1 if less than 85 % are right, or one is falsely
+"reproduced"."""
 
 from __future__ import annotations
 
@@ -35,16 +35,29 @@ Run = dict[str, Any]
 
 
 def issue(report: Run, release: str) -> str:
-    """The report as its issue reads: title, environment, what was observed, server, client."""
-    engine = {"vllm": "vLLM", "sglang": "SGLang", "lmdeploy": "LMDeploy"}[engine_of(report)]
+    """The report as its issue reads: title, environment, what was observed, server,
+    client."""
+    engine = {"vllm": "vLLM", "sglang": "SGLang", "lmdeploy": "LMDeploy"}[
+        engine_of(report)
+    ]
     kind = {"py": "python"}.get(report.get("lang", "sh"), "bash")
-    observed = f"```text\n{report['observed']}\n```" if "\n" in report["observed"] else ""
+    observed = (
+        f"```text\n{report['observed']}\n```" if "\n" in report["observed"] else ""
+    )
     return "\n\n".join(
         [
             f"# [Bug]: {report['title']}",
             f"### Your current environment\n\n{engine} {release}",
             f"### Describe the bug\n\n{observed or report['observed']}",
-            f"### Reproduction\n\nStart the server:\n\n```bash\n{report['server']}\n```",
+            (
+                "### Reproduction\n"
+                "\n"
+                "Start the server:\n"
+                "\n"
+                "```bash\n"
+                f"{report['server']}\n"
+                "```"
+            ),
             f"Then run:\n\n```{kind}\n{report['client'].strip()}\n```\n",
         ]
     )
@@ -58,19 +71,23 @@ def engine_of(report: Run) -> str:
 def curl_of(file: Path, port: int) -> str:
     """The requests of a batch file, or of a case's folder, as a script with curl."""
     if file.is_dir():
-        sent = json.loads((file / "case.json").read_text(encoding="utf-8"))["operations"]
+        sent = json.loads((file / "case.json").read_text(encoding="utf-8"))[
+            "operations"
+        ]
         requests = [("POST", one["path"], one["parameters"]) for one in sent]
     else:
         lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
         requests = [(one["method"], one["url"], one["body"]) for one in lines]
     return "".join(
-        f"curl -X {method} http://localhost:{port}{path} -H 'Content-Type: application/json' "
-        f"-d {shlex.quote(json.dumps(body))}\n"
+        f"curl -X {method} http://localhost:{port}{path} -H 'Content-Type: "
+        f"application/json' -d {shlex.quote(json.dumps(body))}\n"
         for method, path, body in requests
     )
 
 
-def given(report: Run, release: str, folder: Path, field: Path | None) -> list[str | Path]:
+def given(
+    report: Run, release: str, folder: Path, field: Path | None
+) -> list[str | Path]:
     """What `mmrepro repro` gets: an issue, or an input of ``field`` by ``--client``."""
     if field is None:
         file = folder / "issue.md"
@@ -81,7 +98,9 @@ def given(report: Run, release: str, folder: Path, field: Path | None) -> list[s
         script = folder / "client.sh"
         script.write_text(curl_of(client, PORTS[engine_of(report)]), encoding="utf-8")
         client = script
-    words = f"python {shlex.quote(str(client))}" if client.suffix == ".py" else str(client)
+    words = (
+        f"python {shlex.quote(str(client))}" if client.suffix == ".py" else str(client)
+    )
     server = [] if client.is_dir() else ["--server", report["server"]]
     return ["--client", words, "--reported", report["reported"], *server]
 
@@ -94,11 +113,23 @@ def made(report: Run, release: str, folder: Path, field: Path | None) -> Run:
     command += ["--out", folder / "repro", "--json", "--quiet", "--yes", "--no-shrink"]
     began = time.monotonic()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
     except subprocess.TimeoutExpired:
-        return {"verdict": "", "said": "no verdict in time", "seconds": LIMIT_S, "exit": None}
+        return {
+            "verdict": "",
+            "said": "no verdict in time",
+            "seconds": LIMIT_S,
+            "exit": None,
+        }
     seconds = round(time.monotonic() - began, 1)
-    said: Run = {"seconds": seconds, "exit": done.returncode, "verdict": "", "answers": []}
+    said: Run = {
+        "seconds": seconds,
+        "exit": done.returncode,
+        "verdict": "",
+        "answers": [],
+    }
     try:
         document = json.loads(done.stdout)
     except ValueError:
@@ -107,7 +138,12 @@ def made(report: Run, release: str, folder: Path, field: Path | None) -> Run:
     facts = document.get("report") or {}
     answers = [one.get("status", "") for one in document.get("answers", [])]
     words = facts.get("said") or document.get("failure") or ""
-    return {**said, "verdict": facts.get("verdict") or "", "said": words, "answers": answers}
+    return {
+        **said,
+        "verdict": facts.get("verdict") or "",
+        "said": words,
+        "answers": answers,
+    }
 
 
 def right(expect: str, found: Run) -> bool:
@@ -155,11 +191,17 @@ def summary(rows: list[tuple[Run, Run, Run]]) -> tuple[str, bool]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="See the top of this file.")
-    parser.add_argument("--only", default="", help="reports with this text in their name")
+    parser.add_argument(
+        "--only", default="", help="reports with this text in their name"
+    )
     parser.add_argument("--out", type=Path, default=Path("reports-benchmark"))
-    parser.add_argument("--kept", action="store_true", help="only what has been run before")
+    parser.add_argument(
+        "--kept", action="store_true", help="only what has been run before"
+    )
     parser.add_argument("--write", type=Path, help="a page with the marks of the table")
-    parser.add_argument("--field", type=Path, metavar="DIR", help="inputs, given by --client")
+    parser.add_argument(
+        "--field", type=Path, metavar="DIR", help="inputs, given by --client"
+    )
     asked = parser.parse_args()
     rows, planned = [], 0
     kind = "field" if asked.field else "report"
@@ -172,7 +214,9 @@ def main() -> int:
             if asked.only not in name:
                 continue
             planned += 1
-            folder = asked.out / "-".join(name.replace("/", "-").replace("#", "-").split())
+            folder = asked.out / "-".join(
+                name.replace("/", "-").replace("#", "-").split()
+            )
             kept = folder / "said.json"
             if asked.kept and not kept.is_file():
                 continue
@@ -183,7 +227,8 @@ def main() -> int:
             rows.append((report, run, found))
             mark = "right" if right(run["expect"], found) else "WRONG"
             print(
-                f"{mark}  {name}: {found['verdict'] or 'none'}, {found['said'][:120]}", flush=True
+                f"{mark}  {name}: {found['verdict'] or 'none'}, {found['said'][:120]}",
+                flush=True,
             )
     if not rows:
         parser.error(f"no report has {asked.only!r}")

@@ -7,7 +7,8 @@ from mmrepro.base.options import ENGINE, EVIDENCE, LIMITS, OUTPUT, Option
 from mmrepro.base.units import exact_duration, parse_duration
 
 WEEK_S = 7 * 86400.0
-"""Seconds above which a limit is a slip; what the clocks of the system can hold is far above."""
+"""Seconds above which a limit is a slip; what the clocks of the system can hold is far
+above."""
 
 
 def read_window(text: str) -> tuple[float, float]:
@@ -64,10 +65,12 @@ ENGINE_NAME = Option(
     "vllm, sglang, lmdeploy or minivllm.", "ENGINE", name="--engine", names="engine"
 )
 VARIANT = Option("Variant of the scenario; see mmrepro show SCENARIO.", "NAME")
-RELEASE = Option("Release of the engine.", "VERSION", shown="the scenario's", names="release")
+RELEASE = Option(
+    "Release of the engine.", "VERSION", shown="the scenario's", names="release"
+)
 SOURCE = Option(
-    "In place of a release: the Python of a checkout (a revision of it), of an unpacked sdist or "
-    "wheel, or of vllm==X.",
+    "In place of a release: the Python of a checkout (a revision of it), of an "
+    "unpacked sdist or wheel, or of vllm==X.",
     "DIR[@REV]",
     name="--source",
     configurable=False,
@@ -80,7 +83,9 @@ KERNELS = Option(
     configurable=False,
 )
 COMMIT = Option("In place of a release: this commit's wheel, from --index.", "SHA")
-COMMIT_DATE = Option("Resolve the commit's requirements as of then.", "DATE", shown="today")
+COMMIT_DATE = Option(
+    "Resolve the commit's requirements as of then.", "DATE", shown="today"
+)
 INDEX = Option(
     "Address of the commits' wheels; {commit} stands for the commit.",
     "URL",
@@ -107,7 +112,9 @@ OPTION = Option(
 )
 REPEAT = Option("Number of runs.", "N", least=1, most=1000)
 SEED = Option("Random seed.", "N", least=0)
-SHRINK = Option("Shrink what is found to the requests that it needs.", name="--shrink/--no-shrink")
+SHRINK = Option(
+    "Shrink what is found to the requests that it needs.", name="--shrink/--no-shrink"
+)
 
 BOX = Option(
     "Run the servers in a box: no network, none of your files (docs/box.md).",
@@ -129,10 +136,11 @@ RANK_OPTIONS = {
     "DP": ("--data-parallel-size", "-dp", "--dp-size", "--dp"),
     "EP": ("--expert-parallel-size", "-ep", "--ep-size", "--ep"),
 }
-"""Options of vLLM, SGLang and LMDeploy: in how many ranks of each group a server runs the model."""
+"""Options of vLLM, SGLang and LMDeploy: in how many ranks of each group a server runs
+the model."""
 SERVER_ARG = Option(
-    "One more option of the server, e.g. --server-arg=--dtype=float32. May be repeated. "
-    "--tensor-parallel-size 2 and the like may stand for themselves.",
+    "One more option of the server, e.g. --server-arg=--dtype=float32. May be "
+    "repeated. --tensor-parallel-size 2 and the like may stand for themselves.",
     "ARG",
     ENGINE,
     name="--server-arg",
@@ -146,9 +154,13 @@ SERVER_ENV = Option(
     attached=True,
     runs_code=True,
 )
-MAX_MODEL_LEN = Option("Tokens that a prompt and its answer may have.", "N", ENGINE, least=64)
+MAX_MODEL_LEN = Option(
+    "Tokens that a prompt and its answer may have.", "N", ENGINE, least=64
+)
 START_MODE = Option(
-    "How servers are started; see mmrepro run --help.", group=ENGINE, variable="MMREPRO_START_MODE"
+    "How servers are started; see mmrepro run --help.",
+    group=ENGINE,
+    variable="MMREPRO_START_MODE",
 )
 
 TIMEOUT = Option(
@@ -160,7 +172,10 @@ TIMEOUT = Option(
     most=WEEK_S,
 )
 BUDGET = Option(
-    "Time for all of it, e.g. 25m or 2h: no run is started that is not expected to end in time.",
+    (
+        "Time for all of it, e.g. 25m or 2h: no run is started that is not expected "
+        "to end in time."
+    ),
     "TIME",
     LIMITS,
     name="--budget",
@@ -168,11 +183,19 @@ BUDGET = Option(
     write=exact_duration,
 )
 JOBS = Option("Number of runs at a time.", "N", LIMITS, least=1, most=64)
-RAY = Option("Run on the machines of a Ray cluster.", "auto|HOST:PORT", LIMITS, runs_code=True)
-FRESH = Option("Run everything again; use no result of an earlier run.", group=LIMITS, once=True)
-RESUME = Option("Continue what was interrupted; no run is repeated.", "DIR", LIMITS, once=True)
+RAY = Option(
+    "Run on the machines of a Ray cluster.", "auto|HOST:PORT", LIMITS, runs_code=True
+)
+FRESH = Option(
+    "Run everything again; use no result of an earlier run.", group=LIMITS, once=True
+)
+RESUME = Option(
+    "Continue what was interrupted; no run is repeated.", "DIR", LIMITS, once=True
+)
 DRY_RUN = Option(
-    "Print what would be run and how long it takes; run nothing.", group=LIMITS, once=True
+    "Print what would be run and how long it takes; run nothing.",
+    group=LIMITS,
+    once=True,
 )
 
 CONTRACT_PROBE = Option(
@@ -181,11 +204,17 @@ CONTRACT_PROBE = Option(
     name="--contract-probe/--no-contract-probe",
 )
 QUIET = Option(
-    "Print the verdict and the path of its page, nothing else.", group=OUTPUT, short="-q", once=True
+    "Print the verdict and the path of its page, nothing else.",
+    group=OUTPUT,
+    short="-q",
+    once=True,
 )
 VERBOSE = Option("Print each event as it happens.", group=OUTPUT, short="-v", once=True)
 TRUST = Option(
-    "Run the FILE.py that is named, to know all of it. Read it first: it can do what you can.",
+    (
+        "Run the FILE.py that is named, to know all of it. Read it first: it can do "
+        "what you can."
+    ),
     once=True,
     configurable=False,
     runs_code=True,
@@ -196,11 +225,19 @@ FORCE = Option("Write over files that are there.", group=OUTPUT, once=True)
 MARKDOWN = Option("Print the whole page, as docs/ has it.", group=OUTPUT, once=True)
 LEDGER = Option("Folder of the ledger.", "DIR", argument=True, names="campaign")
 QUARANTINE = Option(
-    "TOML with the cells that are not to fail the run.", "FILE", OUTPUT, configurable=False
+    "TOML with the cells that are not to fail the run.",
+    "FILE",
+    OUTPUT,
+    configurable=False,
 )
-NIGHT = Option("Which nightly run.", "NAME", OUTPUT, configurable=False, shown="the newest")
+NIGHT = Option(
+    "Which nightly run.", "NAME", OUTPUT, configurable=False, shown="the newest"
+)
 OUT = Option("Folder of the results.", "DIR", OUTPUT, once=True)
 JSON = Option("Print one JSON document on stdout.", group=OUTPUT, once=True)
 EVENTS = Option(
-    "Write what happens to FILE as JSON lines; - is stdout.", "FILE|-", OUTPUT, once=True
+    "Write what happens to FILE as JSON lines; - is stdout.",
+    "FILE|-",
+    OUTPUT,
+    once=True,
 )

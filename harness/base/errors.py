@@ -44,15 +44,20 @@ class ExitCode(IntEnum):
     INCONCLUSIVE = 3
     INFRASTRUCTURE = 4
     INTERRUPTED = 130
-    READER_GONE = 141  # of stdout or stderr; what a shell says of a program that SIGPIPE ended
+    READER_GONE = (
+        141  # of stdout or stderr; what a shell says of a program that SIGPIPE ended
+    )
 
 
 class MmreproError(Exception):
-    """Base of the tree. ``hint``: the next step; ``detail``: what lies behind it (log lines)."""
+    """Base of the tree. ``hint``: the next step; ``detail``: what lies behind it (log
+    lines)."""
 
     exit_code: ExitCode = ExitCode.INFRASTRUCTURE
 
-    def __init__(self, message: str, *, hint: str = "", detail: list[str] | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", detail: list[str] | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -60,7 +65,8 @@ class MmreproError(Exception):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a sentence that names what is close to ``word``, to follow another; "": nothing is."""
+    """Return a sentence that names what is close to ``word``, to follow another; "":
+    nothing is."""
     from difflib import get_close_matches
 
     close = get_close_matches(word, [*known], 1)
@@ -84,7 +90,8 @@ class BrokenScenario(UsageError):
 
 
 class UntrustedFile(UsageError):
-    """Python that would have to be run to be read, and that nobody has said to trust."""
+    """Python that would have to be run to be read, and that nobody has said to
+    trust."""
 
 
 class UnwritableOutput(UsageError):
@@ -112,20 +119,23 @@ class EnvironmentBuildError(InfrastructureError):
 
 
 class UnfitPython(EnvironmentBuildError):
-    """It is not to be had, or a requirement has no wheel for it and cannot be built here."""
+    """It is not to be had, or a requirement has no wheel for it and cannot be built
+    here."""
 
 
 class UnloadableWheel(InfrastructureError):
-    """The wheel's compiled code wants something that this host lacks (a newer libstdc++, say)."""
+    """The wheel's compiled code wants something that this host lacks (a newer
+    libstdc++, say)."""
 
 
 class EngineStartError(InfrastructureError):
     """The engine never came up.
 
-    ``usage``: it said that its command line is wrong. ``ended_with``: its exit code; None: it
-    did not end, and was late. ``race``: why the same start is worth repeating; "": it is not.
-    ``refused``: what was to be provoked is what it refuses, by the words that were named.
-    """
+    ``usage``: it said that its command line is wrong. ``ended_with``: its exit code;
+    None: it did not end, and was late. ``race``: why the same start is worth repeating;
+    "": it is not.
+    ``refused``: what was to be provoked is what it refuses, by the words that were
+    named."""
 
     def __init__(
         self,

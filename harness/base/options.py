@@ -1,10 +1,10 @@
 """Options, declared once.
 
-The options of a command are a frozen dataclass, a subclass of :class:`Command`, whose fields carry
-an :class:`Option`: ``release: str = RELEASE("")``. From the declaration follow the
-parameter of the command line (``mmrepro.cli.options``), the words that repeat the command, the key
-in ``mmrepro.toml`` and the environment variable. A plain field is set by code.
-"""
+The options of a command are a frozen dataclass, a subclass of :class:`Command`, whose
+fields carry an :class:`Option`: ``release: str = RELEASE("")``. From the declaration
+follow the parameter of the command line (``mmrepro.cli.options``), the words that
+repeat the command, the key in ``mmrepro.toml`` and the environment variable. A plain
+field is set by code."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ EVIDENCE = "Evidence"
 OUTPUT = "Output"
 LIMITS = "How long and where"
 CONFIG_VARIABLE = "MMREPRO_CONFIG"
-"""Names the file that is read in place of the one that is found. Empty: options come from the
-command line alone, and from the variables that are named in their declarations."""
+"""Names the file that is read in place of the one that is found. Empty: options come
+from the command line alone, and from the variables that are named in their
+declarations."""
 ONLY_ARGUMENTS = {CONFIG_VARIABLE: ""}
 """For the commands that mmrepro itself starts."""
 GROUPS = (WHAT, ENGINE, EVIDENCE, LIMITS, OUTPUT)
@@ -41,7 +42,9 @@ GROUPS = (WHAT, ENGINE, EVIDENCE, LIMITS, OUTPUT)
 
 def names_of(text: str) -> tuple[str, ...]:
     """Return the names in ``A,B``, each once."""
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    return tuple(
+        dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
+    )
 
 
 def text_of(value: Any) -> str:
@@ -53,30 +56,31 @@ def text_of(value: Any) -> str:
 class Option:
     """One option, or one argument.
 
-    Attributes:
-        name: ``--release``, ``--shrink/--no-shrink``; "": as the field is called.
-        shown: what the help says of the default, where the value itself does not say it.
-        least, most: bounds of a number.
-        short: its name in one letter.
-        choices: words that are taken, where the type does not list them.
-        argument: it has no name; ``metavar`` stands for it.
-        required: code may leave it out, the command line may not.
-        once: it says where or how one call reports, and is no part of the command that repeats it:
+    Attributes: name: ``--release``, ``--shrink/--no-shrink``; "": as the field is
+        called. shown: what the help says of the default, where the value itself does
+        not say it. least, most: bounds of a number. short: its name in one letter.
+        choices: words that are taken, where the type does not list them. argument: it
+        has no name; ``metavar`` stands for it. required: code may leave it out, the
+        command line may not. once: it says where or how one call reports, and is no
+        part of the command that repeats it:
             :meth:`Command.argv` writes it only where it is asked to.
         private: it is in no command that is written down; it may hold a password.
         attached: write ``--server-arg=VALUE``, since the value may begin with a dash.
         distinct: a value that is given twice counts once.
-        own: only one command has it: it has no variable, and its key is in that command's table.
+        own: only one command has it: it has no variable, and its key is in that
+            command's table.
         configurable: False: it has no key and no variable.
-        runs_code: its value decides which code runs, here or in a server. A file that is only found
-            does not set it, and neither does a campaign that somebody else wrote down.
-        names: what its words name, which a shell completes: a ``scenario``, an ``engine``, a
-            ``release``; or what lies here: an ``incident``, a ``campaign``, a ``record`` (either),
-            for which a number, an id and ``last`` stand as well.
-        variable: its variable, where that is not ``MMREPRO_`` and the name. Such a variable holds
-            in the commands that mmrepro starts as well.
-        read, write: from the word that is typed to the value, and back. Of a tuple ``read`` gets
-            the one word that holds all of it, of a mapping all words.
+        runs_code: its value decides which code runs, here or in a server. A file that
+            is only found does not set it, and neither does a campaign that somebody
+            else wrote down.
+        names: what its words name, which a shell completes: a ``scenario``, an
+            ``engine``, a ``release``; or what lies here: an ``incident``, a
+            ``campaign``, a ``record`` (either), for which a number, an id and ``last``
+            stand as well.
+        variable: its variable, where that is not ``MMREPRO_`` and the name. Such a
+            variable holds in the commands that mmrepro starts as well.
+        read, write: from the word that is typed to the value, and back. Of a tuple
+            ``read`` gets the one word that holds all of it, of a mapping all words.
     """
 
     help: str
@@ -104,14 +108,17 @@ class Option:
     write: Callable[[Any], str] = text_of
 
     def __call__(self, default: Any, **changes: Any) -> Any:
-        """Return the field of a command that has this option, with ``changes`` for that one."""
+        """Return the field of a command that has this option, with ``changes`` for that
+        one."""
         metadata = {"option": replace(self, **changes)}
         if default == {}:
             return field(default_factory=dict, metadata=metadata)
         return field(default=default, metadata=metadata)
 
 
-def option(default: Any, help: str, metavar: str = "", group: str = WHAT, **more: Any) -> Any:
+def option(
+    default: Any, help: str, metavar: str = "", group: str = WHAT, **more: Any
+) -> Any:
     """Return the field of a command with an option that no other command has."""
     return Option(help, metavar, group, own=True, **more)(default)
 
@@ -160,8 +167,8 @@ class Declared:
 
     @property
     def configurable(self) -> bool:
-        """Whether a file and a variable can hold it: what cannot be switched off again is asked
-        for each time."""
+        """Whether a file and a variable can hold it: what cannot be switched off again
+        is asked for each time."""
         option = self.option
         switch = self.type is bool and "/" not in self.name
         plain = not (option.once or option.argument or option.private or switch)
@@ -187,29 +194,32 @@ class Declared:
 class Command:
     """Options of one command.
 
-    Attributes:
-        COMMAND: its words after ``mmrepro``.
-        origins: where the fields that are not left to their defaults come from, by name.
+    Attributes: COMMAND: its words after ``mmrepro``. origins: where the fields that are
+        not left to their defaults come from, by name.
     """
 
     COMMAND: ClassVar[str] = ""
     _: KW_ONLY
-    origins: Mapping[str, Origin] = field(default_factory=dict, compare=False, repr=False)
+    origins: Mapping[str, Origin] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def given(self, name: str) -> bool:
         """Whether a word, a variable or a file gave the field ``name``."""
         return name in self.origins
 
     def written(self) -> Self:
-        """Return the options as a command has them, where code has settled some since."""
+        """Return the options as a command has them, where code has settled some
+        since."""
         return self
 
     def argv(self, **changed: Any) -> list[str]:
-        """Return the words after ``mmrepro`` that give these options, with ``changed`` fields.
+        """Return the words after ``mmrepro`` that give these options, with ``changed``
+        fields.
 
-        What differs from the default is written, and what was said against a variable or a file.
-        What holds for one call only, such as ``--out``, is written only if ``changed`` names it.
-        """
+        What differs from the default is written, and what was said against a variable
+        or a file. What holds for one call only, such as ``--out``, is written only if
+        ``changed`` names it."""
         made = replace(self, **changed).written()
         arguments: list[str] = []
         skipped: list[str] = []
@@ -219,7 +229,9 @@ class Command:
             asked = option.required or one.field in changed
             if option.private or value is None or (option.once and not asked):
                 continue
-            over = one.field not in changed and self.origins.get(one.field) is Origin.OVER
+            over = (
+                one.field not in changed and self.origins.get(one.field) is Origin.OVER
+            )
             if value == one.default and not (over or option.required):
                 skipped += one.words(value) if option.argument else []
             elif option.argument:  # those before it stand in their places
@@ -244,7 +256,11 @@ def declared(made: type[Command]) -> tuple[Declared, ...]:
     if made in _DECLARED:
         return _DECLARED[made]
     hints = get_type_hints(made)
-    found = [_declared(one, hints[one.name]) for one in fields(made) if "option" in one.metadata]
+    found = [
+        _declared(one, hints[one.name])
+        for one in fields(made)
+        if "option" in one.metadata
+    ]
     return _DECLARED.setdefault(made, tuple(found))
 
 
@@ -258,5 +274,9 @@ def _declared(one: Field[Any], kind: Any) -> Declared:
     if option.choices:
         kind = Literal[option.choices]
     return Declared(
-        one.name, option, str if option.read else kind, several, {} if mapping else one.default
+        one.name,
+        option,
+        str if option.read else kind,
+        several,
+        {} if mapping else one.default,
     )

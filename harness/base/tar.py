@@ -1,4 +1,5 @@
-"""The standard library's tarfile, as Python 3.11.4 has it: with filters of what is unpacked.
+"""The standard library's tarfile, as Python 3.11.4 has it: with filters of what is
+unpacked.
 
 Debian 12 has Python 3.11.2. There it is a copy of a later Python's, from PyPI.
 """

@@ -1,5 +1,5 @@
-"""Sizes and lengths of time: read as people type them, printed for people and for an option; and
-the few words and marks that all documents share."""
+"""Sizes and lengths of time: read as people type them, printed for people and for an
+option; and the few words and marks that all documents share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ MOST_SECONDS = 100 * 365 * 86400.0
 MOST_BYTES = 1 << 60
 """More is a slip, and more than a clock or an integer can hold in the end."""
 
-_LENGTHS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "": 1}
+_LENGTHS = {
+    "ms": 0.001,
+    "s": 1,
+    "m": 60,
+    "min": 60,
+    "h": 3600,
+    "d": 86400,
+    "w": 7 * 86400,
+    "": 1,
+}
 _LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|[smhdw])\s*")
 _BYTES = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -25,8 +34,8 @@ _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*([a-z]*)", re.IGNORECASE)
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of ``90``, ``45m``, ``1h30m``, ``2 min 05 s``. Raises UsageError: none, 0, or over a
-    century."""
+    """Seconds of ``90``, ``45m``, ``1h30m``, ``2 min 05 s``. Raises UsageError: none,
+    0, or over a century."""
     words = text.strip().lower()
     parts = _LENGTH.findall(words)
     if re.fullmatch(r"\d+(?:\.\d+)?", words):
@@ -35,12 +44,17 @@ def parse_duration(text: str) -> float:
         parts = []
     seconds = sum(float(number) * _LENGTHS[unit] for number, unit in parts)
     if not 0 < seconds <= MOST_SECONDS:
-        raise UsageError(f"{text!r} is not a length of time.", hint="e.g. 90s, 45m or 1h30m")
+        raise UsageError(
+            f"{text!r} is not a length of time.", hint="e.g. 90s, 45m or 1h30m"
+        )
     return seconds
 
 
-def parse_size(text: str, what: str = "", *, least: int = 1, most: int = MOST_BYTES) -> int:
-    """Bytes of ``6784MiB``, ``40G`` (GiB), ``80GB`` or a plain number; fractions are dropped.
+def parse_size(
+    text: str, what: str = "", *, least: int = 1, most: int = MOST_BYTES
+) -> int:
+    """Bytes of ``6784MiB``, ``40G`` (GiB), ``80GB`` or a plain number; fractions are
+    dropped.
 
     Args:
         what: the option, for the error.
@@ -52,7 +66,9 @@ def parse_size(text: str, what: str = "", *, least: int = 1, most: int = MOST_BY
     match = _SIZE.fullmatch(text.strip())
     factor = _BYTES.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise UsageError(f"{shown} is not a size.", hint="e.g. 6784MiB, 40G, 80GB or plain bytes")
+        raise UsageError(
+            f"{shown} is not a size.", hint="e.g. 6784MiB, 40G, 80GB or plain bytes"
+        )
     found = int(Decimal(match[1]) * factor)
     if found < least:
         why = " Is its unit missing?" if not match[2] and found else ""
@@ -123,7 +139,9 @@ def count(number: int, word: str) -> str:
     """``1 run``, ``3 runs``, ``2 queries``."""
     if number == 1:
         return f"1 {word}"
-    return f"{number:,} {word[:-1]}ies" if word.endswith("ry") else f"{number:,} {word}s"
+    return (
+        f"{number:,} {word[:-1]}ies" if word.endswith("ry") else f"{number:,} {word}s"
+    )
 
 
 def slug(text: str) -> str:
@@ -132,5 +150,6 @@ def slug(text: str) -> str:
 
 
 def sane(number: float) -> bool:
-    """A number that a picture can be drawn of: finite, and of a size that runs produce."""
+    """A number that a picture can be drawn of: finite, and of a size that runs
+    produce."""
     return math.isfinite(number) and abs(number) < 1e12

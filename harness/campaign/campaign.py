@@ -1,9 +1,10 @@
 """A campaign of any kind, from its first run to its document.
 
-A policy says what a free place is to do next, and what follows from what was seen. All else is
-here, once: the places and their losses, the threads, the time, what is written when, how it ends,
-and who hears of it: what happens is an event, to which progress, JSON lines and documents listen.
-"""
+A policy says what a free place is to do next, and what follows from what was seen. All
+else is
+here, once: the places and their losses, the threads, the time, what is written when,
+how it ends, and who hears of it: what happens is an event, to which progress, JSON
+lines and documents listen."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ from mmrepro.campaign.work import Began, Order, Place, Places
 POLL_S = 0.2
 WAIT_S = 60.0
 STRIKES = 3
-"""So often in a row a machine may be lost, or the same order, before anything came of them."""
+"""So often in a row a machine may be lost, or the same order, before anything came of
+them."""
 
 DocumentT = TypeVar("DocumentT")
 
@@ -48,8 +50,8 @@ class State(StrEnum):
 
 
 class Policy(Protocol[DocumentT]):
-    """All that a kind of campaign writes for itself. Everything but :meth:`line` is called from the
-    campaign's own thread."""
+    """All that a kind of campaign writes for itself. Everything but :meth:`line` is
+    called from the campaign's own thread."""
 
     kind: str
     """That people call it: 'bisection'."""
@@ -62,7 +64,8 @@ class Policy(Protocol[DocumentT]):
         """The command that goes on with it."""
 
     def standing(self) -> str:
-        """How far it is, in a line: '3 of 8 cells are whole'. Also from other threads."""
+        """How far it is, in a line: '3 of 8 cells are whole'. Also from other
+        threads."""
 
     def begin(self, campaign: Campaign[DocumentT]) -> None:
         """Take in what the journal holds, and write down that it goes on."""
@@ -89,12 +92,15 @@ class Policy(Protocol[DocumentT]):
     def over(self, order: Order) -> None:
         """All of an order was done, or all that there was time for."""
 
-    def lost(self, order: Order, loss: PlaceLost, began: Began | None, place: str) -> str:
-        """The place is gone; ``began``: the run that it had begun. Whatever was not done is given
-        to others. Returns what becomes of it, for people."""
+    def lost(
+        self, order: Order, loss: PlaceLost, began: Began | None, place: str
+    ) -> str:
+        """The place is gone; ``began``: the run that it had begun. Whatever was not
+        done is given to others. Returns what becomes of it, for people."""
 
     def end(self, state: State, failure: str) -> DocumentT:
-        """Write down how it ended; from the same journal always the same document follows."""
+        """Write down how it ended; from the same journal always the same document
+        follows."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +118,13 @@ class _Worked:
 class Campaign(Generic[DocumentT]):
     """A campaign in progress.
 
-    One thread gives the orders and writes the journal; each order is worked on in a thread of its
-    own. Where a machine is lost, the run that it had begun is one that infrastructure lost, and
-    what it had not begun goes to others.
+    One thread gives the orders and writes the journal; each order is worked on in a
+    thread of its own. Where a machine is lost, the run that it had begun is one that
+    infrastructure lost, and what it had not begun goes to others.
 
-    Attributes:
-        until: of the campaign's clock; no run is started that is not expected to end by then.
-        alone: there is no other place that could take a second run meanwhile.
+    Attributes: until: of the campaign's clock; no run is started that is not expected
+        to end by then. alone: there is no other place that could take a second run
+        meanwhile.
     """
 
     def __init__(
@@ -150,14 +156,16 @@ class Campaign(Generic[DocumentT]):
     def execute(self) -> DocumentT:
         """Run what is left of it. The journal has all that ended, whatever happens.
 
-        Raises:
-            KeyboardInterrupt: what had ended is on disk, and the document is the partial one.
-            MmreproError: infrastructure that no run can do without, usage, or a full disk.
+        Raises: KeyboardInterrupt: what had ended is on disk, and the document is the
+            partial one. MmreproError: infrastructure that no run can do without, usage,
+            or a full disk.
         """
         policy = self.policy
         policy.begin(self)
         resume = policy.resume_command
-        self.emit(CampaignBegan(kind=policy.kind, folder=str(policy.folder), resume=resume))
+        self.emit(
+            CampaignBegan(kind=policy.kind, folder=str(policy.folder), resume=resume)
+        )
         try:
             self._give()
         except BaseException as error:
@@ -166,7 +174,8 @@ class Campaign(Generic[DocumentT]):
             finally:
                 self._left = True
                 state, failure = _ending(error, resume)
-                # A full disk cannot take the document either: the first error is the one to report.
+                # A full disk cannot take the document either: the first error is the
+                # one to report.
                 with contextlib.suppress(MmreproError, OSError):
                     policy.end(state, failure)
                 self._ended(state, failure)
@@ -183,7 +192,9 @@ class Campaign(Generic[DocumentT]):
 
     def began(self, began: Began, machine: str = "") -> None:
         what = began.what or began.id
-        self.emit(RunBegan(what=what, index=began.index, role=began.role, machine=machine))
+        self.emit(
+            RunBegan(what=what, index=began.index, role=began.role, machine=machine)
+        )
 
     def note(self, text: str, *, passing: bool = False) -> None:
         self.emit(Note(text=text, passing=passing))
@@ -212,7 +223,10 @@ class Campaign(Generic[DocumentT]):
                     return
                 if time.monotonic() - alone >= self._wait_s:
                     raise NoPlaceLeft(
-                        f"No machine is left for the {self.policy.kind}: {self.policy.standing()}.",
+                        (
+                            f"No machine is left for the {self.policy.kind}: "
+                            f"{self.policy.standing()}."
+                        ),
                         hint=self.policy.resume_command,
                     )
             with contextlib.suppress(queue.Empty):
@@ -260,20 +274,27 @@ class Campaign(Generic[DocumentT]):
             return
         self._strikes[place.name] += 1
         becomes = self.policy.lost(order, worked.loss, began, place.name)
-        gone = ", and is not used any more" if self._strikes[place.name] >= STRIKES else ""
+        gone = (
+            ", and is not used any more" if self._strikes[place.name] >= STRIKES else ""
+        )
         name = place.name or "this machine"
         self.note(f"{name} was lost{gone}: {worked.loss.message} {becomes}")
 
-    # ------------------------------------------------------------------ in an order's thread
+    # ------------------------------------------------------------- in an order's thread
 
     def _thread(self, place: Place, order: Order) -> None:
         try:
             with contextlib.closing(place.work(order, self.policy.folder)) as working:
                 for item in working:
-                    line = item if isinstance(item, Began) else self.policy.line(order, item)
+                    line = (
+                        item
+                        if isinstance(item, Began)
+                        else self.policy.line(order, item)
+                    )
                     worked = _Worked(place, order, line)
                     self._worked.put(worked)
-                    # No run ahead of the journal: a kill costs the run in progress and no other.
+                    # No run ahead of the journal: a kill costs the run in progress and
+                    # no other.
                     while not worked.taken.wait(POLL_S):
                         if self._left:
                             raise KeyboardInterrupt
@@ -297,7 +318,8 @@ class Campaign(Generic[DocumentT]):
         self.places.join()
 
     def _last_words(self, timeout_s: float) -> None:
-        """Write down a run that ended as it was stopped, if the journal still takes it."""
+        """Write down a run that ended as it was stopped, if the journal still takes
+        it."""
         with contextlib.suppress(queue.Empty):
             worked = self._worked.get(timeout=timeout_s)
             try:

@@ -1,4 +1,5 @@
-"""What happens in a campaign, as it happens: progress, JSON lines and documents listen to it."""
+"""What happens in a campaign, as it happens: progress, JSON lines and documents listen
+to it."""
 
 from __future__ import annotations
 
@@ -40,11 +41,15 @@ class RunEnded(Record):
     index: int
     role: str = ""
     machine: str = ""
-    outcome: Annotated[str, Field(description="in a word: 'reproduced', 'lost (timeout)'")]
+    outcome: Annotated[
+        str, Field(description="in a word: 'reproduced', 'lost (timeout)'")
+    ]
     detail: Annotated[str, Field(description="what is to be known besides")] = ""
     tone: Tone = "soft"
     seconds: float = 0.0
-    kept: Annotated[bool, Field(description="an earlier call made it, or a cache has it")] = False
+    kept: Annotated[
+        bool, Field(description="an earlier call made it, or a cache has it")
+    ] = False
 
 
 class Found(Record):
@@ -62,7 +67,9 @@ class Note(Record):
     event: Literal["note"] = "note"
     at: Moment = Field(default_factory=Moment.now)
     text: str
-    passing: Annotated[bool, Field(description="worth a line on a terminal only")] = False
+    passing: Annotated[bool, Field(description="worth a line on a terminal only")] = (
+        False
+    )
 
 
 class CampaignBegan(Record):
@@ -84,7 +91,8 @@ class CampaignEnded(Record):
 
 
 CampaignEvent: TypeAlias = Annotated[
-    CampaignBegan | RunBegan | RunEnded | Found | Note | CampaignEnded, Field(discriminator="event")
+    CampaignBegan | RunBegan | RunEnded | Found | Note | CampaignEnded,
+    Field(discriminator="event"),
 ]
 Handler = Callable[[CampaignEvent], object]
 
@@ -113,7 +121,8 @@ def run_ended(
 
 @contextlib.contextmanager
 def json_lines(target: str) -> Iterator[Sequence[Handler]]:
-    """A handler that writes each event as a JSON line, for machines that follow a campaign.
+    """A handler that writes each event as a JSON line, for machines that follow a
+    campaign.
 
     Raises:
         UnwritableOutput: the file cannot be written.

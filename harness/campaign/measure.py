@@ -40,7 +40,11 @@ class MeasureRun(OnServers):
     def __getstate__(self) -> dict[str, Any]:
         wanted = self.measuring
         images = self.images or read_contents(wanted.case, wanted.contents)
-        return {**self.__dict__, "measuring": replace(wanted, contents=None), "images": images}
+        return {
+            **self.__dict__,
+            "measuring": replace(wanted, contents=None),
+            "images": images,
+        }
 
     @property
     def wanted(self) -> ServerWanted:

@@ -1,9 +1,8 @@
-"""What a campaign's runs need beside them: environments, fetched one ahead, and fork servers; and
-a bound for what that adds to the disk.
+"""What a campaign's runs need beside them: environments, fetched one ahead, and fork
+servers; and a bound for what that adds to the disk.
 
-An environment's files are hard links into uv's cache, so removing it frees next to nothing: what
-counts is that uv's cache lets go of the packages as well.
-"""
+An environment's files are hard links into uv's cache, so removing it frees next to
+nothing: what counts is that uv's cache lets go of the packages as well."""
 
 from __future__ import annotations
 
@@ -18,7 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mmrepro.base.errors import MmreproError
-from mmrepro.base.machine.files import cache_root, environments_root, refuse_other_kinds, write_file
+from mmrepro.base.machine.files import (
+    cache_root,
+    environments_root,
+    refuse_other_kinds,
+    write_file,
+)
 from mmrepro.base.records import Record
 from mmrepro.base.units import duration, size
 from mmrepro.campaign.schedule import ASSUMED_BUILD_S, Group
@@ -29,7 +33,12 @@ from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
 from mmrepro.engines.environments.store import list_environments, prune, uv_cache_dir
 from mmrepro.engines.environments.uv import UvFailed, run_uv
 from mmrepro.engines.supervise import free_port
-from mmrepro.engines.supervise.warm import ForkServer, ForkServers, ForkServerSpec, Refused
+from mmrepro.engines.supervise.warm import (
+    ForkServer,
+    ForkServers,
+    ForkServerSpec,
+    Refused,
+)
 from mmrepro.failure.documents.ledger import Cell
 from mmrepro.runs.options import StartMode
 from mmrepro.runs.start import ServerSpec, target
@@ -50,11 +59,12 @@ class Kept(Record):
 class Bound:
     """Keeps the growth since the campaign's start below ``limit`` bytes.
 
-    Counted is what is used on the file systems of mmrepro's and uv's caches, whoever wrote it: the
-    bound is for the disk and not for a folder.
-    """
+    Counted is what is used on the file systems of mmrepro's and uv's caches, whoever
+    wrote it: the bound is for the disk and not for a folder."""
 
-    def __init__(self, limit: int, file: Path, *, used: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, limit: int, file: Path, *, used: Callable[[], int] | None = None
+    ) -> None:
         self.limit = limit
         self._file = file
         self._used = used or used_bytes
@@ -115,17 +125,21 @@ def used_bytes() -> int:
 def drop(name: str) -> bool:
     """Remove an environment and what only it needs of uv's cache; False: it is in use.
 
-    uv forgets a package by its name. One goes if the environment had a version of it that no other
-    environment has; others keep their files, and a later build of them fetches that package anew.
-    """
+    uv forgets a package by its name. One goes if the environment had a version of it
+    that no other environment has; others keep their files, and a later build of them
+    fetches that package anew."""
     stored = list_environments(sizes=False)
     mine = {p for one in stored if one.path.name == name for p in one.manifest.packages}
-    others = {p for one in stored if one.path.name != name for p in one.manifest.packages}
+    others = {
+        p for one in stored if one.path.name != name for p in one.manifest.packages
+    }
     done = prune(names=[name])
     if any(kept == name for kept, _ in done.kept):
         return False
     if packages := sorted({p.partition("==")[0] for p in mine - others}):
-        with contextlib.suppress(UvFailed):  # that uv keeps the packages shows in the growth
+        with contextlib.suppress(
+            UvFailed
+        ):  # that uv keeps the packages shows in the growth
             run_uv(["cache", "clean", *packages])
     return True
 
@@ -148,9 +162,8 @@ class _Server(NamedTuple):
 class Provisions:
     """Fetches environments and keeps engines imported, for the groups of a campaign.
 
-    Nothing of it outlives this process, however that ends: builders are killed with it, and warm
-    parents end when the pipe that it holds is closed.
-    """
+    Nothing of it outlives this process, however that ends: builders are killed with it,
+    and warm parents end when the pipe that it holds is closed."""
 
     def __init__(
         self, options: TrialOptions, bound: Bound | None = None, say: Say | None = None
@@ -161,7 +174,8 @@ class Provisions:
         self._one_by_one = threading.Lock()
         self._busy: Counter[str] = Counter()
         self._failed: dict[str, str] = {}
-        """Why an environment could not be built, by its folder. It is not tried again."""
+        """Why an environment could not be built, by its folder. It is not tried
+        again."""
         self._children = Children(STOP_S)
         self._ahead: threading.Thread | None = None
         self._starter = Starter(options.start_mode, several=True)
@@ -171,15 +185,17 @@ class Provisions:
     # ------------------------------------------------------------------ environments
 
     def expect(self, groups: Sequence[Group]) -> None:
-        """These are to be run: none of their environments is dropped before :meth:`done`."""
-        self._busy.update(_folder(group.spec) for group in groups if group.spec is not None)
+        """These are to be run: none of their environments is dropped before
+        :meth:`done`."""
+        self._busy.update(
+            _folder(group.spec) for group in groups if group.spec is not None
+        )
 
     def prepare(self, group: Group) -> str:
         """Have the environment of ``group``.
 
-        Returns:
-            Why its cells cannot be run; "" else. What uv or the wheel lacks is not among it: the
-            first run says that itself.
+        Returns: Why its cells cannot be run; "" else. What uv or the wheel lacks is not
+            among it: the first run says that itself.
 
         Raises:
             KeyboardInterrupt: :meth:`stop` was called.
@@ -195,7 +211,9 @@ class Provisions:
         Raises:
             KeyboardInterrupt: :meth:`stop` was called.
         """
-        return self._have_now(spec, name, within_s) or self._failed.get(_folder(spec), "")
+        return self._have_now(spec, name, within_s) or self._failed.get(
+            _folder(spec), ""
+        )
 
     def failed(self, spec: EnvironmentSpec) -> bool:
         return _folder(spec) in self._failed
@@ -206,12 +224,16 @@ class Provisions:
         return ASSUMED_BUILD_S if spec is not None and existing(spec) is None else 0.0
 
     def prefetch(self, group: Group) -> None:
-        """Fetch the environment of a group that comes later, beside the runs; one at a time."""
+        """Fetch the environment of a group that comes later, beside the runs; one at a
+        time."""
         spec, busy = group.spec, self._ahead is not None and self._ahead.is_alive()
         if spec is None or busy or existing(spec) is not None:
             return
         self._ahead = threading.Thread(
-            target=self._have, args=(spec, group.name), kwargs={"nice": NICE}, daemon=True
+            target=self._have,
+            args=(spec, group.name),
+            kwargs={"nice": NICE},
+            daemon=True,
         )
         self._ahead.start()
 
@@ -229,19 +251,31 @@ class Provisions:
         if self._ahead is not None:
             self._ahead.join()
 
-    def _have_now(self, spec: EnvironmentSpec, name: str, within_s: float | None = None) -> str:
+    def _have_now(
+        self, spec: EnvironmentSpec, name: str, within_s: float | None = None
+    ) -> str:
         why = self._have(spec, name, within_s=within_s)
         if self._children.stopped:
             raise KeyboardInterrupt
         return why
 
     def _have(
-        self, spec: EnvironmentSpec, name: str, nice: int = 0, within_s: float | None = None
+        self,
+        spec: EnvironmentSpec,
+        name: str,
+        nice: int = 0,
+        within_s: float | None = None,
     ) -> str:
         """Why there is no room for it; "" else, also where its build failed."""
-        with self._one_by_one:  # uv's cache is cleaned only while nobody of us builds from it
+        with (
+            self._one_by_one
+        ):  # uv's cache is cleaned only while nobody of us builds from it
             folder = _folder(spec)
-            if self._children.stopped or folder in self._failed or existing(spec) is not None:
+            if (
+                self._children.stopped
+                or folder in self._failed
+                or existing(spec) is not None
+            ):
                 return ""
             if self._bound is not None:
                 busy = frozenset(n for n, count in self._busy.items() if count > 0)
@@ -260,7 +294,9 @@ class Provisions:
         what += ["--commit-date", spec.cutoff] if spec.commit and spec.cutoff else []
         arguments = ["env", "create", spec.engine, *what, "--device", spec.device]
         environment = variables(self._options)
-        start = partial(spawn, arguments, environment, nice=nice, stderr=subprocess.PIPE)
+        start = partial(
+            spawn, arguments, environment, nice=nice, stderr=subprocess.PIPE
+        )
         try:
             with self._children.running(start) as child:
                 _, errors = child.communicate(timeout=within_s)
@@ -277,7 +313,8 @@ class Provisions:
 
     @contextlib.contextmanager
     def warm(self, runs: Sequence[tuple[Cell, int]]) -> Iterator[None]:
-        """While this lasts the engine of cells that have several runs together stays imported.
+        """While this lasts the engine of cells that have several runs together stays
+        imported.
 
         Args:
             runs: of one environment: cells and how often each is to be run.
@@ -296,10 +333,13 @@ class Provisions:
                 if (server := self._server_of(cell)) is not None:
                     servers.setdefault(server.parent.key, server)
                     count[server.parent.key] += number
-        return [servers[key] for key, number in count.most_common(PARENTS) if number > 1]
+        return [
+            servers[key] for key, number in count.most_common(PARENTS) if number > 1
+        ]
 
     def _server_of(self, cell: Cell) -> _Server | None:
-        """None: it is not to be started from a fork server, or was seen not to bear one."""
+        """None: it is not to be started from a fork server, or was seen not to bear
+        one."""
         scenario = load_scenario(cell.scenario).with_variant(cell.variant)
         options = run_options(cell, self._options)
         environment = existing(target(scenario, options))
@@ -310,7 +350,9 @@ class Provisions:
         if self._starter.choose(plan, environment)[0] is not StartMode.WARM:
             return None
         return _Server(
-            fork_server_spec(plan, environment, variables(self._options)), plan, environment
+            fork_server_spec(plan, environment, variables(self._options)),
+            plan,
+            environment,
         )
 
     def _parent(self, server: _Server) -> ForkServer | None:
@@ -321,9 +363,15 @@ class Provisions:
             self._say(f"importing {server.parent.label}")
             try:
                 return self._parents.get(server.parent)
-            except Refused as refusal:  # noted, so that whoever asks knows how runs are started
+            except (
+                Refused
+            ) as refusal:  # noted, so that whoever asks knows how runs are started
                 self._starter.note_unusable(
-                    StartMode.WARM, server.plan, server.environment, str(refusal), certain=True
+                    StartMode.WARM,
+                    server.plan,
+                    server.environment,
+                    str(refusal),
+                    certain=True,
                 )
             except (MmreproError, OSError):
                 pass  # each run says so in its settings, and starts in another way

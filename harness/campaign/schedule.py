@@ -1,8 +1,7 @@
 """Cells by environment: which run of one comes next, and which machine gets which.
 
-Without a clock, a file or a machine: the same every time. So a campaign that was killed goes on as
-if it had not been: what was appended counts, what was not is run again.
-"""
+Without a clock, a file or a machine: the same every time. So a campaign that was killed
+goes on as if it had not been: what was appended counts, what was not is run again."""
 
 from __future__ import annotations
 
@@ -49,7 +48,11 @@ class Group:
         """None: there is no such release, as its runs will say."""
         try:
             return spec_for(
-                self.engine, self.release, self.device, commit=self.commit, date=self.date
+                self.engine,
+                self.release,
+                self.device,
+                commit=self.commit,
+                date=self.date,
             )
         except MmreproError:
             return None
@@ -88,9 +91,13 @@ class Estimates:
 
     def of(self, cell: Cell) -> tuple[float, str]:
         """Seconds of one run, and what that is based on."""
-        for name, what in zip(self._names(cell), ("cell", "row", "engine"), strict=True):
+        for name, what in zip(
+            self._names(cell), ("cell", "row", "engine"), strict=True
+        ):
             if some := self._seconds.get(name):
-                return statistics.median(some), f"median of {len(some)} attempts of this {what}"
+                return statistics.median(
+                    some
+                ), f"median of {len(some)} attempts of this {what}"
         return ASSUMED_RUN_S, ASSUMED_WHY
 
     @staticmethod
@@ -114,10 +121,9 @@ class Next(NamedTuple):
 class Schedule:
     """How often the cells of one campaign are run.
 
-    Attributes:
-        repeat: planned runs.
-        confirm: further ones where those surprise.
-        before: what a cell settled on in the last night that learnt something of it, by its id.
+    Attributes: repeat: planned runs. confirm: further ones where those surprise.
+        before: what a cell settled on in the last night that learnt something of it, by
+        its id.
     """
 
     repeat: int
@@ -127,10 +133,10 @@ class Schedule:
     def next(self, attempts: Sequence[Attempt], planned: Planned) -> Next | None:
         """The next run of a cell; None: it is whole.
 
-        Infrastructure that failed is tried once more. A run that took too long is not: it would
-        take as long again, and the next night has its turn. If the planned runs surprise,
-        ``confirm`` more follow, whatever the first of them shows, so that k of n means what it
-        says.
+        Infrastructure that failed is tried once more. A run that took too long is not:
+        it would take as long again, and the next night has its turn. If the planned
+        runs surprise, ``confirm`` more follow, whatever the first of them shows, so
+        that k of n means what it says.
 
         Args:
             attempts: of the cell in this campaign, by their index.
@@ -154,7 +160,8 @@ class Schedule:
         return None
 
     def left(self, attempts: Sequence[Attempt], planned: Planned) -> int:
-        """Runs of a cell that are still to be made, if nothing surprises from here on."""
+        """Runs of a cell that are still to be made, if nothing surprises from here
+        on."""
         following = self.next(attempts, planned)
         if following is None:
             return 0
@@ -165,15 +172,16 @@ class Schedule:
 
 
 SETUP_S = 6.0
-"""What an order takes beside its runs: the import of an engine into a fork server. In the night of
-docs/nightly 1.7 s for minivllm, 4.4 to 7.5 s for vLLM on a CPU."""
+"""What an order takes beside its runs: the import of an engine into a fork server. In
+the night of docs/nightly 1.7 s for minivllm, 4.4 to 7.5 s for vLLM on a CPU."""
 PAYS = 5
 """An order is given cells for so many times that, where there are as many."""
 HELPS = 2
-"""A machine that would have to build the environment first helps another one with it only if so
-many times the build are left."""
+"""A machine that would have to build the environment first helps another one with it
+only if so many times the build are left."""
 SHARE = 2
-"""An order is at most 1/SHARE of a machine's fair part of what waits, so that all end together."""
+"""An order is at most 1/SHARE of a machine's fair part of what waits, so that all end
+together."""
 
 
 @dataclass(frozen=True)
@@ -232,15 +240,19 @@ class _Open:
 class Dispatcher:
     """Hands out cells, each once unless it is given back."""
 
-    def __init__(self, groups: Sequence[Group], costs: Costs, *, sliced: bool = True) -> None:
-        """``sliced``: an environment's cells may go to several machines; else they stay together,
-        and the environments come in the order of the plan."""
+    def __init__(
+        self, groups: Sequence[Group], costs: Costs, *, sliced: bool = True
+    ) -> None:
+        """``sliced``: an environment's cells may go to several machines; else they stay
+        together, and the environments come in the order of the plan."""
         self._costs, self._sliced = costs, sliced
         self._open = []
         for number, group in enumerate(groups):
             positions = {planned.cell.id: at for at, planned in enumerate(group.cells)}
             seconds = [costs.cell[name] for name in positions]
-            self._open.append(_Open(group, number, [*positions.values()], seconds, positions))
+            self._open.append(
+                _Open(group, number, [*positions.values()], seconds, positions)
+            )
             self._open[-1].count()
         self._current: dict[str, int] = {}
 
@@ -252,11 +264,12 @@ class Dispatcher:
     def next(
         self, machine: str, has: Callable[[Group], bool], machines: Collection[str]
     ) -> Slice | None:
-        """What ``machine``, which is free, is to do; None: nothing that others do not do sooner.
+        """What ``machine``, which is free, is to do; None: nothing that others do not
+        do sooner.
 
-        It goes on with the environment it has worked with. Else it begins the largest one that
-        nobody works with, rather one that it has. Else it helps with the one of which most is
-        left, if what is left is worth the build of the environment.
+        It goes on with the environment it has worked with. Else it begins the largest
+        one that nobody works with, rather one that it has. Else it helps with the one
+        of which most is left, if what is left is worth the build of the environment.
 
         Args:
             has: whether the environment is on that machine.
@@ -281,7 +294,8 @@ class Dispatcher:
         one.lost_on = None
 
     def lost(self, slice: Slice, cells: Iterable[Planned]) -> None:
-        """The machine was lost: ``cells`` of the slice wait again, before the others."""
+        """The machine was lost: ``cells`` of the slice wait again, before the
+        others."""
         one = self._open[slice.number]
         one.out -= 1
         one.lost_on = slice.machine
@@ -322,7 +336,11 @@ class Dispatcher:
         if taken:
             if has(one.group):
                 return (4, -one.left)
-            return (5, -one.left) if one.left > HELPS * self._costs.build(one.group) else None
+            return (
+                (5, -one.left)
+                if one.left > HELPS * self._costs.build(one.group)
+                else None
+            )
         return (2 if has(one.group) else 3, -one.left)
 
     def _taken(self, one: _Open, machine: str) -> bool:
@@ -330,7 +348,11 @@ class Dispatcher:
         return one.out > 0 or one.promised not in (None, machine)
 
     def _take(
-        self, one: _Open, machine: str, has: Callable[[Group], bool], machines: Collection[str]
+        self,
+        one: _Open,
+        machine: str,
+        has: Callable[[Group], bool],
+        machines: Collection[str],
     ) -> tuple[Planned, ...]:
         wanted, count = float("inf"), 0
         if self._sliced:

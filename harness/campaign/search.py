@@ -1,9 +1,9 @@
 """A policy that is written as plain code: it asks for runs, and waits for them.
 
-Each line of work is a greenlet: :meth:`Search.results` hands its wishes to the campaign and goes on
-when they are met. Several lines go on beside each other where several places are free. Whoever goes
-on with a search after a kill walks the same way again: runs that the journal has are not made.
-"""
+Each line of work is a greenlet: :meth:`Search.results` hands its wishes to the campaign
+and goes on when they are met. Several lines go on beside each other where several
+places are free. Whoever goes on with a search after a kill walks the same way again:
+runs that the journal has are not made."""
 
 from __future__ import annotations
 
@@ -29,7 +29,14 @@ from mmrepro.campaign.trial import incident_in
 from mmrepro.campaign.work import Began, CellRun, Order, Place, lost
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.documents.folder import new_folder, prepared, refuse_taken
-from mmrepro.failure.documents.ledger import LEDGER_FILE, Attempt, Cell, Night, NightState, Planned
+from mmrepro.failure.documents.ledger import (
+    LEDGER_FILE,
+    Attempt,
+    Cell,
+    Night,
+    NightState,
+    Planned,
+)
 from mmrepro.failure.documents.searches import SearchDocument
 from mmrepro.history.ledger import History, Ledger
 from mmrepro.runs.key import gpu_models
@@ -55,11 +62,13 @@ class _Line:
 
 
 class Search(Generic[DocumentT, LineT]):
-    """What :class:`~mmrepro.campaign.campaign.Policy` asks for, but for the way of the search.
+    """What :class:`~mmrepro.campaign.campaign.Policy` asks for, but for the way of the
+    search.
 
     A kind of search has, besides: ``kind``, ``folder``, ``resume_command``, ``end`` and
 
-    - ``begin``, which takes in :attr:`done` what the journal holds, and calls this one's;
+    - ``begin``, which takes in :attr:`done` what the journal holds, and calls this
+      one's;
     - :meth:`order_of`, :meth:`keep`, and :attr:`works` or :meth:`more`.
 
     Attributes:
@@ -77,7 +86,7 @@ class Search(Generic[DocumentT, LineT]):
         self._strikes: Counter[tuple[str, int]] = Counter()
         self._spent = False
 
-    # ------------------------------------------------------------------ what a search has
+    # ---------------------------------------------------------------- what a search has
 
     def more(self) -> Callable[[], object] | None:
         """Another line of work for a place that is free; None: none now."""
@@ -96,14 +105,15 @@ class Search(Generic[DocumentT, LineT]):
         return True
 
     def lose(self, want: Began, why: str, place: str) -> LineT | None:
-        """What is written of a run that was lost with its place; None: it is made again."""
+        """What is written of a run that was lost with its place; None: it is made
+        again."""
         return None
 
-    # ------------------------------------------------------------------ within a line of work
+    # ------------------------------------------------------------ within a line of work
 
     def results(self, wants: Sequence[Began]) -> list[LineT]:
-        """What came of these runs, made now or by an earlier call; beside each other where places
-        are free.
+        """What came of these runs, made now or by an earlier call; beside each other
+        where places are free.
 
         Raises:
             Spent: there is no time for one of them.
@@ -137,7 +147,7 @@ class Search(Generic[DocumentT, LineT]):
             raise Spent
         return [came[number] for number in range(len(works))]
 
-    # ------------------------------------------------------------------ asked by the campaign
+    # ------------------------------------------------------------ asked by the campaign
 
     def begin(self, campaign: Campaign[DocumentT]) -> None:
         self.campaign = campaign
@@ -155,7 +165,9 @@ class Search(Generic[DocumentT, LineT]):
                 return None
 
     def waits(self) -> bool:
-        if self._spent or any(w.key not in self.done for line in self._lines for w in line.wants):
+        if self._spent or any(
+            w.key not in self.done for line in self._lines for w in line.wants
+        ):
             return True
         # Nobody has asked for more where no place is there yet.
         return self._begin_more()
@@ -174,7 +186,9 @@ class Search(Generic[DocumentT, LineT]):
     def over(self, order: Order) -> None:
         self._given.pop(id(order), None)
 
-    def lost(self, order: Order, loss: PlaceLost, began: Began | None, place: str) -> str:
+    def lost(
+        self, order: Order, loss: PlaceLost, began: Began | None, place: str
+    ) -> str:
         _, want = self._given.pop(id(order))
         if want.key in self.done:
             return "What it had done is kept."
@@ -233,7 +247,8 @@ class Search(Generic[DocumentT, LineT]):
         )
 
     def break_off(self) -> None:
-        """End all lines of work where they wait, so that what they hold open is closed."""
+        """End all lines of work where they wait, so that what they hold open is
+        closed."""
         for line in self._lines:
             if not line.greenlet.dead:
                 line.greenlet.throw()
@@ -253,7 +268,8 @@ Write = Callable[[CellDocumentT, Path], object]
 class CellSearch(Search[CellDocumentT, Attempt]):
     """What a search over cells does beside searching.
 
-    A kind has, besides: :meth:`standing`, :meth:`more`, :meth:`blank` and :meth:`check`.
+    A kind has, besides: :meth:`standing`, :meth:`more`, :meth:`blank` and
+    :meth:`check`.
 
     Attributes:
         night: names the campaign in the ledger.
@@ -286,7 +302,8 @@ class CellSearch(Search[CellDocumentT, Attempt]):
     ) -> None:
         """
         Args:
-            write: writes the documents below the folder, each time that they have grown.
+            write: writes the documents below the folder, each time that they have
+                grown.
             suffix: ends the name of a new folder.
         """
         super().__init__()
@@ -302,7 +319,9 @@ class CellSearch(Search[CellDocumentT, Attempt]):
             id=uuid.uuid4().hex[:12],
             created=Moment.now(),
             state="interrupted",
-            failure=f"the {self.kind} has not ended; to resume, run: {self.resume_command}",
+            failure=(
+                f"the {self.kind} has not ended; to resume, run: {self.resume_command}"
+            ),
             command=self.command(jobs=None, ray="", budget_s=None),
             scenario=scenario.facts,
             engine=scenario.engine,
@@ -315,9 +334,13 @@ class CellSearch(Search[CellDocumentT, Attempt]):
         return self.command(out=self.folder, **self.going_on)
 
     def command(self, **changed: Any) -> str:
-        """The command that repeats it. A cluster's address is left out: others read documents."""
+        """The command that repeats it. A cluster's address is left out: others read
+        documents."""
         asked = self._asked_for
-        here = {"scenario": asked.scenario or self.scenario.name, "ray": asked.ray and "auto"}
+        here = {
+            "scenario": asked.scenario or self.scenario.name,
+            "ray": asked.ray and "auto",
+        }
         return asked.command_line(**{**here, **changed})
 
     # ------------------------------------------------------------------ what a kind has
@@ -327,8 +350,8 @@ class CellSearch(Search[CellDocumentT, Attempt]):
         raise NotImplementedError
 
     def check(self, folder: Path, old: CellDocumentT | None) -> None:
-        """Look at a folder that holds something already; ``old``: its document, if it has one
-        that can be read.
+        """Look at a folder that holds something already; ``old``: its document, if it
+        has one that can be read.
 
         Raises:
             UnwritableOutput: it is not to be gone on with.
@@ -340,9 +363,10 @@ class CellSearch(Search[CellDocumentT, Attempt]):
         return self.night
 
     def closing(self) -> None:
-        """Do what is still to be done, however it ends; the document is written afterwards."""
+        """Do what is still to be done, however it ends; the document is written
+        afterwards."""
 
-    # ------------------------------------------------------------------ within a line of work
+    # ------------------------------------------------------------ within a line of work
 
     def attempt(self, want: Began) -> Attempt:
         """That run, made now or by an earlier call, which is reported."""
@@ -361,9 +385,11 @@ class CellSearch(Search[CellDocumentT, Attempt]):
     def group(self, cell: Cell) -> Group:
         planned = Planned(night=self.night, cell=cell)
         date = self.dates.get(cell.commit, "")
-        return Group(cell.engine, cell.release, cell.device, cell.commit, (planned,), date)
+        return Group(
+            cell.engine, cell.release, cell.device, cell.commit, (planned,), date
+        )
 
-    # ------------------------------------------------------------------ asked by the campaign
+    # ------------------------------------------------------------ asked by the campaign
 
     def begin(self, campaign: Campaign[CellDocumentT]) -> None:
         super().begin(campaign)
@@ -381,7 +407,8 @@ class CellSearch(Search[CellDocumentT, Attempt]):
         )
         self._ledger.append(self._night)
         self._estimates = Estimates(self._ledger.history)
-        # All cells share its scenario and device: by these a cluster's machines are chosen.
+        # All cells share its scenario and device: by these a cluster's machines are
+        # chosen.
         campaign.places.expect([self.group(self.start)])
 
     def order_of(self, want: Began) -> Order:
@@ -415,7 +442,11 @@ class CellSearch(Search[CellDocumentT, Attempt]):
             made.failure, made.finished = failure, Moment.now()
             self.write()
             if state is not State.FAILED:
-                marked = NightState.COMPLETE if state is State.COMPLETE else NightState.INTERRUPTED
+                marked = (
+                    NightState.COMPLETE
+                    if state is State.COMPLETE
+                    else NightState.INTERRUPTED
+                )
                 update = {"state": marked, "finished": Moment.now()}
                 self._ledger.append(self._night.model_copy(update=update))
         finally:

@@ -27,14 +27,15 @@ from mmrepro.scenario import Scenario
 from pydantic import ValidationError
 
 GRACE_S = 30.0
-"""Between SIGTERM, on which a run writes what it has and ends its engine, and SIGKILL."""
+"""Between SIGTERM, on which a run writes what it has and ends its engine, and
+SIGKILL."""
 
 
 def spawn(
     arguments: Sequence[str], variables: Mapping[str, str], **how: Any
 ) -> subprocess.Popen[bytes]:
-    """Start ``mmrepro ARGUMENTS``; as :func:`spawn_program`. What a file or a variable says of
-    options is in the arguments already, where it holds."""
+    """Start ``mmrepro ARGUMENTS``; as :func:`spawn_program`. What a file or a variable
+    says of options is in the arguments already, where it holds."""
     # -P: the current folder may be a stranger's, and nothing is imported from it.
     command = [sys.executable, "-P", "-m", "mmrepro", *arguments]
     return spawn_program(command, {**variables, **ONLY_ARGUMENTS}, **how)
@@ -69,7 +70,8 @@ def spawn_program(
 
 
 def end(children: Collection[subprocess.Popen[bytes]], grace_s: float) -> None:
-    """End them: SIGTERM, and SIGKILL for those that are left after ``grace_s`` seconds."""
+    """End them: SIGTERM, and SIGKILL for those that are left after ``grace_s``
+    seconds."""
     for child in children:
         # Not SIGINT, which a shell's background job and its children ignore.
         child.terminate()
@@ -126,7 +128,8 @@ BUILD_S = 1800.0
 """For the environment, before a run's own time limit begins."""
 LAST_WORDS = 2000
 ENDED_SILENTLY = "mmrepro run ended with"
-"""Before the exit code of a run that left nothing and said nothing: its scenario ended it."""
+"""Before the exit code of a run that left nothing and said nothing: its scenario ended
+it."""
 
 
 class Making(Protocol):
@@ -138,14 +141,15 @@ class Making(Protocol):
 
     @property
     def starts(self) -> int:
-        """Servers that one run may start one after another; each may take the time limit."""
+        """Servers that one run may start one after another; each may take the time
+        limit."""
 
     def command(self, cell: Cell, options: TrialOptions) -> Command:
         """The options of the command that runs ``cell``."""
 
     def outcome(self, folder: Path, code: int | None, words: str) -> dict[str, object]:
-        """The part of an attempt that says what became of it, by what is in ``folder``; ``code``
-        and ``words``: as of :func:`outcome_of`."""
+        """The part of an attempt that says what became of it, by what is in ``folder``;
+        ``code`` and ``words``: as of :func:`outcome_of`."""
 
 
 @dataclass(frozen=True)
@@ -201,8 +205,8 @@ def run_options(cell: Cell, options: TrialOptions) -> RunCommand:
 def cell_of(scenario: Scenario, run: RunCommand, device: Device, **which: Any) -> Cell:
     """The cell of ``run``. ``which``: its release or commit, and flips.
 
-    A file below the home folder is named relative to the current one: a ledger is made to be shown.
-    """
+    A file below the home folder is named relative to the current one: a ledger is made
+    to be shown."""
     name = run.scenario or scenario.name
     if Path(name).is_absolute() and Path(name).is_relative_to(Path.home()):
         name = os.path.relpath(name)
@@ -221,21 +225,28 @@ def cell_of(scenario: Scenario, run: RunCommand, device: Device, **which: Any) -
 class Trials:
     """Runs cells, from any thread, and can end those in progress.
 
-    Each run is a child of the thread that called :meth:`run` and is killed with it; its engine is
-    its supervisor's, which ends it then.
-    """
+    Each run is a child of the thread that called :meth:`run` and is killed with it; its
+    engine is its supervisor's, which ends it then."""
 
     def __init__(self, options: TrialOptions) -> None:
         self.options = options
         self._children = Children()
 
     def run(
-        self, cell: Cell, folder: Path, root: Path, *, night: str, index: int, role: Role
+        self,
+        cell: Cell,
+        folder: Path,
+        root: Path,
+        *,
+        night: str,
+        index: int,
+        role: Role,
     ) -> Attempt:
-        """Run ``cell`` into ``folder``, a new one below ``root``. Never raises for a failed run.
+        """Run ``cell`` into ``folder``, a new one below ``root``. Never raises for a
+        failed run.
 
-        Raises:
-            KeyboardInterrupt: :meth:`stop` was called; the folder holds a partial incident.
+        Raises: KeyboardInterrupt: :meth:`stop` was called; the folder holds a partial
+            incident.
         """
         began, created = time.monotonic(), Moment.now()
         making = self.options.making
@@ -252,7 +263,9 @@ class Trials:
             seconds=round(time.monotonic() - began, 2),
             machine=self.options.machine,
             command=made.command_line(),
-            incident=str(folder.relative_to(root)) if (folder / making.file).is_file() else "",
+            incident=str(folder.relative_to(root))
+            if (folder / making.file).is_file()
+            else "",
         )
         return attempt.model_copy(update=making.outcome(folder, code, words))
 
@@ -264,7 +277,9 @@ class Trials:
         """Exit code (None: too late, and killed) and the last words on stderr."""
         arguments = made.argv(out=folder, json=True)
         limit_s = BUILD_S + self.options.making.starts * self.options.timeout_s
-        start = partial(spawn, arguments, variables(self.options), stderr=subprocess.PIPE)
+        start = partial(
+            spawn, arguments, variables(self.options), stderr=subprocess.PIPE
+        )
         with self._children.running(start) as child:
             try:
                 _, errors = child.communicate(timeout=limit_s)
@@ -275,7 +290,9 @@ class Trials:
         return child.returncode, errors.decode("utf-8", "replace")[-LAST_WORDS:].strip()
 
 
-def outcome_of(incident: Incident | None, code: int | None, words: str) -> dict[str, object]:
+def outcome_of(
+    incident: Incident | None, code: int | None, words: str
+) -> dict[str, object]:
     """The part of an attempt that tells what became of it.
 
     Args:
@@ -293,11 +310,16 @@ def outcome_of(incident: Incident | None, code: int | None, words: str) -> dict[
         "start_mode": incident.engine.start_mode,
         "gpus": incident.host.gpus,
     }
-    # A run that broke off after its verdict (its engine could not be ended, say) proves nothing.
+    # A run that broke off after its verdict (its engine could not be ended, say) proves
+    # nothing.
     if verdict is None or incident.state != "complete":
         kinds = {"UnloadableWheel": Lost.UNLOADABLE, "RunTimeout": Lost.TIMEOUT}
         kind = kinds.get(incident.failure_class, Lost.INFRASTRUCTURE)
-        return {**told, "lost": kind, "error": incident.failure or words or "no verdict"}
+        return {
+            **told,
+            "lost": kind,
+            "error": incident.failure or words or "no verdict",
+        }
     return {
         **told,
         "outcome": verdict.outcome,

@@ -1,8 +1,7 @@
 """What a place is told to do, and the doing of it, run by run; this machine's places.
 
-The same here and on another machine: an order goes there, what began and what came of it comes
-back. Nothing in here knows the journal.
-"""
+The same here and on another machine: an order goes there, what began and what came of
+it comes back. Nothing in here knows the journal."""
 
 from __future__ import annotations
 
@@ -79,9 +78,10 @@ class Here:
     _why: str = ""
 
     def enter(self, group: Group, runs: int) -> str:
-        """Have the environment, and its engine imported for ``runs`` runs of each cell, until
-        another environment is entered or :meth:`leave`: cells of one environment share a warm
-        parent where their variables allow it. Why its cells cannot be run; "" else."""
+        """Have the environment, and its engine imported for ``runs`` runs of each cell,
+        until another environment is entered or :meth:`leave`: cells of one environment
+        share a warm parent where their variables allow it. Why its cells cannot be run;
+        "" else."""
         if group.name != self._environment:
             self.leave()
             self._environment = group.name
@@ -91,7 +91,9 @@ class Here:
         cells = [planned.cell for planned in group.cells]
         if cells != self._cells and not self._why:
             self._cells = cells
-            self._inside.enter_context(self.provisions.warm([(cell, runs) for cell in cells]))
+            self._inside.enter_context(
+                self.provisions.warm([(cell, runs) for cell in cells])
+            )
         return self._why
 
     def leave(self) -> None:
@@ -139,7 +141,8 @@ class Order(Protocol):
         """The same of a result; "": it left none."""
 
     def carry_out(self, here: Here, root: Path) -> Working:
-        """Do it; the files of a run are below ``root`` when what came of it is yielded."""
+        """Do it; the files of a run are below ``root`` when what came of it is
+        yielded."""
 
     def not_carried(self, result: Record, why: str) -> Record:
         """What stands for the result of a run whose files cannot be brought here."""
@@ -158,7 +161,8 @@ class WithoutEnvironment:
 
 @dataclass(frozen=True)
 class OnServers:
-    """An order that starts servers of its own, whose environments are built when they are wanted.
+    """An order that starts servers of its own, whose environments are built when they
+    are wanted.
 
     Attributes:
         id: names what is done within the campaign.
@@ -205,15 +209,17 @@ class OnServers:
         return Path(self.place)
 
     def contents_at(self, root: Path, case: Case, contents: Path | None) -> Path | None:
-        """Where the case's images are: those that were taken along are written below ``root``."""
+        """Where the case's images are: those that were taken along are written below
+        ``root``."""
         if self.images is None:
             return contents
         return write_case(case, root / "case", self.images).parent
 
     @staticmethod
     def attempted(folder: Path, work: Callable[[], T]) -> tuple[T, str]:
-        """What ``work`` comes to, for which ``folder`` is emptied; and why the first attempt, if
-        there was another, told nothing of the engine. Raises as the second one does."""
+        """What ``work`` comes to, for which ``folder`` is emptied; and why the first
+        attempt, if there was another, told nothing of the engine. Raises as the second
+        one does."""
         shutil.rmtree(folder, ignore_errors=True)  # killed in the middle
         try:
             return work(), ""
@@ -253,7 +259,9 @@ class _OfCells:
         return self.night
 
     def expect(self, here: Here) -> None:
-        here.provisions.expect([one for one in (self.group, self.ahead) if one is not None])
+        here.provisions.expect(
+            [one for one in (self.group, self.ahead) if one is not None]
+        )
 
     def folder(self, began: Began) -> Path:
         return Path(INCIDENTS, self.night, began.id, f"run-{began.index}")
@@ -263,7 +271,16 @@ class _OfCells:
         return result.incident
 
     def not_carried(self, result: Record, why: str) -> Record:
-        kept = {"night", "cell", "index", "role", "created", "seconds", "machine", "command"}
+        kept = {
+            "night",
+            "cell",
+            "index",
+            "role",
+            "created",
+            "seconds",
+            "machine",
+            "command",
+        }
         made = result.model_dump(include=kept)
         return Attempt(**made, lost=Lost.INFRASTRUCTURE, error=why)
 
@@ -303,11 +320,10 @@ class CellRun(_OfCells):
 class CellsUntilWhole(_OfCells):
     """All runs of the group's cells: what comes next follows from what came before.
 
-    Attributes:
-        attempts: of this night so far, by the cell's id.
-        before: what the cell settled on in the last night that learnt something of it.
-        seconds: of one run, by the cell's id; without those of which nothing was measured yet.
-        until: Unix time; no run is started that is not expected to end by then. None: no limit.
+    Attributes: attempts: of this night so far, by the cell's id. before: what the cell
+        settled on in the last night that learnt something of it. seconds: of one run,
+        by the cell's id; without those of which nothing was measured yet. until: Unix
+        time; no run is started that is not expected to end by then. None: no limit.
     """
 
     attempts: Mapping[str, tuple[Attempt, ...]]
@@ -318,7 +334,8 @@ class CellsUntilWhole(_OfCells):
     until: float | None = None
 
     def carry_out(self, here: Here, root: Path) -> Working:
-        """Have the environment, then run each cell until it is whole or there is no time.
+        """Have the environment, then run each cell until it is whole or there is no
+        time.
 
         The provisions expect the group; here they learn that it is done.
 
@@ -338,7 +355,9 @@ class CellsUntilWhole(_OfCells):
 
         def whole(planned: Planned, why: str) -> Working:
             attempts = made[planned.cell.id]
-            while (coming := schedule.next(attempts, planned)) is not None and not here.stopped():
+            while (
+                coming := schedule.next(attempts, planned)
+            ) is not None and not here.stopped():
                 if not why and not fits(planned.cell):
                     return
                 began = began_of(planned, coming)
@@ -374,7 +393,8 @@ class Place(Protocol):
         """The machine's label in the ledger; several places may be on one machine."""
 
     def has(self, group: Group) -> bool:
-        """Whether the group's environment is known to be there, by an order of before too."""
+        """Whether the group's environment is known to be there, by an order of before
+        too."""
 
     def work(self, order: Order, root: Path) -> Working:
         """Do it, as :meth:`Order.carry_out`.
@@ -425,7 +445,8 @@ def lost(night: str, began: Began, why: str, machine: str = "") -> Attempt:
 
 
 class LocalPlaces:
-    """``jobs`` places on this machine, which share its environments and fork servers."""
+    """``jobs`` places on this machine, which share its environments and fork
+    servers."""
 
     def __init__(
         self,
@@ -436,10 +457,12 @@ class LocalPlaces:
         clock: Callable[[], float] = time.time,
         players: Players | None = None,
     ) -> None:
-        """``machine``: its label in the ledger; ``players``: others than the usual ones."""
+        """``machine``: its label in the ledger; ``players``: others than the usual
+        ones."""
         children, shared = Children(), players or Players()
         self._places = [
-            _Place(Here(trials, provisions, machine, children, clock, shared)) for _ in range(jobs)
+            _Place(Here(trials, provisions, machine, children, clock, shared))
+            for _ in range(jobs)
         ]
         self._here = self._places[0].here
 

@@ -38,9 +38,8 @@ DEBUG_HINT = "set MMREPRO_DEBUG=1 to see where"
 def program() -> None:
     """Entry point of the program ``mmrepro``: :func:`main`, and then the process ends.
 
-    An interpreter waits for all threads, and runs what was registered for its end. A scenario's
-    file may have started a thread that never ends.
-    """
+    An interpreter waits for all threads, and runs what was registered for its end. A
+    scenario's file may have started a thread that never ends."""
     import os
     import threading
 
@@ -54,10 +53,13 @@ def program() -> None:
 
 
 def main() -> None:
-    """Run the command that ``sys.argv`` holds: one sentence for an error, never a traceback."""
-    # Importing makes many objects and no garbage: looking for it took a quarter of a diagnosis.
+    """Run the command that ``sys.argv`` holds: one sentence for an error, never a
+    traceback."""
+    # Importing makes many objects and no garbage: looking for it took a quarter of a
+    # diagnosis.
     gc.set_threshold(100_000)
-    # An interpreter that ends looks through all of them again: up to 0.3 s of a command.
+    # An interpreter that ends looks through all of them again: up to 0.3 s of a
+    # command.
     atexit.register(gc.freeze)
     streams = Streams()
     try:
@@ -68,10 +70,13 @@ def main() -> None:
 
 
 def _run(streams: Streams) -> int:
-    """The exit code of the command that ``sys.argv`` holds; what is wrong is printed on stderr."""
+    """The exit code of the command that ``sys.argv`` holds; what is wrong is printed on
+    stderr."""
     if sys.platform != "linux":
         hint = "run it on a Linux machine, or in a container"
-        _report(InfrastructureError("mmrepro needs Linux, whose /proc it reads.", hint=hint))
+        _report(
+            InfrastructureError("mmrepro needs Linux, whose /proc it reads.", hint=hint)
+        )
         return ExitCode.INFRASTRUCTURE
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -95,15 +100,16 @@ def _run(streams: Streams) -> int:
 
 
 def _for_git(code: int) -> int:
-    """The exit code of the command that ``git bisect run`` calls: all from 1 to 127 but 125 means a
-    bad commit there, and an error of the command is none."""
+    """The exit code of the command that ``git bisect run`` calls: all from 1 to 127 but
+    125 means a bad commit there, and an error of the command is none."""
     if sys.argv[1:2] != ["bisect-run"] or code in (0, 1, 125) or code > 127:
         return code
     return 128
 
 
 def _refused(error: OSError) -> int:
-    """What the system refuses, where nothing closer to it has a sentence for it: no bug, so far."""
+    """What the system refuses, where nothing closer to it has a sentence for it: no
+    bug, so far."""
     _debug(error)
     where = f"{error.filename}: " if error.filename is not None else ""
     _report(InfrastructureError(f"{where}{error.strerror or error}.", hint=DEBUG_HINT))
@@ -111,9 +117,11 @@ def _refused(error: OSError) -> int:
 
 
 def _foreign(error: Exception) -> int:
-    """Typer prints its own errors, a missing extra has a sentence; anything else is a bug of ours,
-    in one line."""
-    show = getattr(error, "show", None)  # every exception of click has it, vendored or not
+    """Typer prints its own errors, a missing extra has a sentence; anything else is a
+    bug of ours, in one line."""
+    show = getattr(
+        error, "show", None
+    )  # every exception of click has it, vendored or not
     if callable(show):
         with contextlib.suppress(OSError):
             show()
@@ -144,7 +152,8 @@ def _debug(error: Exception) -> None:
 
 
 def _report(error: MmreproError) -> None:
-    """One plain sentence, what lies behind it, and the next command to type, on stderr."""
+    """One plain sentence, what lies behind it, and the next command to type, on
+    stderr."""
     from mmrepro.base.text.sanitize import one_line
 
     lines = [error.message, *(f"  {line}" for line in error.detail[:8])]
@@ -154,7 +163,8 @@ def _report(error: MmreproError) -> None:
 
 
 def _what_is_there(cause: BaseException | None) -> str:
-    """Lists the folder of a file that the system refuses, or the nearest one that there is."""
+    """Lists the folder of a file that the system refuses, or the nearest one that there
+    is."""
     from pathlib import Path
 
     from mmrepro.base.machine.files import is_folder
@@ -173,8 +183,8 @@ def _say(text: str) -> None:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """End the command as Ctrl-C does. A second such signal must not cut short what the first began:
-    the engine is ended, and what was collected is written."""
+    """End the command as Ctrl-C does. A second such signal must not cut short what the
+    first began: the engine is ended, and what was collected is written."""
     for one in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(one, lambda *_: None)  # a child would inherit SIG_IGN
     raise KeyboardInterrupt

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 @command(AblateCommand)
 def ablate(asked: AblateCommand) -> None:
-    """Toggle a failing scenario's factors, alone and together, and name the setting that is the
-    cause.
+    """Toggle a failing scenario's factors, alone and together, and name the setting
+    that is the cause.
 
-    Finished runs are kept and used again by the next call; --fresh runs everything anew.
-    Exit codes: 0 a workaround was found; 1 there is none; 3 inconclusive; 4 infrastructure.
+    Finished runs are kept and used again by the next call; --fresh runs everything
+    anew. Exit codes: 0 a workaround was found; 1 there is none; 3 inconclusive; 4
+    infrastructure.
 
     Example:  mmrepro ablate ghost-key-eviction --factors mm-cache,prefix-caching
     """
@@ -40,10 +41,14 @@ def ablate(asked: AblateCommand) -> None:
     check(loaded, asked.run)
     if asked.dry_run:
         expected = plan(loaded, asked)
-        emit(expected, "ablation-plan") if asked.json else print_plan(expected, console_for(asked))
+        emit(expected, "ablation-plan") if asked.json else print_plan(
+            expected, console_for(asked)
+        )
         return
     running = Ablating(loaded, asked, write=partial(keep, KIND))
-    trials = TrialOptions(timeout_s=asked.run.timeout_s, start_mode=asked.run.start_mode)
+    trials = TrialOptions(
+        timeout_s=asked.run.timeout_s, start_mode=asked.run.start_mode
+    )
     made = carry_out(
         running,
         KIND,
@@ -73,25 +78,36 @@ def print_plan(expected: AblationPlan, console: Console) -> None:
         )
         for cell in expected.cells
     ]
-    heads = ["cell:name", "toggled:name", "runs:number", "in the cache:number", "about:number"]
+    heads = [
+        "cell:name",
+        "toggled:name",
+        "runs:number",
+        "in the cache:number",
+        "about:number",
+    ]
     runs = sum(cell.runs for cell in expected.cells)
     reused = sum(cell.reused for cell in expected.cells)
     blocks = [
         Paragraph(
-            f"{name} on {expected.engine} {expected.release} ({expected.device}); its environment "
-            f"is {expected.environment}"
+            f"{name} on {expected.engine} {expected.release} ({expected.device}); its "
+            f"environment is {expected.environment}"
         ),
         *table(heads, rows),
     ]
     if runs:
         blocks += [
             Paragraph(
-                f"{runs} runs, about {duration(expected.seconds)}; {reused} are in the cache."
+                f"{runs} runs, about {duration(expected.seconds)}; {reused} are in the "
+                "cache."
             ),
-            Paragraph(f"{duration(expected.seconds_each)} each: {expected.seconds_from}."),
+            Paragraph(
+                f"{duration(expected.seconds_each)} each: {expected.seconds_from}."
+            ),
         ]
     else:
-        blocks.append(Paragraph(f"Nothing is to be run: all {reused} runs are in the cache."))
+        blocks.append(
+            Paragraph(f"Nothing is to be run: all {reused} runs are in the cache.")
+        )
     if expected.more:
         more = f"Up to {expected.more} more cells may follow: {expected.more_why}."
         blocks.append(Paragraph(more))
@@ -101,5 +117,8 @@ def print_plan(expected: AblationPlan, console: Console) -> None:
 def _exit_code(made: Any) -> ExitCode:
     from mmrepro.failure.documents.searches import Conclusion
 
-    codes = {Conclusion.CURE: ExitCode.AS_EXPECTED, Conclusion.NO_CURE: ExitCode.NOT_AS_EXPECTED}
+    codes = {
+        Conclusion.CURE: ExitCode.AS_EXPECTED,
+        Conclusion.NO_CURE: ExitCode.NOT_AS_EXPECTED,
+    }
     return codes.get(made.conclusion, ExitCode.INCONCLUSIVE)

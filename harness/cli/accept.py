@@ -28,11 +28,12 @@ IMPATIENT = {"UV_HTTP_TIMEOUT": "15", "UV_HTTP_RETRIES": "1"}
 
 @command(AcceptCommand)
 def accept(asked: AcceptCommand) -> None:
-    """Try what only this machine can show, the most valuable first, and write one summary.
+    """Try what only this machine can show, the most valuable first, and write one
+    summary.
 
     What came to its end is not run again: the same command continues where it ended.
-    Exit codes: 0 what ran passed; 1 something failed; 3 something was broken off, inconclusive or
-    beyond the budget; 4 no GPU, or nothing could be run.
+    Exit codes: 0 what ran passed; 1 something failed; 3 something was broken off,
+    inconclusive or beyond the budget; 4 no GPU, or nothing could be run.
 
     Example:  mmrepro accept --device cuda --budget 25m --out accepted
     """
@@ -72,12 +73,17 @@ def _execute(asked: AcceptCommand, out: Path, device: Device, gpu: Choice) -> Ex
 
     earlier = _earlier(out, device, resume=asked.resume)
     known = earlier.parts if earlier else []
-    parts = chosen(asked.only or ([part.part for part in known] if asked.resume else ()))
+    parts = chosen(
+        asked.only or ([part.part for part in known] if asked.resume else ())
+    )
     if earlier is None:
         refuse_taken(out, [part.name for part in parts])
     folder = prepared(out)
     # One summary of a folder, whatever parts each command was asked for.
-    records = {part.name: PartRecord(part=part.name, title=part.shows, steps=[]) for part in parts}
+    records = {
+        part.name: PartRecord(part=part.name, title=part.shows, steps=[])
+        for part in parts
+    }
     records |= {part.part: part for part in known}
     acceptance = Acceptance(
         mmrepro_version=mmrepro.__version__,
@@ -100,7 +106,9 @@ def _execute(asked: AcceptCommand, out: Path, device: Device, gpu: Choice) -> Ex
         again=asked.again,
     )
     console = console_for(asked)
-    builds = TrialOptions(env={n: v for n, v in IMPATIENT.items() if n not in os.environ})
+    builds = TrialOptions(
+        env={n: v for n, v in IMPATIENT.items() if n not in os.environ}
+    )
     made = conduct(
         policy,
         lambda say: Where().places(say, builds),
@@ -113,7 +121,8 @@ def _execute(asked: AcceptCommand, out: Path, device: Device, gpu: Choice) -> Ex
 
 
 def _earlier(folder: Path, device: str, *, resume: bool) -> Acceptance | None:
-    """What an earlier command left there. Raises UsageError: another device's; or none."""
+    """What an earlier command left there. Raises UsageError: another device's; or
+    none."""
     from mmrepro.base.machine.files import is_there
     from mmrepro.failure.documents.acceptance import SUMMARY_FILE
     from mmrepro.reports.acceptance import KIND

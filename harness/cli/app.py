@@ -1,5 +1,5 @@
-"""The root command. Each of its subcommands is imported when it is asked for: ``--help``, and a
-shell that completes a name, need none of them."""
+"""The root command. Each of its subcommands is imported when it is asked for:
+``--help``, and a shell that completes a name, need none of them."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -36,7 +36,10 @@ COMMANDS = {
     "accept": ("accept:accept", "Try all that only this machine can show."),
     "resume": ("incidents:resume", "Continue the campaign in a folder."),
     "list": ("scenarios:list_scenarios", "List the known failure modes."),
-    "claims": ("scenarios:claims", "List each report's claims, and what runs show of them."),
+    "claims": (
+        "scenarios:claims",
+        "List each report's claims, and what runs show of them.",
+    ),
     "show": ("scenarios:show", "Show one failure mode: symptom, cause, mitigations."),
     "collide": ("collide:collide", "Find two pictures that an engine takes for one."),
     "incidents": ("incidents:incidents", "List what ran here, newest first."),
@@ -49,29 +52,72 @@ COMMANDS = {
     "schema": ("report:schema", "Print the JSON Schema of incident.json."),
     "check": ("check:check", "Show what this machine can do."),
     "probe": ("check:probe", "Collect one kind of evidence."),
-    "kv-budget": ("kv_budget:kv_budget", "Compute an engine's KV cache from its setting."),
+    "kv-budget": (
+        "kv_budget:kv_budget",
+        "Compute an engine's KV cache from its setting.",
+    ),
     "env": ("env:app", "The cached environments of engines."),
     "warm": ("warm:app", "Keep engines imported between commands."),
     "mcp": ("mcp:mcp", "Serve these commands as tools for an agent."),
 }
-"""By name: where a command is (``module:name`` below ``mmrepro.cli``), and what it does."""
+"""By name: where a command is (``module:name`` below ``mmrepro.cli``), and what it
+does."""
 GROUPS = {
     "First": ("demo",),
     "A server that hangs, died or does not start": (
-        *("diagnose", "logs", "why", "find", "watch", "probe", "check"),
+        "diagnose",
+        "logs",
+        "why",
+        "find",
+        "watch",
+        "probe",
+        "check",
     ),
     "A bug report, or traffic that breaks a server": (
-        *("repro", "replay", "capture", "fuzz", "run", "list", "show", "claims"),
+        "repro",
+        "replay",
+        "capture",
+        "fuzz",
+        "run",
+        "list",
+        "show",
+        "claims",
     ),
-    "Releases to guard": ("upgrade", "matrix", "bisect", "bisect-run", "ablate", "accept"),
-    "What ran here": ("incidents", "open", "report", "judge", "bundle", "resume", "schema"),
+    "Releases to guard": (
+        "upgrade",
+        "matrix",
+        "bisect",
+        "bisect-run",
+        "ablate",
+        "accept",
+    ),
+    "What ran here": (
+        "incidents",
+        "open",
+        "report",
+        "judge",
+        "bundle",
+        "resume",
+        "schema",
+    ),
     "Tools": ("new", "kv-budget", "collide", "env", "warm", "mcp"),
 }
 """The commands by what brings a person here."""
 START_ENGINES = frozenset(
-    {"run", "repro", "replay", "fuzz", "upgrade", "ablate", "bisect", "bisect-run", "warm"}
+    {
+        "run",
+        "repro",
+        "replay",
+        "fuzz",
+        "upgrade",
+        "ablate",
+        "bisect",
+        "bisect-run",
+        "warm",
+    }
 )
-"""Commands that ask for the extra before they do anything: a server would start in vain."""
+"""Commands that ask for the extra before they do anything: a server would start in
+vain."""
 
 
 class Root(TyperGroup):
@@ -84,11 +130,19 @@ class Root(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in COMMANDS and not (args[0][:1] == "-" or ctx.resilient_parsing):
-            ctx.fail(f"No such command {args[0]!r}.{did_you_mean(args[0], [*COMMANDS])}")
+        if (
+            args
+            and args[0] not in COMMANDS
+            and not (args[0][:1] == "-" or ctx.resilient_parsing)
+        ):
+            ctx.fail(
+                f"No such command {args[0]!r}.{did_you_mean(args[0], [*COMMANDS])}"
+            )
         if args and args[0] in START_ENGINES and {"-h", "--help"}.isdisjoint(args):
             # uv may be a program of the system's.
-            for module in (one for one in RUN_MODULES if one != "uv" and find_spec(one) is None):
+            for module in (
+                one for one in RUN_MODULES if one != "uv" and find_spec(one) is None
+            ):
                 raise UsageError(missing_extra(module), hint=INSTALL_RUN)
         return super().resolve_command(ctx, args)
 
@@ -98,7 +152,9 @@ class Root(TyperGroup):
                 formatter.write_dl([(name, COMMANDS[name][1]) for name in names])
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
-        begun = [(n, about) for n, (_, about) in COMMANDS.items() if n.startswith(incomplete)]
+        begun = [
+            (n, about) for n, (_, about) in COMMANDS.items() if n.startswith(incomplete)
+        ]
         options = super(TyperGroup, self).shell_complete(ctx, incomplete)
         return [*(CompletionItem(name, help=about) for name, about in begun), *options]
 
@@ -119,7 +175,8 @@ def _command(name: str, where: str, about: str) -> Any:
 
 
 def declared_command(words: Sequence[str]) -> type[Command]:
-    """The options of the command that ``words`` begin with: ``matrix run …``, ``ablate …``."""
+    """The options of the command that ``words`` begin with: ``matrix run …``, ``ablate
+    …``."""
     command = _command(words[0], *COMMANDS[words[0]])
     if not hasattr(command.callback, "options"):  # a group of commands
         command = command.commands[words[1]]
@@ -156,7 +213,11 @@ def root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", "-V", callback=_version, is_eager=True, help="Print the version."
+            "--version",
+            "-V",
+            callback=_version,
+            is_eager=True,
+            help="Print the version.",
         ),
     ] = False,
 ) -> None:

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 def bisect(asked: BisectCommand) -> None:
     """Find the release (or commit) that introduced a failure, or the one that fixed it.
 
-    SCENARIO is a scenario, a case.json, or a finding: its folder, or f1 for that of the newest
-    replay; with --measure it is a recording or a profile, and the metric's move is searched for.
-    Exit codes: 0 found, both sides run twice; 1 there is no boundary: the failure is in the last
-    release too, or in none; 3 a range, or inconclusive; 4 infrastructure.
+    SCENARIO is a scenario, a case.json, or a finding: its folder, or f1 for that of the
+    newest replay; with --measure it is a recording or a profile, and the metric's move
+    is searched for. Exit codes: 0 found, both sides run twice; 1 there is no boundary:
+    the failure is in the last release too, or in none; 3 a range, or inconclusive; 4
+    infrastructure.
 
     Example:  mmrepro bisect ghost-key-eviction --source ~/vllm --find fixed
     """
@@ -49,7 +50,9 @@ def bisect(asked: BisectCommand) -> None:
     field = field_of(loaded, asked)
     if asked.dry_run:
         expected = plan(loaded, asked, field)
-        emit(expected, "bisection-plan") if asked.json else print_plan(expected, console_for(asked))
+        emit(expected, "bisection-plan") if asked.json else print_plan(
+            expected, console_for(asked)
+        )
         return
     asked = replace(asked, **field.ends)
     write = partial(keep, KIND)
@@ -83,9 +86,9 @@ def bisect(asked: BisectCommand) -> None:
 def bisect_run(asked: BisectRunCommand) -> None:
     """Test one source tree, for git bisect run.
 
-    Exit codes are git's: 0 the failure is not there; 1 it is; 125 the tree cannot be tested, or
-    fails otherwise; 128 or more the bisection stops: a wrong command line, or a fault of this
-    machine. With --find fixed 0 and 1 change places.
+    Exit codes are git's: 0 the failure is not there; 1 it is; 125 the tree cannot be
+    tested, or fails otherwise; 128 or more the bisection stops: a wrong command line,
+    or a fault of this machine. With --find fixed 0 and 1 change places.
 
     Example:  git bisect run mmrepro bisect-run ghost-key-eviction
     """
@@ -102,7 +105,11 @@ def bisect_run(asked: BisectRunCommand) -> None:
     case, loaded = _what_apart(asked)
     with ExitStack() as kept:
         if asked.out is None:
-            root = Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="mmrepro-bisect-")))
+            root = Path(
+                kept.enter_context(
+                    tempfile.TemporaryDirectory(prefix="mmrepro-bisect-")
+                )
+            )
         else:
             root = prepared(asked.out)
         if case is not None:
@@ -126,8 +133,8 @@ def bisect_run(asked: BisectRunCommand) -> None:
 def _what(asked: Any) -> tuple[Subject | None, Scenario]:
     """The case that is meant, if it is one, and the scenario, or what stands for one.
 
-    Raises:
-        UsageError: no such case or variant; a mitigation that is a release; an option that only a
+    Raises: UsageError: no such case or variant; a mitigation that is a release; an
+        option that only a
             scenario has; as ``check``.
     """
     from mmrepro.base.errors import UsageError
@@ -148,7 +155,10 @@ def _what(asked: Any) -> tuple[Subject | None, Scenario]:
     for name in own:
         if getattr(asked, name):
             raise UsageError(
-                f"{names[name]} is for scenarios: a case has its server's options in it.",
+                (
+                    f"{names[name]} is for scenarios: a case has its server's options "
+                    "in it."
+                ),
                 hint=f"change the server in {case.folder / CASE_FILE}",
             )
     if getattr(asked, "ray", ""):
@@ -157,11 +167,18 @@ def _what(asked: Any) -> tuple[Subject | None, Scenario]:
 
 
 def _what_apart(asked: BisectRunCommand) -> tuple[Subject | None, Scenario | None]:
-    """As :func:`_what`; a scenario that is not mmrepro's own is None: it is not loaded here."""
-    from mmrepro.scenario.registry import comes_with_mmrepro, is_file_name, scenario_names
+    """As :func:`_what`; a scenario that is not mmrepro's own is None: it is not loaded
+    here."""
+    from mmrepro.scenario.registry import (
+        comes_with_mmrepro,
+        is_file_name,
+        scenario_names,
+    )
 
     name = asked.scenario
-    if is_file_name(name) or (name in scenario_names() and not comes_with_mmrepro(name)):
+    if is_file_name(name) or (
+        name in scenario_names() and not comes_with_mmrepro(name)
+    ):
         return None, None
     return _what(asked)
 
@@ -169,8 +186,8 @@ def _what_apart(asked: BisectRunCommand) -> tuple[Subject | None, Scenario | Non
 def scenario_of(asked: BisectCommand | BisectRunCommand) -> Scenario:
     """The scenario that is meant; its file, if it is one, is run.
 
-    Raises:
-        UsageError: no such scenario or variant; a mitigation that is a release; as ``check``.
+    Raises: UsageError: no such scenario or variant; a mitigation that is a release; as
+        ``check``.
     """
     from mmrepro.base.errors import UsageError
     from mmrepro.runs.start import check
@@ -181,7 +198,10 @@ def scenario_of(asked: BisectCommand | BisectRunCommand) -> Scenario:
     for name in asked.mitigations:
         if release := scenario.mitigation(name).release:
             raise UsageError(
-                f"The mitigation {name!r} is another release, {release}: a point of its own.",
+                (
+                    f"The mitigation {name!r} is another release, {release}: a point "
+                    "of its own."
+                ),
                 hint=f"mmrepro bisect {asked.scenario}",
             )
     return scenario
@@ -207,20 +227,30 @@ def print_plan(expected: BisectionPlan, console: Console) -> None:
         )
         for side in expected.sides
     ]
-    heads = ["side:name", "points:number", "as far as:name", "tried first:name", "runs:name"]
+    heads = [
+        "side:name",
+        "points:number",
+        "as far as:name",
+        "tried first:name",
+        "runs:name",
+    ]
     least = sum(side.least for side in expected.sides)
     blocks = [
         Paragraph(
-            f"{name} on {expected.engine} ({expected.device}): {len(points)} points from "
-            f"{points[0].name} to {points[-1].name}; starting from {expected.known_bad}"
+            f"{name} on {expected.engine} ({expected.device}): {len(points)} points "
+            f"from {points[0].name} to {points[-1].name}; starting from "
+            f"{expected.known_bad}"
         ),
         Paragraph("* the scenario declares it affected", "soft"),
         Paragraph("  " + " ".join(shown)),
         *table([*heads, "to fetch at least:name"], rows),
-        Paragraph("Fewest runs: it is as declared. Untestable points come on top.", "soft"),
         Paragraph(
-            f"about {duration(least * expected.seconds_each)} for {least} runs, environments "
-            f"apart; {duration(expected.seconds_each)} each: {expected.seconds_from}"
+            "Fewest runs: it is as declared. Untestable points come on top.", "soft"
+        ),
+        Paragraph(
+            f"about {duration(least * expected.seconds_each)} for {least} runs, "
+            f"environments apart; {duration(expected.seconds_each)} each: "
+            f"{expected.seconds_from}"
         ),
     ]
     print_blocks(blocks, console)

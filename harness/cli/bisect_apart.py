@@ -1,7 +1,7 @@
 """The process in which ``bisect-run`` runs a scenario that is not mmrepro's own.
 
-See :mod:`mmrepro.campaign.bisect.apart`, which starts ``python -m mmrepro.cli.bisect_apart FD``.
-"""
+See :mod:`mmrepro.campaign.bisect.apart`, which starts ``python -m
+mmrepro.cli.bisect_apart FD``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def main() -> None:
             exit_code=int(error.exit_code),
         )
     finally:
-        # Threads of the scenario's that never end, and what it registered for the end, are left.
+        # Threads of the scenario's that never end, and what it registered for the end,
+        # are left.
         os._exit(0)
 
 
@@ -49,7 +50,9 @@ def _carry_out(order: TestOrder, answers: Answers) -> None:
         if _closed(before):
             answers.send("untestable", why="closes standard output")
         elif cause is not None and not isinstance(cause, Exception):
-            answers.send("untestable", why=f"raises {type(cause).__name__}, which ends a process")
+            answers.send(
+                "untestable", why=f"raises {type(cause).__name__}, which ends a process"
+            )
         else:
             raise
         return

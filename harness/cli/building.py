@@ -1,4 +1,5 @@
-"""Shows an environment that is being built: one line that changes on a terminal, few off it."""
+"""Shows an environment that is being built: one line that changes on a terminal, few
+off it."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,8 @@ EVERY_S = 10.0
 
 
 class Sparse:
-    """Passes on each phase, but of a row of downloads one every :data:`EVERY_S` seconds."""
+    """Passes on each phase, but of a row of downloads one every :data:`EVERY_S`
+    seconds."""
 
     def __init__(
         self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic

@@ -1,4 +1,5 @@
-"""A campaign on the command line: its progress, and what is printed where it breaks off."""
+"""A campaign on the command line: its progress, and what is printed where it breaks
+off."""
 
 import time
 from collections import Counter
@@ -47,13 +48,13 @@ def conduct(
 ) -> DocumentT:
     """Run the campaign to its end, with its progress on ``console``.
 
-    Args:
-        places: makes them; is given what prints a line on what happens beside the runs.
-        asked: has ``events``, a file for JSON lines ("-": standard output, "": none), and
+    Args: places: makes them; is given what prints a line on what happens beside the
+        runs. asked: has ``events``, a file for JSON lines ("-": standard output, "":
+        none), and
             ``verbose``.
 
-    Raises:
-        KeyboardInterrupt, MmreproError: as :meth:`Campaign.execute`; what goes on with it is
+    Raises: KeyboardInterrupt, MmreproError: as :meth:`Campaign.execute`; what goes on
+        with it is
             printed before.
     """
     display = CampaignProgress(console, policy.standing, verbose=asked.verbose)
@@ -78,7 +79,10 @@ def conduct(
                 kept = f"{policy.folder} ({policy.standing()}; what has ended is kept)"
                 text = f"Partial {policy.kind}: {kept}"
                 if not ended:
-                    text = f"No run of this {policy.kind} ended; its options are in {policy.folder}"
+                    text = (
+                        f"No run of this {policy.kind} ended; its options are "
+                        f"in {policy.folder}"
+                    )
                 if not isinstance(error, UsageError):  # it would end in the same way
                     text += f"\nto resume, run: {policy.resume_command}"
                 # A word that was typed may be no UTF-8.
@@ -138,9 +142,8 @@ def announce_servers(
 ) -> None:
     """Tell what the environments of these engines and releases may download.
 
-    Not of other machines, nor once more where something is resumed. ``new`` and what is raised: as
-    of :func:`mmrepro.cli.console.announce`.
-    """
+    Not of other machines, nor once more where something is resumed. ``new`` and what is
+    raised: as of :func:`mmrepro.cli.console.announce`."""
     from mmrepro.cli.console import announce
     from mmrepro.engines import spec_for
 
@@ -155,10 +158,15 @@ def note(text: str) -> Note:
 
 
 class CampaignProgress(LiveView):
-    """A line for each run that ended; on a terminal those in progress below the last ones."""
+    """A line for each run that ended; on a terminal those in progress below the last
+    ones."""
 
     def __init__(
-        self, console: Console, standing: Callable[[], str] = lambda: "", *, verbose: bool = False
+        self,
+        console: Console,
+        standing: Callable[[], str] = lambda: "",
+        *,
+        verbose: bool = False,
     ) -> None:
         super().__init__(console, per_second=4, transient=True)
         self._standing, self._verbose = standing, verbose
@@ -171,7 +179,9 @@ class CampaignProgress(LiveView):
         match event:
             case RunBegan():
                 with self._lock:
-                    self._current[event.what, event.index, event.machine] = time.monotonic()
+                    self._current[event.what, event.index, event.machine] = (
+                        time.monotonic()
+                    )
                     self._latest = ""
             case RunEnded():
                 with self._lock:
@@ -184,11 +194,15 @@ class CampaignProgress(LiveView):
                 self._line(_ended(event))
             case Found():
                 self._line(Text(one_line(event.text, 400), style=TONES[event.tone]))
-            case Note() if event.passing and self.console.is_terminal and not self._verbose:
+            case Note() if (
+                event.passing and self.console.is_terminal and not self._verbose
+            ):
                 with self._lock:
                     self._latest = one_line(event.text, 200)
             case Note():
-                self._line(Text(one_line(event.text, 400), style="bold" * (not event.passing)))
+                self._line(
+                    Text(one_line(event.text, 400), style="bold" * (not event.passing))
+                )
             case CampaignBegan() | CampaignEnded():
                 pass
 
@@ -204,7 +218,9 @@ class CampaignProgress(LiveView):
             row = Table.grid(padding=(0, 1))
             name = _name(what, index) + (f" on {machine}" if machine else "")
             spent = f"{time.monotonic() - since:.0f} s"
-            row.add_row(Spinner("dots"), Text(name, style="bold"), Text(spent, style="dim"))
+            row.add_row(
+                Spinner("dots"), Text(name, style="bold"), Text(spent, style="dim")
+            )
             parts.append(row)
         words = [
             *filter(None, [self._standing()]),

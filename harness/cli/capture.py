@@ -23,7 +23,11 @@ class CaptureCommand(Command):
         required=True,
     )
     mooncake: Path = option(
-        Path(), "The trace that is written, as JSON lines.", "FILE", OUTPUT, required=True
+        Path(),
+        "The trace that is written, as JSON lines.",
+        "FILE",
+        OUTPUT,
+        required=True,
     )
     model: str = common.MODEL(
         "",
@@ -31,7 +35,9 @@ class CaptureCommand(Command):
         metavar="DIR",
         shown="the tiny models' tokenizer, one token a byte",
     )
-    host: str = option("", "Host whose requests are read, in a HAR with several.", "HOST[:PORT]")
+    host: str = option(
+        "", "Host whose requests are read, in a HAR with several.", "HOST[:PORT]"
+    )
     first: int | None = common.FIRST(None)
     window: tuple[float, float] | None = common.WINDOW(None)
     json: bool = common.JSON(False)
@@ -39,12 +45,14 @@ class CaptureCommand(Command):
 
 @command(CaptureCommand)
 def capture(asked: CaptureCommand) -> None:
-    """Write a recording as a Mooncake trace: arrivals, lengths and which prompts begin alike.
+    """Write a recording as a Mooncake trace: arrivals, lengths and which prompts begin
+    alike.
 
-    No text is in it. Its hash ids are of a key that is made for this file and not kept, so that
-    nobody can look a prompt up. Exit codes: 0 written; 2 the recording cannot be read.
+    No text is in it. Its hash ids are of a key that is made for this file and not kept,
+    so that nobody can look a prompt up. Exit codes: 0 written; 2 the recording cannot
+    be read.
 
-    Example:  mmrepro capture night.har --mooncake night.jsonl --model ~/models/Qwen3-32B
+    Example: mmrepro capture night.har --mooncake night.jsonl --model ~/models/Qwen3-32B
     """
     from mmrepro.base.units import duration
     from mmrepro.cli.console import emit
@@ -55,15 +63,19 @@ def capture(asked: CaptureCommand) -> None:
     excerpt = Excerpt(asked.first, *(asked.window or ()))
     server = ServerWanted(engine="", release="")
     captured = read(asked.file, server, host=asked.host, excerpt=excerpt)
-    made = write_trace(captured, asked.mooncake, Path(asked.model) if asked.model else None)
+    made = write_trace(
+        captured, asked.mooncake, Path(asked.model) if asked.model else None
+    )
     if asked.json:
         emit(made, "trace")
         return
     typer.echo(
-        f"{made.requests} requests in {duration(made.seconds)}: {made.prompt_tokens:,} tokens of "
-        f"prompts in {made.blocks:,} blocks, of which {made.distinct:,} differ; "
-        f"{made.answer_tokens:,} generated."
+        f"{made.requests} requests in {duration(made.seconds)}: {made.prompt_tokens:,} "
+        f"tokens of prompts in {made.blocks:,} blocks, of which {made.distinct:,} "
+        f"differ; {made.answer_tokens:,} generated."
     )
     for note in made.notes:
         typer.echo(f"- {note}")
-    typer.echo(f"Written to {asked.mooncake}; to send it: mmrepro replay {asked.mooncake}")
+    typer.echo(
+        f"Written to {asked.mooncake}; to send it: mmrepro replay {asked.mooncake}"
+    )

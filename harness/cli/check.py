@@ -1,4 +1,5 @@
-"""``mmrepro check`` and ``mmrepro probe``: what this machine can do, and one kind of evidence."""
+"""``mmrepro check`` and ``mmrepro probe``: what this machine can do, and one kind of
+evidence."""
 
 from __future__ import annotations
 
@@ -24,11 +25,16 @@ if TYPE_CHECKING:
 class CheckCommand(Command):
     COMMAND: ClassVar[str] = "check"
     need: tuple[str, ...] = option(
-        (), "A part that this machine must have as well, e.g. gpu. May be repeated.", "PART"
+        (),
+        "A part that this machine must have as well, e.g. gpu. May be repeated.",
+        "PART",
     )
     release: str = option(
         "",
-        "Compare a release with this machine instead, e.g. vllm==0.33.0; nothing is installed.",
+        (
+            "Compare a release with this machine instead, e.g. vllm==0.33.0; nothing "
+            "is installed."
+        ),
         "ENGINE==VERSION",
         name="--for",
         once=True,
@@ -40,11 +46,12 @@ class CheckCommand(Command):
 def check(asked: CheckCommand) -> None:
     """Show what of this machine a run can use, and what each missing part costs.
 
-    With --for: whether a release of vllm, sglang or lmdeploy fits this machine (Python, processor,
-    C library, torch and its CUDA, driver, GPU, disk). The package index is asked for it.
+    With --for: whether a release of vllm, sglang or lmdeploy fits this machine (Python,
+    processor, C library, torch and its CUDA, driver, GPU, disk). The package index is
+    asked for it.
 
-    Exit codes: 0 the main job can run here, or the release fits; 3 with --for: not all can be
-    compared; 4 it cannot, or a part that is needed is missing.
+    Exit codes: 0 the main job can run here, or the release fits; 3 with --for: not all
+    can be compared; 4 it cannot, or a part that is needed is missing.
 
     Example:  mmrepro check --need gpu
     """
@@ -70,7 +77,11 @@ def _fit(asked: CheckCommand) -> None:
         emit(report)
     else:
         _print_fit(report)
-    codes = {Fits.YES: 0, Fits.UNKNOWN: ExitCode.INCONCLUSIVE, Fits.NO: ExitCode.INFRASTRUCTURE}
+    codes = {
+        Fits.YES: 0,
+        Fits.UNKNOWN: ExitCode.INCONCLUSIVE,
+        Fits.NO: ExitCode.INFRASTRUCTURE,
+    }
     if code := codes[report.fits]:
         raise typer.Exit(code)
 
@@ -94,7 +105,9 @@ def _print_fit(report: FitReport) -> None:
     words = {
         "ok": f"{what} fits this machine.",
         "not-ok": f"{what} does not fit this machine: {lacking}.",
-        "unknown": f"Nothing speaks against {what} here, and this is not known: {unknown}.",
+        "unknown": (
+            f"Nothing speaks against {what} here, and this is not known: {unknown}."
+        ),
     }
     console.print(words[report.fits])
 
@@ -105,7 +118,13 @@ def _print(report: HostReport) -> None:
 
     console, rows = Console(), []
     for part in report.parts:
-        mark = "[green]✓[/]" if part.ok else "[red]✗[/]" if part.required else "[yellow]–[/]"
+        mark = (
+            "[green]✓[/]"
+            if part.ok
+            else "[red]✗[/]"
+            if part.required
+            else "[yellow]–[/]"
+        )
         words = Text(part.found)
         if not part.ok:
             words.append(f"\n{part.costs}", style="yellow")
@@ -116,7 +135,9 @@ def _print(report: HostReport) -> None:
     if report.ok:
         console.print("The main job can run here: mmrepro run ghost-key-eviction")
     else:
-        lacking = ", ".join(part.name for part in report.parts if part.required and not part.ok)
+        lacking = ", ".join(
+            part.name for part in report.parts if part.required and not part.ok
+        )
         console.print(f"Missing, and needed: {lacking}.")
 
 
@@ -124,13 +145,20 @@ def _print(report: HostReport) -> None:
 class ProbeCommand(Command):
     COMMAND: ClassVar[str] = "probe"
     kind: str = option(
-        "", "Kind of evidence.", "KIND", argument=True, required=True, choices=tuple(PROBES)
+        "",
+        "Kind of evidence.",
+        "KIND",
+        argument=True,
+        required=True,
+        choices=tuple(PROBES),
     )
     url: str = option("", "Server, e.g. http://127.0.0.1:8000.", "URL")
     pid: int = option(0, "Process.", "PID")
     log: Path | None = option(None, "Log file.", "FILE")
     model: str = option("tiny", "Served model, for inference.", "NAME")
-    deadline: float = option(15.0, "Time limit.", "SECONDS", LIMITS, least=0.1, most=3600)
+    deadline: float = option(
+        15.0, "Time limit.", "SECONDS", LIMITS, least=0.1, most=3600
+    )
     raw: Path | None = option(None, "Folder for raw output.", "DIR", OUTPUT)
 
 
@@ -145,12 +173,17 @@ def probe(asked: ProbeCommand) -> None:
 
     kind, deadline = asked.kind, asked.deadline
     subject = Subject(
-        url=asked.url, pid=asked.pid, log=asked.log, model=asked.model, deadline_s=deadline
+        url=asked.url,
+        pid=asked.pid,
+        log=asked.log,
+        model=asked.model,
+        deadline_s=deadline,
     )
     chosen = probe_class(kind)
     if chosen.needs and not getattr(subject, chosen.needs):
         raise UsageError(
-            f"The probe {kind} needs --{chosen.needs}.", hint=f"mmrepro probe {kind} --help"
+            f"The probe {kind} needs --{chosen.needs}.",
+            hint=f"mmrepro probe {kind} --help",
         )
     folder = asked.raw or Path(tempfile.mkdtemp(prefix="mmrepro-probe-"))
     result = run_probe(chosen.on(subject), folder, deadline)

@@ -29,7 +29,8 @@ def collide(asked: CollideCommand) -> None:
     from mmrepro.tools.collide.worker import place_for
     from rich.console import Console
 
-    # What is wrong with the command is reported before an environment is built for minutes.
+    # What is wrong with the command is reported before an environment is built for
+    # minutes.
     if asked.check is not None:
         search.require_pictures(asked.check)
     else:
@@ -40,10 +41,12 @@ def collide(asked: CollideCommand) -> None:
     title = f"mmrepro collide: {asked.engine} {asked.release}"
     with Progress(Console(stderr=True), title) as view:
         place = place_for(
-            asked.engine, asked.release,
-            device=asked.device, model=asked.model,
+            asked.engine,
+            asked.release,
+            device=asked.device,
+            model=asked.model,
             progress=lambda text: view.show("the environment", text),
-        )  # fmt: skip
+        )
         if asked.check is not None:
             engine, images = search.verify_pair(place, asked.check, view.show)
         else:
@@ -52,15 +55,21 @@ def collide(asked: CollideCommand) -> None:
     if asked.check is not None:
         same = images["A"].pad_value == images["B"].pad_value
         if asked.json:
-            shown = {name: image.model_dump(mode="json") for name, image in images.items()}
+            shown = {
+                name: image.model_dump(mode="json") for name, image in images.items()
+            }
             facts = {"engine": engine.model_dump(), "images": shown, "collides": same}
             emit(facts, "pair-check")
         _print_images(images, console)
-        console.print(f"{asked.engine} {asked.release}: {_verdict(same)}", highlight=False)
+        console.print(
+            f"{asked.engine} {asked.release}: {_verdict(same)}", highlight=False
+        )
         raise typer.Exit(ExitCode.AS_EXPECTED if same else ExitCode.NOT_AS_EXPECTED)
     if asked.json:
         facts = pair.model_dump(mode="json") | {"folder": str(folder)}
-        facts |= {n: getattr(pair, n) for n in ("equal_bits", "collides", "control_differs")}
+        facts |= {
+            n: getattr(pair, n) for n in ("equal_bits", "collides", "control_differs")
+        }
         emit(facts, "pair")
     _print_images(pair.images, console)
     console.print(_verdict(pair.collides, pair.equal_bits), highlight=False)
@@ -81,9 +90,10 @@ def _unused(path: Path) -> Path:
 def _effort(search: SearchFacts) -> str:
     rate = search.images / search.search_s if search.search_s else 0.0
     return (
-        f"{search.images:,} images in {duration(search.search_s)} ({rate:,.0f} a second, "
-        f"{search.jobs} processes); so many hold a pair with probability {search.probability:.0%}. "
-        f"Importing the engine took {duration(search.start_s)}."
+        f"{search.images:,} images in {duration(search.search_s)} ({rate:,.0f} a "
+        f"second, {search.jobs} processes); so many hold a pair with probability "
+        f"{search.probability:.0%}. Importing the engine took "
+        f"{duration(search.start_s)}."
     )
 
 
@@ -93,8 +103,8 @@ def _verdict(collides: bool, equal_bits: int = PAD_BITS) -> str:
     if equal_bits >= PAD_BITS:
         return "A and B have different pad values: this release tells them apart."
     return (
-        f"A's and B's hashes agree in {equal_bits} low bits; their pad values differ, as they "
-        f"must: a collision takes {PAD_BITS}."
+        f"A's and B's hashes agree in {equal_bits} low bits; their pad values differ, "
+        f"as they must: a collision takes {PAD_BITS}."
     )
 
 

@@ -4,8 +4,8 @@ import os
 
 
 def use_index(address: str, commit: str = "any", date: str = "") -> None:
-    """Hand the address on to what is started from here: it may hold a password, so that it stands
-    in no file and on no child's command line.
+    """Hand the address on to what is started from here: it may hold a password, so that
+    it stands in no file and on no child's command line.
 
     Raises:
         UsageError: it is none; or there is no ``commit`` to look for.

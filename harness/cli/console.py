@@ -29,57 +29,75 @@ def table_console(*, stderr: bool = False, quiet: bool = False) -> Console:
     from rich.console import Console
 
     console = Console(stderr=stderr, quiet=quiet)
-    return console if console.is_terminal else Console(stderr=stderr, quiet=quiet, width=WIDTH)
+    return (
+        console
+        if console.is_terminal
+        else Console(stderr=stderr, quiet=quiet, width=WIDTH)
+    )
 
 
 def console_for(asked: Any) -> Console:
-    """The console of a command with ``json`` and ``quiet``, perhaps ``events``: stdout, unless a
-    document or events go there."""
+    """The console of a command with ``json`` and ``quiet``, perhaps ``events``: stdout,
+    unless a document or events go there."""
     return table_console(
         stderr=asked.json or getattr(asked, "events", "") == "-", quiet=asked.quiet
     )
 
 
 def emit(document: Any, kind: str = "") -> None:
-    """Print a record, or what JSON can hold, as one JSON document; a text is one already.
+    """Print a record, or what JSON can hold, as one JSON document; a text is one
+    already.
 
     ``kind``: what the document is, where it does not say so itself.
     """
     import json
 
     if kind:
-        facts = document.model_dump(mode="json") if hasattr(document, "model_dump") else document
+        facts = (
+            document.model_dump(mode="json")
+            if hasattr(document, "model_dump")
+            else document
+        )
         document = {"$id": f"urn:mmrepro:{kind}:1", "schema_version": 1, **facts}
     elif hasattr(document, "model_dump_json"):
         document = document.model_dump_json(indent=1)
-    typer.echo(document if isinstance(document, str) else json.dumps(document, indent=1))
+    typer.echo(
+        document if isinstance(document, str) else json.dumps(document, indent=1)
+    )
 
 
 def table(
-    head: Sequence[str], rows: Iterable[Sequence[RenderableType]] = (), *, right: Sequence[str] = ()
+    head: Sequence[str],
+    rows: Iterable[Sequence[RenderableType]] = (),
+    *,
+    right: Sequence[str] = (),
 ) -> Table:
     """A table without lines; the columns named in ``right`` are flush right."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, show_header=any(head))
     for name in head:
-        made.add_column(name, justify="right" if name in right else "left", overflow="fold")
+        made.add_column(
+            name, justify="right" if name in right else "left", overflow="fold"
+        )
     for row in rows:
         made.add_row(*row)
     return made
 
 
 def print_rows(rows: Sequence[Sequence[str]], *, spare: Sequence[int] = ()) -> None:
-    """Print a row a line, the first one as headings. Importing rich takes too long here.
+    """Print a row a line, the first one as headings. Importing rich takes too long
+    here.
 
-    On a terminal the last column is cut; where it is too narrow for a few words of that, the
-    columns ``spare`` go, one after another.
-    """
+    On a terminal the last column is cut; where it is too narrow for a few words of
+    that, the columns ``spare`` go, one after another."""
     import shutil
 
     from mmrepro.base.text.sanitize import clip, one_line
 
-    columns = list(zip(*([one_line(cell, 400) for cell in row] for row in rows), strict=True))
+    columns = list(
+        zip(*([one_line(cell, 400) for cell in row] for row in rows), strict=True)
+    )
     wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else 400
     kept = list(range(len(columns)))
     widths = [max(map(len, column)) + 2 for column in columns]
@@ -101,7 +119,8 @@ def at_terminal() -> bool:
 
 
 def announce(*specs: EnvironmentSpec, yes: bool, new: Path | None = None) -> None:
-    """Print what their environments may download, before they are built; ask if it is much.
+    """Print what their environments may download, before they are built; ask if it is
+    much.
 
     Args:
         new: a folder that was made for this and is removed where it does not go on.
@@ -133,19 +152,21 @@ def _announce(spec: EnvironmentSpec, *, yes: bool) -> None:
     name = f"{spec.engine} {spec.release or spec.commit[:12]} ({spec.device})"
     needed = needed_bytes(spec)
     typer.echo(
-        f"{name} is not here yet. Up to {size(needed)} are downloaded and unpacked into "
-        f"{folder_of(spec).parent}, less what uv's cache holds.",
+        f"{name} is not here yet. Up to {size(needed)} are downloaded and unpacked "
+        f"into {folder_of(spec).parent}, less what uv's cache holds.",
         err=True,
     )
     asking = needed > ASK_BYTES and not yes and at_terminal()
     if asking and not typer.confirm("Download it?", default=True, err=True):
         raise InfrastructureError(
-            f"{name} was not downloaded: the answer was no.", hint="--yes downloads without asking"
+            f"{name} was not downloaded: the answer was no.",
+            hint="--yes downloads without asking",
         )
 
 
 def while_reading() -> AbstractContextManager[object]:
-    """Says on a terminal that something is read, until the block ends; nothing elsewhere."""
+    """Says on a terminal that something is read, until the block ends; nothing
+    elsewhere."""
     from rich.console import Console
 
     return Console(stderr=True).status("reading; Ctrl-C ends it")

@@ -1,4 +1,5 @@
-"""``mmrepro demo``: a recorded run, judged again and shown. Nothing is downloaded or started."""
+"""``mmrepro demo``: a recorded run, judged again and shown. Nothing is downloaded or
+started."""
 
 from __future__ import annotations
 
@@ -24,13 +25,18 @@ NEXT: Final = """\
 @dataclass(frozen=True)
 class DemoCommand(Command):
     COMMAND: ClassVar[str] = "demo"
-    out: Path = common.OUT(Path("incidents/demo"), help="Folder for the incident and its page.")
-    print: bool = option(False, "Print the path of the page; open nothing.", group=OUTPUT)
+    out: Path = common.OUT(
+        Path("incidents/demo"), help="Folder for the incident and its page."
+    )
+    print: bool = option(
+        False, "Print the path of the page; open nothing.", group=OUTPUT
+    )
 
 
 @command(DemoCommand)
 def demo(asked: DemoCommand) -> None:
-    """Judge a recorded incident of vLLM again, and open its page. Nothing is downloaded.
+    """Judge a recorded incident of vLLM again, and open its page. Nothing is
+    downloaded.
 
     Example:  mmrepro demo
     """
@@ -51,9 +57,14 @@ def demo(asked: DemoCommand) -> None:
         recorded = read_listed(recording, FILE)
     stored = asked.out / FILE
     ours = is_file(stored) and stored.read_bytes() == recorded
-    if not ours and asked.out.exists() and not (asked.out.is_dir() and not [*asked.out.iterdir()]):
+    if (
+        not ours
+        and asked.out.exists()
+        and not (asked.out.is_dir() and not [*asked.out.iterdir()])
+    ):
         raise UsageError(
-            f"{asked.out} is something else already.", hint="mmrepro demo --out ANOTHER-FOLDER"
+            f"{asked.out} is something else already.",
+            hint="mmrepro demo --out ANOTHER-FOLDER",
         )
     asked.out.mkdir(parents=True, exist_ok=True)
     write_file(stored, recorded.decode())
@@ -62,8 +73,8 @@ def demo(asked: DemoCommand) -> None:
     found = rejudge(incident, known_scenario(name, trust=False))
     again = "which differs from" if found.differs else "as at the end of"
     typer.echo(
-        f"A recorded run, judged again now by its {len(found.parts)} conditions and claims: "
-        f"{found.now.outcome.value}, {again} the run.\n"
+        f"A recorded run, judged again now by its {len(found.parts)} conditions and "
+        f"claims: {found.now.outcome.value}, {again} the run.\n"
     )
     print_page(KIND.compose(incident), table_console())
     typer.echo("\n" + NEXT.format(run=f"run {name}", show=f"show {name}"))

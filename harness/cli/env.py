@@ -1,4 +1,5 @@
-"""``mmrepro env``: the cached environments of engines, and those for machines without a network."""
+"""``mmrepro env``: the cached environments of engines, and those for machines without a
+network."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from mmrepro.base import common_options as common, units
 from mmrepro.base.options import Command, option
 from mmrepro.cli.options import DeclaredCommand, command
 
-# What is heavy (pydantic, rich, the environments) is imported by the command that needs it, so
-# that the help stays fast.
+# What is heavy (pydantic, rich, the environments) is imported by the command that needs
+# it, so that the help stays fast.
 if TYPE_CHECKING:
     from mmrepro.engines.environments.store import Stored
     from mmrepro.engines.environments.wheelhouse import Made
@@ -25,7 +26,10 @@ LARGEST = 12  # packages in the table of a wheelhouse; --json has all
 
 app = typer.Typer(
     name="env",
-    help="List, build and remove the cached environments (one engine at one release each).",
+    help=(
+        "List, build and remove the cached environments (one engine at one "
+        "release each)."
+    ),
     no_args_is_help=True,
 )
 
@@ -73,7 +77,14 @@ def list_(asked: EnvListCommand) -> None:
         unused = time.time() - one.last_used
         name = f"{facts.engine} {facts.release} {facts.commit[:12]}".rstrip()
         used = f"{units.duration(unused)} ago" if unused >= 60 else "now"
-        row = (name, facts.device, facts.python, facts.resolved_until[:10], used, _starts(one))
+        row = (
+            name,
+            facts.device,
+            facts.python,
+            facts.resolved_until[:10],
+            used,
+            _starts(one),
+        )
         rows.append((*row, units.size(one.size.apparent), units.size(one.size.own)))
     heads = ("engine", "device", "python", "as of", "used", "starts", "size", "own")
     print_rows([heads, *rows], spare=(2, 3, 1, 5))
@@ -95,7 +106,9 @@ def _starts(one: Stored) -> str:
 class EnvCreateCommand(Command):
     COMMAND: ClassVar[str] = "env create"
     engine: str = common.ENGINE_NAME("", argument=True, required=True)
-    release: str = common.RELEASE("", help="Its release, e.g. 0.23.0.", shown="", argument=True)
+    release: str = common.RELEASE(
+        "", help="Its release, e.g. 0.23.0.", shown="", argument=True
+    )
     tree: str = common.SOURCE("")
     kernels: str = common.KERNELS("")
     commit: str = common.COMMIT("")
@@ -104,7 +117,10 @@ class EnvCreateCommand(Command):
     device: str = common.DEVICE("auto", choices=())
     wheelhouse: Path | None = option(
         None,
-        "Build it from this folder, made by `mmrepro env wheelhouse`, without a network.",
+        (
+            "Build it from this folder, made by `mmrepro env wheelhouse`, without a "
+            "network."
+        ),
         "DIR",
         runs_code=True,
     )
@@ -116,8 +132,8 @@ class EnvCreateCommand(Command):
     )
     system_site_packages: bool = option(
         False,
-        "With --wheelhouse: use that interpreter's packages after its own. Done in any case where "
-        "the wheelhouse was made with --have.",
+        "With --wheelhouse: use that interpreter's packages after its own. Done in any "
+        "case where the wheelhouse was made with --have.",
     )
 
 
@@ -141,16 +157,24 @@ def create(asked: EnvCreateCommand) -> None:
     if asked.commit or asked.index:
         use_index(asked.index, asked.commit, asked.commit_date)
     if not asked.release and not asked.commit:
-        raise UsageError("Which release?", hint=f"mmrepro env create {asked.engine} RELEASE")
+        raise UsageError(
+            "Which release?", hint=f"mmrepro env create {asked.engine} RELEASE"
+        )
     if asked.wheelhouse is not None and not is_folder(asked.wheelhouse):
-        raise UsageError(f"There is no folder {asked.wheelhouse}.", hint="mmrepro env wheelhouse")
+        raise UsageError(
+            f"There is no folder {asked.wheelhouse}.", hint="mmrepro env wheelhouse"
+        )
     if asked.wheelhouse is None and (asked.python or asked.system_site_packages):
         raise UsageError(
             "--python and --system-site-packages are for --wheelhouse.",
             hint="an environment from the index gets a Python that its wheel fits",
         )
     spec = spec_for(
-        asked.engine, asked.release, asked.device, commit=asked.commit, date=asked.commit_date
+        asked.engine,
+        asked.release,
+        asked.device,
+        commit=asked.commit,
+        date=asked.commit_date,
     )
     title = f"{spec.engine} {spec.release} ({spec.device})"
     console = Console(stderr=True)
@@ -164,7 +188,8 @@ def create(asked: EnvCreateCommand) -> None:
         )
     words = "was there already" if made.reused else "built"
     console.print(
-        f"{title}: {words}, {len(made.packages)} packages as of {made.resolved_until[:10]}"
+        f"{title}: {words}, {len(made.packages)} packages as of "
+        f"{made.resolved_until[:10]}"
     )
     print(made.path)
 
@@ -173,15 +198,19 @@ def create(asked: EnvCreateCommand) -> None:
 class EnvVerifyCommand(Command):
     COMMAND: ClassVar[str] = "env verify"
     engine: str = common.ENGINE_NAME("", help="Only of this engine.", argument=True)
-    release: str = common.RELEASE("", help="Only this release of it.", shown="", argument=True)
+    release: str = common.RELEASE(
+        "", help="Only this release of it.", shown="", argument=True
+    )
 
 
 @app.command(cls=DeclaredCommand)
 @command(EnvVerifyCommand)
 def verify(asked: EnvVerifyCommand) -> None:
-    """Compare installed files with the hashes that their wheels brought, packages with the lock.
+    """Compare installed files with the hashes that their wheels brought, packages with
+    the lock.
 
-    Exit code 1: something is damaged, changed, added or lost. Nothing of an environment is run.
+    Exit code 1: something is damaged, changed, added or lost. Nothing of an environment
+    is run.
 
     Example: mmrepro env verify vllm 0.23.0
     """
@@ -192,7 +221,8 @@ def verify(asked: EnvVerifyCommand) -> None:
     folders = [
         one.path
         for one in store.list_environments(sizes=False)
-        if asked.engine in ("", one.manifest.engine) and asked.release in ("", one.manifest.release)
+        if asked.engine in ("", one.manifest.engine)
+        and asked.release in ("", one.manifest.release)
     ]
     if not folders:
         raise UsageError("There is no such environment.", hint="mmrepro env list")
@@ -200,14 +230,24 @@ def verify(asked: EnvVerifyCommand) -> None:
     for folder in folders:
         found = verify_environment(folder)
         sound = sound and found.sound
-        words = "as their wheels have them" if found.sound else f"{len(found.problems)} problems"
-        print(f"{found.name}: {found.files:,} files {words}, {found.unverified:,} without a hash")
+        words = (
+            "as their wheels have them"
+            if found.sound
+            else f"{len(found.problems)} problems"
+        )
+        print(
+            f"{found.name}: {found.files:,} files {words}, {found.unverified:,} "
+            "without a hash"
+        )
         for problem in found.problems[:MAX_PROBLEMS]:
             print(f"  {problem}")
         if len(found.problems) > MAX_PROBLEMS:
             print(f"  and {len(found.problems) - MAX_PROBLEMS} more")
     if not sound:
-        print("Build them again: mmrepro env prune ENGINE RELEASE, then mmrepro env create")
+        print(
+            "Build them again: mmrepro env prune ENGINE RELEASE, then mmrepro env "
+            "create"
+        )
         raise typer.Exit(1)
 
 
@@ -215,14 +255,18 @@ def verify(asked: EnvVerifyCommand) -> None:
 class EnvPruneCommand(Command):
     COMMAND: ClassVar[str] = "env prune"
     engine: str = common.ENGINE_NAME("", help="Only of this engine.", argument=True)
-    release: str = common.RELEASE("", help="Only this release of it.", shown="", argument=True)
+    release: str = common.RELEASE(
+        "", help="Only this release of it.", shown="", argument=True
+    )
     everything: bool = option(False, "All environments.", name="--all")
-    older_than: float | None = option(None, "Unused for so many days.", "DAYS", least=0, most=36500)
+    older_than: float | None = option(
+        None, "Unused for so many days.", "DAYS", least=0, most=36500
+    )
     dry_run: bool = common.DRY_RUN(False, help="Only say what would go.")
     uv_cache: bool = option(
         False,
-        "Also take their packages out of uv's cache, where most of the space is. Other projects "
-        "download them again when they need them.",
+        "Also take their packages out of uv's cache, where most of the space is. Other "
+        "projects download them again when they need them.",
     )
 
 
@@ -240,7 +284,9 @@ def prune(asked: EnvPruneCommand) -> None:
     from mmrepro.engines.environments.uv import run_uv
 
     if asked.everything and asked.engine:
-        raise UsageError("--all and ENGINE exclude each other.", hint="mmrepro env prune --all")
+        raise UsageError(
+            "--all and ENGINE exclude each other.", hint="mmrepro env prune --all"
+        )
     done = store.prune(
         everything=asked.everything,
         engine=asked.engine,
@@ -254,7 +300,9 @@ def prune(asked: EnvPruneCommand) -> None:
     for name, why in done.kept:
         print(f"kept {name}: {why}")
     if done.removed:
-        print(f"{verb} {len(done.removed)}, {units.size(done.freed_bytes)} of their own")
+        print(
+            f"{verb} {len(done.removed)}, {units.size(done.freed_bytes)} of their own"
+        )
     else:
         print("nothing to remove")
     if asked.uv_cache and not asked.dry_run and done.packages:
@@ -262,21 +310,27 @@ def prune(asked: EnvPruneCommand) -> None:
         print(f"took {len(done.packages)} packages out of uv's cache")
 
 
-# ------------------------------------------------------------------ for a machine without a network
+# ------------------------------------------------------ for a machine without a network
 
 
 @dataclass(frozen=True)
 class WheelhouseCommand(Command):
     COMMAND: ClassVar[str] = "env wheelhouse"
     engine: str = common.ENGINE_NAME("", argument=True, shown="mmrepro alone")
-    release: str = common.RELEASE("", help="Its release, e.g. 0.23.0.", shown="", argument=True)
+    release: str = common.RELEASE(
+        "", help="Its release, e.g. 0.23.0.", shown="", argument=True
+    )
     into: Path = common.OUT(
         Path(),
         help="Folder for it; a wheelhouse that is there gets the engine added.",
         required=True,
     )
-    python: str = option("", "Python of the target, e.g. 3.12.", "VERSION", required=True)
-    device: str = common.DEVICE("cuda", help="Device of the target: cuda or cpu.", choices=())
+    python: str = option(
+        "", "Python of the target, e.g. 3.12.", "VERSION", required=True
+    )
+    device: str = common.DEVICE(
+        "cuda", help="Device of the target: cuda or cpu.", choices=()
+    )
     platform: str = option(
         "",
         "Platform of the target, as uv names it.",
@@ -285,33 +339,45 @@ class WheelhouseCommand(Command):
     )
     have: Path | None = option(
         None,
-        "What the target's Python has, by `python -m pip list --format=freeze` there. Its torch is "
-        "then used as it is, and what it has in the right version is not carried.",
+        "What the target's Python has, by `python -m pip list --format=freeze` there. "
+        "Its torch is then used as it is, and what it has in the right version is not "
+        "carried.",
         "FILE",
     )
     leave_out: tuple[str, ...] = option(
         (), "Package to leave out, and what only it needs. May be repeated.", "PACKAGE"
     )
     lean: bool = option(
-        False, "Without what this release does not import (environments/wheelhouse/unneeded.toml)."
+        False,
+        (
+            "Without what this release does not import "
+            "(environments/wheelhouse/unneeded.toml)."
+        ),
     )
     max_part: int = option(
-        60 << 20, "Largest size of a part.", "SIZE", shown="60MiB", read=units.parse_size
+        60 << 20,
+        "Largest size of a part.",
+        "SIZE",
+        shown="60MiB",
+        read=units.parse_size,
     )
-    dry_run: bool = common.DRY_RUN(False, help="Resolve and say the sizes; download nothing.")
+    dry_run: bool = common.DRY_RUN(
+        False, help="Resolve and say the sizes; download nothing."
+    )
     json: bool = common.JSON(False)
 
 
 @app.command(cls=DeclaredCommand)
 @command(WheelhouseCommand)
 def wheelhouse(asked: WheelhouseCommand) -> None:
-    """Carry mmrepro, and an engine, to a machine without a network, in parts of a bounded size.
+    """Carry mmrepro, and an engine, to a machine without a network, in parts of a
+    bounded size.
 
-    There: `python3 DIR/part-01/install.py`, then `mmrepro env create ENGINE RELEASE --wheelhouse
-    DIR`.
+    There: `python3 DIR/part-01/install.py`, then `mmrepro env create ENGINE RELEASE
+    --wheelhouse DIR`.
 
-    Example: mmrepro env wheelhouse vllm 0.23.0 --python 3.12 --have freeze.txt --into house
-    """
+    Example: mmrepro env wheelhouse vllm 0.23.0 --python 3.12 --have freeze.txt --into
+    house"""
     from mmrepro.base.errors import UsageError
     from mmrepro.base.machine.files import read_file
     from mmrepro.cli.building import building
@@ -321,14 +387,18 @@ def wheelhouse(asked: WheelhouseCommand) -> None:
     from rich.console import Console
 
     if asked.engine and not asked.release:
-        raise UsageError("Which release?", hint=f"mmrepro env wheelhouse {asked.engine} RELEASE")
+        raise UsageError(
+            "Which release?", hint=f"mmrepro env wheelhouse {asked.engine} RELEASE"
+        )
     spec = spec_for(asked.engine, asked.release, asked.device) if asked.engine else None
     freeze = ""
     if asked.have:
         try:
             freeze = read_file(asked.have, MAX_LIST_BYTES).decode("utf-8", "replace")
         except OSError as error:
-            raise UsageError(f"{asked.have} cannot be read: {error.strerror}.") from error
+            raise UsageError(
+                f"{asked.have} cannot be read: {error.strerror}."
+            ) from error
     target = make_target(asked.python, asked.platform, freeze)
     title = f"{spec.engine} {spec.release} ({spec.device})" if spec else "mmrepro"
     with building(Console(stderr=True), title) as progress:
@@ -385,7 +455,10 @@ def _print(made: Made, into: Path) -> None:
     if (house := made.house) is not None:
         total = sum(piece.bytes for file in house.files for piece in file.pieces)
         parts = "1 part" if len(house.parts) == 1 else f"{len(house.parts)} parts"
-        new = " to ".join(dict.fromkeys([*made.new_parts[:1], *made.new_parts[-1:]])) or "none"
+        new = (
+            " to ".join(dict.fromkeys([*made.new_parts[:1], *made.new_parts[-1:]]))
+            or "none"
+        )
         lines += [
             f"{into}: {len(house.files)} wheels, {total / 1e6:.1f} MB in {parts} "
             f"(new: {new}); joined again and whole",

@@ -28,13 +28,15 @@ class FindCommand(Command):
     COMMAND: ClassVar[str] = "find"
     text: tuple[str, ...] = option(
         (),
-        "A message, a traceback, an issue (vllm#43941, its address), a log file, or - for "
-        "standard input.",
+        "A message, a traceback, an issue (vllm#43941, its address), a log file, or - "
+        "for standard input.",
         "TEXT|LOG|ISSUE…",
         argument=True,
         required=True,
     )
-    full: bool = common.FULL(False, help="All that was found, and all that is known of it.")
+    full: bool = common.FULL(
+        False, help="All that was found, and all that is known of it."
+    )
     json: bool = common.JSON(False)
 
 
@@ -42,8 +44,8 @@ class FindCommand(Command):
 def find(asked: FindCommand) -> None:
     """Find the known failure that a text, a log or an issue belongs to, with its fix.
 
-    No network is asked. Exit status: 0 it is one that is known; 3 perhaps, by its words alone;
-    1 nothing is known of it.
+    No network is asked. Exit status: 0 it is one that is known; 3 perhaps, by its words
+    alone; 1 nothing is known of it.
 
     Example:  mmrepro find "Expected a cached item"
     """
@@ -83,20 +85,24 @@ def known() -> tuple[Entry, ...]:
         return entries()
     from mmrepro.cli.find_index import others_of
 
-    made = [one for one in entries() if one.kind != "scenario" or one.name not in others]
+    made = [
+        one for one in entries() if one.kind != "scenario" or one.name not in others
+    ]
     return (*made, *others_of(sorted(others)))
 
 
 def foreign() -> set[str]:
-    """Scenarios that the index does not have: those of other distributions, also where one takes a
-    name of ours."""
+    """Scenarios that the index does not have: those of other distributions, also where
+    one takes a name of ours."""
     from importlib.metadata import entry_points
 
     from mmrepro.tools.catalogue.find import entries
 
     here = {entry.name for entry in entries() if entry.kind == "scenario"}
     points = {point.name: point.module for point in entry_points(group=GROUP)}
-    ours = {name for name in here if points.get(name, "").startswith("mmrepro.scenarios.")}
+    ours = {
+        name for name in here if points.get(name, "").startswith("mmrepro.scenarios.")
+    }
     return {*points} - ours
 
 
@@ -109,7 +115,8 @@ def _is_file(text: str) -> bool:
 
 
 def _in_file(path: Path) -> list[Found]:
-    """What a log names: by the engine's own words, not its clients', and the cause as in ``logs``.
+    """What a log names: by the engine's own words, not its clients', and the cause as
+    in ``logs``.
 
     Raises:
         UsageError: it cannot be read, or is no text.
@@ -129,12 +136,16 @@ def _in_file(path: Path) -> list[Found]:
     entries = known()
     classes = {entry.name: entry for entry in entries if entry.kind == "class"}
     failures = [entry for entry in entries if entry.kind != "class"]
-    patterns = {p.regex: LogPattern(p.regex, *p.texts) for e in failures for p in e.patterns}
+    patterns = {
+        p.regex: LogPattern(p.regex, *p.texts) for e in failures for p in e.patterns
+    }
     with while_reading(), tempfile.TemporaryDirectory(prefix="mmrepro-find-") as folder:
         [file] = kept([path], Path(folder))
         kind = kind_of(file)
         if kind is DumpKind.REQUESTS:
-            raise UsageError(f"{path} is a dump of requests, no text.", hint=f"mmrepro logs {path}")
+            raise UsageError(
+                f"{path} is a dump of requests, no text.", hint=f"mmrepro logs {path}"
+            )
         if kind is not None:
             return search(text_of(file), entries)
         reading = read_logs([file], alone=True, deadline_s=DEADLINE_S, more=patterns)
@@ -146,9 +157,15 @@ def _in_file(path: Path) -> list[Found]:
     found = search("", failures, matched=matched_in(reading.log))
     named = cause.name not in {*NO_CAUSE, CauseClass.ENGINE_DEFECT}
     if named and (entry := classes.get(cause.name.value)):
-        because = f"line {cause.line}: {cause.exception}" if cause.exception else cause.sentence
+        because = (
+            f"line {cause.line}: {cause.exception}"
+            if cause.exception
+            else cause.sentence
+        )
         found.append(
-            Found(entry, "perhaps" if cause.certainty == "possible" else "this", [because])
+            Found(
+                entry, "perhaps" if cause.certainty == "possible" else "this", [because]
+            )
         )
     return sorted(found, key=lambda one: one.sure != "this")
 
@@ -164,7 +181,10 @@ def _lines(asked: str, found: list[Found], *, full: bool) -> Iterator[str]:
         yield f"{shown}: nothing that mmrepro knows has these words."
         if is_echo(asked):
             yield "It is an echo: what failed was logged before it."
-        yield "Next: mmrepro logs FILE judges a whole log; mmrepro list has all known failures"
+        yield (
+            "Next: mmrepro logs FILE judges a whole log; mmrepro list has all "
+            "known failures"
+        )
         return
     if sure:
         yield f"{shown}: this is {'one of these' if len(sure) > 1 else ''}".rstrip()
@@ -175,7 +195,10 @@ def _lines(asked: str, found: list[Found], *, full: bool) -> Iterator[str]:
         for name, text in _rows(one, full=full):
             head = f"  {name:<11}" if name else ""
             yield head + (text if full else one_line(text, WIDTH - len(head)))
-    more = [one.entry.name for one in [*([] if full else main[SHOWN:]), *(perhaps if sure else [])]]
+    more = [
+        one.entry.name
+        for one in [*([] if full else main[SHOWN:]), *(perhaps if sure else [])]
+    ]
     if more:
         yield one_line(f"Less near: {', '.join(more)}  (--full)", WIDTH)
 
@@ -183,13 +206,22 @@ def _lines(asked: str, found: list[Found], *, full: bool) -> Iterator[str]:
 def _rows(one: Found, *, full: bool) -> Iterator[tuple[str, str]]:
     entry = one.entry
     engine = f", {entry.engine}" if entry.engine else ""
-    affected = f" {entry.affected.removeprefix(entry.engine).strip()}" if entry.affected else ""
+    affected = (
+        f" {entry.affected.removeprefix(entry.engine).strip()}"
+        if entry.affected
+        else ""
+    )
     yield "", f"{entry.name} ({entry.kind}{engine}{affected}): {entry.title}"
-    yield from (("because", text) for text in (one.because if full else one.because[:1]))
+    yield from (
+        ("because", text) for text in (one.because if full else one.because[:1])
+    )
     if entry.fixed:
         yield "fix", entry.fixed
     advice = "workaround" if entry.kind != "class" else "do"
-    yield from ((advice, text) for text in (entry.workarounds if full else entry.workarounds[:1]))
+    yield from (
+        (advice, text)
+        for text in (entry.workarounds if full else entry.workarounds[:1])
+    )
     see = [*entry.see, *(f"{id_} {url}" for id_, _, url in entry.references)]
     if full:
         yield from (("see", text) for text in see)

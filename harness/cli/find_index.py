@@ -1,7 +1,8 @@
-"""The index that ``mmrepro find`` reads, from the scenarios, the classes and what fuzzing found.
+"""The index that ``mmrepro find`` reads, from the scenarios, the classes and what
+fuzzing found.
 
-``python -m mmrepro.cli.find_index`` writes it; a test holds it against what it is made of.
-"""
+``python -m mmrepro.cli.find_index`` writes it; a test holds it against what it is made
+of."""
 
 from __future__ import annotations
 
@@ -26,67 +27,97 @@ from mmrepro.scenario.registry import load_scenario, scenario_names
 from mmrepro.tools.catalogue.find import ECHO, INDEX, Entry, Pattern
 
 FOUND = Path(__file__).parents[2] / "docs" / "found"
-"""Where fuzzing's findings lie in the repository; they are not in the wheel, the index is."""
+"""Where fuzzing's findings lie in the repository; they are not in the wheel, the index
+is."""
 MIN_TEXT = 8
 MAX_WORDS = 6000
 
 ORDINARY = (
-    "EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.",
-    "[2026-01-01 00:00:00] Scheduler hit an exception: Traceback (most recent call last):",
-    "ValueError: something", "AssertionError", "SyntaxError: invalid syntax", "RuntimeError: x",
-    "minivllm cannot start: x", "the image runner is made as the engine starts",
-    "INFO non-default args: {'model': 'm'}", "max_num_batched_tokens=2048",
+    (
+        "EngineDeadError: EngineCore encountered an issue. See stack trace (above) "
+        "for the root cause."
+    ),
+    (
+        "[2026-01-01 00:00:00] Scheduler hit an exception: Traceback (most recent "
+        "call last):"
+    ),
+    "ValueError: something",
+    "AssertionError",
+    "SyntaxError: invalid syntax",
+    "RuntimeError: x",
+    "minivllm cannot start: x",
+    "the image runner is made as the engine starts",
+    "INFO non-default args: {'model': 'm'}",
+    "max_num_batched_tokens=2048",
     "Chunked prefill is enabled with max_num_batched_tokens=2048",
     "Encoder cache will be initialized with a budget of 2048 tokens",
     "Initializing a V1 LLM engine (v0.11.0) with config: model='m'",
     "Initializing a V1 LLM engine (v0.11.0 with config: model='m'",
-    "Running batch with cudagraph_mode: FULL", "Running batch with cudagraph_mode: NONE",
-    "Avg generation throughput: 1.0 tokens/s", "Prefill batch, #new-token: 1, #pending-token: 10",
-    "mm_position=PlaceholderRange(offset=1, length=20", "free gpu memory: 100 mb", "block num: 10",
-    "estimated max runtime memory: 10 mb", "prompt_embeds shape: torch.Size([5, 64])",
+    "Running batch with cudagraph_mode: FULL",
+    "Running batch with cudagraph_mode: NONE",
+    "Avg generation throughput: 1.0 tokens/s",
+    "Prefill batch, #new-token: 1, #pending-token: 10",
+    "mm_position=PlaceholderRange(offset=1, length=20",
+    "free gpu memory: 100 mb",
+    "block num: 10",
+    "estimated max runtime memory: 10 mb",
+    "prompt_embeds shape: torch.Size([5, 64])",
     "Initialize cache engine with 10 gpu blocks and 10 cpu blocks",
     "Received request r: SamplingParams(seed=150, stop_token_ids=[1151935])",
     "Received request r: SamplingParams(seed=150, regex='(?i)abc')",
-    "details: prompt: 'what is <|vision_start|><|image_pad|>", "Added request r: 10 tokens",
-    "Abort running request. req.rid='a'", "Cache flushed successfully",
+    "details: prompt: 'what is <|vision_start|><|image_pad|>",
+    "Added request r: 10 tokens",
+    "Abort running request. req.rid='a'",
+    "Cache flushed successfully",
     "Unexpected error pre-processing request r",
     "Request r failed with an internal error during generation",
-    'scheduler.py", line 10, in _decode', "- lmdeploy - WARNING - too long",
+    'scheduler.py", line 10, in _decode',
+    "- lmdeploy - WARNING - too long",
     "CUDA: block: [0,0,0], thread: [0,0,0] Assertion x failed.",
-    "TimeoutError", "SystemExit: 1", "Shutting down",
+    "TimeoutError",
+    "SystemExit: 1",
+    "Shutting down",
     "BaseExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)",
     "line 10, in chat_completions_v1",
-)  # fmt: skip
-"""Lines that servers print whatever fails, or where nothing does: a pattern that matches one of
-them names no failure."""
+)
+"""Lines that servers print whatever fails, or where nothing does: a pattern that
+matches one of them names no failure."""
 COMMON = (
-    "IndexError: list index out of range", "RuntimeError: selected index k out of range",
+    "IndexError: list index out of range",
+    "RuntimeError: selected index k out of range",
     "IndexError: index 5 is out of bounds for dimension 1 with size 3",
     "RuntimeError: index 5 is out of bounds for dimension 1 with size 3",
-    "RuntimeError: Worker failed with error 'index 5 is out of bounds for dimension 1 with size "
-    "3', please check the stack trace above for the root cause",
-    "RuntimeError: [11:25:05] /project/cpp/grammar_parser.cc:564: EBNF parser error at line 1, "
-    "column 12: Expect element, but got |",
-    "RuntimeError: [11:25:05] /project/cpp/regex_converter.cc:564: x", "Update max_new_tokens",
-    "RuntimeError: Prefill out of memory", "RuntimeError: Out of memory",
-    "ValueError: overflow", "OverflowError: Overflow",
+    "RuntimeError: Worker failed with error 'index 5 is out of bounds for dimension 1 "
+    "with size 3', please check the stack trace above for the root cause",
+    "RuntimeError: [11:25:05] /project/cpp/grammar_parser.cc:564: EBNF parser error at "
+    "line 1, column 12: Expect element, but got |",
+    "RuntimeError: [11:25:05] /project/cpp/regex_converter.cc:564: x",
+    "Update max_new_tokens",
+    "RuntimeError: Prefill out of memory",
+    "RuntimeError: Out of memory",
+    "ValueError: overflow",
+    "OverflowError: Overflow",
     "FileNotFoundError: [Errno 2] No such file or directory: 'assets/x'",
     "TypeError: forward() got an unexpected keyword argument 'inputs_embeds'",
     "RuntimeError: cannot pin x: only dense CPU tensors can be pinned",
     "RuntimeError: Number of elements of source < number of ones in mask",
-    "masked_scatter_size_check", "inputs_embeds.masked_scatter_(x)",
+    "masked_scatter_size_check",
+    "inputs_embeds.masked_scatter_(x)",
     "Attempted to assign 10 + 10 = 20 multimodal tokens to 30 placeholders",
     "pydantic_core._pydantic_core.ValidationError: 1 validation error for "
-    "ChatCompletionResponseChoice", "Input should be 'stop' [input_value='error'",
-    "fake_vision.py\", line 5", "runner.py\", line 5, in __init__",
-)  # fmt: skip
+    "ChatCompletionResponseChoice",
+    "Input should be 'stop' [input_value='error'",
+    'fake_vision.py", line 5',
+    'runner.py", line 5, in __init__',
+)
 """Messages that several failures have: one of them alone names none."""
 
 THREADS = {
     "mm-cache-desync": ("vllm#33865", "tenstorrent/tt-inference-server#2405"),
     "vllm-0.23.0-overtaken": ("vllm#31404",),
 }
-"""Public threads whose own logs show a failure that is known here, besides its references."""
+"""Public threads whose own logs show a failure that is known here, besides its
+references."""
 
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?P<kind>[A-Z]\w*(?:Error|Exception))(?:: (?P<message>.+))?"
@@ -107,7 +138,10 @@ def build(found: Path | None = FOUND) -> list[Entry]:
     if found is not None:
         entries += _findings(found, {entry.name: entry for entry in scenarios})
     return [
-        replace(entry, references=(*entry.references, *map(_thread, THREADS.get(entry.name, ()))))
+        replace(
+            entry,
+            references=(*entry.references, *map(_thread, THREADS.get(entry.name, ()))),
+        )
         for entry in entries
     ]
 
@@ -125,7 +159,10 @@ def _thread(name: str) -> tuple[str, str, str]:
 
 def text_of(entries: Iterable[Entry]) -> str:
     """The index as it is stored: one entry a line."""
-    lines = [json.dumps(asdict(entry), ensure_ascii=False, sort_keys=True) for entry in entries]
+    lines = [
+        json.dumps(asdict(entry), ensure_ascii=False, sort_keys=True)
+        for entry in entries
+    ]
     return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
@@ -150,7 +187,10 @@ def scenario_entry(scenario: Scenario) -> Entry:
     references = {
         r.id: (r.id, r.title, r.url)
         for one in variants
-        for r in (*one.references, *([one.upstream.source] if one.upstream.source else []))
+        for r in (
+            *one.references,
+            *([one.upstream.source] if one.upstream.source else []),
+        )
     }
     workarounds = {
         f"{m.name}: {m.description}": None
@@ -211,7 +251,8 @@ def _patterns(named: Mapping[str, str]) -> Iterator[Pattern]:
 
 
 def pattern(name: str, expression: str) -> Pattern | None:
-    """A pattern that names a failure; None: what it matches is printed whatever fails."""
+    """A pattern that names a failure; None: what it matches is printed whatever
+    fails."""
     if "mmrepro" in expression or any(re.search(expression, line) for line in ORDINARY):
         return None
     texts = tuple(text.decode() for text in texts_of(expression).texts or ())
@@ -239,16 +280,26 @@ def _classes() -> Iterator[Entry]:
     for expression in MISMATCHES:
         name = LiveClass.PLACEHOLDER_COUNTS.value
         texts = tuple(text.decode() for text in texts_of(expression).texts or ())
-        patterns.setdefault(name, []).append(Pattern("message", expression, texts, sure=True))
+        patterns.setdefault(name, []).append(
+            Pattern("message", expression, texts, sure=True)
+        )
     no_failure = (CauseClass.ALIVE, CauseClass.NOT_A_LOG, CauseClass.UNKNOWN)
-    names = [*(c.value for c in LiveClass), *(c.value for c in CauseClass if c not in no_failure)]
+    names = [
+        *(c.value for c in LiveClass),
+        *(c.value for c in CauseClass if c not in no_failure),
+    ]
     for name in dict.fromkeys(names):
         live = LiveClass(name) if name in {c.value for c in LiveClass} else None
         cause = CauseClass(name) if name in {c.value for c in CauseClass} else None
         facts = CLASS_FACTS.get(live) if live else None
-        advice = [*(facts.advice if facts else ()), *(ADVICE.get(cause, ()) if cause else ())]
+        advice = [
+            *(facts.advice if facts else ()),
+            *(ADVICE.get(cause, ()) if cause else ()),
+        ]
         title = CAUSE_WORDS[cause] if cause else CLASS_WORDS[live] if live else ""
-        references = [text.split(" ", 1) for text in (facts.references if facts else ())]
+        references = [
+            text.split(" ", 1) for text in (facts.references if facts else ())
+        ]
         see = ["docs/logs.md#classes"] if cause else []
         yield Entry(
             kind="class",
@@ -257,7 +308,9 @@ def _classes() -> Iterator[Entry]:
             workarounds=tuple(dict.fromkeys(advice)),
             references=tuple((r[0], "", r[1]) for r in references if len(r) == 2),
             patterns=tuple(patterns.get(name, ())),
-            see=tuple(dict.fromkeys([*see, *(r[0] for r in references if len(r) == 1)])),
+            see=tuple(
+                dict.fromkeys([*see, *(r[0] for r in references if len(r) == 1)])
+            ),
             words=_words([CLASS_WORDS[live] if live else "", *advice]),
         )
 
@@ -269,7 +322,9 @@ def _findings(folder: Path, scenarios: Mapping[str, Entry]) -> Iterator[Entry]:
     for row in _ROW.finditer((folder / "README.md").read_text(encoding="utf-8")):
         name, label = row["name"], row["label"]
         report = (folder / name / "report.md").read_text(encoding="utf-8")
-        known = [scenarios[n] for n in re.findall(r"`([a-z-]+)`", label) if n in scenarios]
+        known = [
+            scenarios[n] for n in re.findall(r"`([a-z-]+)`", label) if n in scenarios
+        ]
         engine = name.partition("-")[0]
         bucket = _BUCKET.search(report)
         fixed = known[0].fixed if known else ""
@@ -284,7 +339,10 @@ def _findings(folder: Path, scenarios: Mapping[str, Entry]) -> Iterator[Entry]:
             references=tuple(_issues(label)),
             patterns=tuple(_logged(report)),
             frames=_frames(bucket["bucket"] if bucket else ""),
-            see=(f"docs/found/{name}/report.md", *(f"mmrepro show {one.name}" for one in known)),
+            see=(
+                f"docs/found/{name}/report.md",
+                *(f"mmrepro show {one.name}" for one in known),
+            ),
             words=_words([row["kind"], row["what"], label]),
         )
 
@@ -301,15 +359,17 @@ def _issues(label: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _logged(report: str) -> Iterator[Pattern]:
-    """Its exceptions, with any number and any digest. An echo follows other failures too: it
-    is left out."""
+    """Its exceptions, with any number and any digest. An echo follows other failures
+    too: it is left out."""
     section = report.partition("\n## The log\n")[2].partition("\n## ")[0]
     seen = set()
     for line in section.splitlines():
         match = _EXCEPTION.match(line.partition("[redacted:")[0].strip())
         if match is None or ECHO.search(line) or len(match["message"] or "") < MIN_TEXT:
             continue
-        expression = re.escape(f"{match['kind']}: {match['message']}").replace(r"\ ", " ")
+        expression = re.escape(f"{match['kind']}: {match['message']}").replace(
+            r"\ ", " "
+        )
         expression = re.sub(r"'(?:[0-9a-f]{16,}|id\\-\w+)'", "'[^']+'", expression)
         expression = re.sub(r"\d+", r"\\d+", expression)
         made = pattern("exception", expression)
@@ -319,7 +379,8 @@ def _logged(report: str) -> Iterator[Pattern]:
 
 
 def _frames(bucket: str) -> tuple[str, ...]:
-    """``compile_grammar < _create_grammar``, innermost first; a hang's has them outermost first."""
+    """``compile_grammar < _create_grammar``, innermost first; a hang's has them
+    outermost first."""
     for sign, step in ((" < ", 1), (" > ", -1)):
         if sign in bucket:
             first, *rest = bucket.split(sign)

@@ -49,8 +49,8 @@ class IncidentsCommand(Command):
         "Folders to look below.",
         "DIR…",
         argument=True,
-        shown="incidents, ablations, bisections, nights and other ledgers' folders, in the "
-        "current one",
+        shown="incidents, ablations, bisections, nights and other ledgers' folders, in "
+        "the current one",
     )
     scenario: str = option("", "Only this scenario; * stands for anything.", "NAME")
     engine: str = common.ENGINE_NAME("", help="Only this engine.", configurable=False)
@@ -63,10 +63,14 @@ class IncidentsCommand(Command):
     outcome: tuple[Ended, ...] = option(
         (), f"Only those that ended so: {', '.join(Ended)}. May be repeated.", "OUTCOME"
     )
-    since: str = option("", "Only those since then: 90m, 12h, 2d, 3w, or a date (UTC).", "TIME")
+    since: str = option(
+        "", "Only those since then: 90m, 12h, 2d, 3w, or a date (UTC).", "TIME"
+    )
     limit: int = option(20, "Maximum number of lines.", "N", OUTPUT, least=1)
     open_: str = option("", "The same as mmrepro open.", "N|ID", OUTPUT)
-    verbose: bool = common.VERBOSE(False, help="Print how to continue each campaign, too.")
+    verbose: bool = common.VERBOSE(
+        False, help="Print how to continue each campaign, too."
+    )
     json: bool = common.JSON(False)
 
 
@@ -83,7 +87,9 @@ def incidents(asked: IncidentsCommand) -> None:
     if asked.open_:
         show_page(Path(asked.open_))
         return
-    wanted = Wanted(asked.scenario, asked.engine, asked.release, asked.outcome, asked.since)
+    wanted = Wanted(
+        asked.scenario, asked.engine, asked.release, asked.outcome, asked.since
+    )
     found = find(asked.roots, wanted)
     if asked.json:
         emit(found.document(asked.limit))
@@ -109,7 +115,10 @@ def _table(listing: Listing, asked: IncidentsCommand) -> None:
     if len(found) > limit:
         line(f"{limit} of {len(found)}; --limit {len(found)} shows all")
     if not found:
-        where = one_line(", ".join(map(str, places_of(asked.roots))), 400) or "the current folder"
+        where = (
+            one_line(", ".join(map(str, places_of(asked.roots))), 400)
+            or "the current folder"
+        )
         line(f"No such incident below {where}.")
     if broken := listing.broken:
         first = one_line(f"{broken[0].folder}: {broken[0].why}", 400)
@@ -125,26 +134,44 @@ def _table(listing: Listing, asked: IncidentsCommand) -> None:
         if asked.verbose and fields["resume"]:
             line(f"  to go on: {fields['resume']}")
     if len(campaigns) > limit:
-        line(f"{limit} of {len(campaigns)} campaigns; --limit {len(campaigns)} shows all")
+        line(
+            f"{limit} of {len(campaigns)} campaigns; --limit {len(campaigns)} shows all"
+        )
 
 
-COLUMNS = ("#", "when (UTC)", "scenario", "engine", "outcome", "expected", "fidelity", "took")
+COLUMNS = (
+    "#",
+    "when (UTC)",
+    "scenario",
+    "engine",
+    "outcome",
+    "expected",
+    "fidelity",
+    "took",
+)
 
 
 def _rows(found: Sequence[tuple[Here, Head]], console: Console) -> None:
-    """One line each, the folder at its end; on a narrow terminal on a line of its own."""
+    """One line each, the folder at its end; on a narrow terminal on a line of its
+    own."""
     from mmrepro.base.text.sanitize import one_line
     from rich.cells import cell_len, set_cell_size
     from rich.text import Text
 
-    rows = [[one_line(cell, 200) for cell in (str(one.number), *_row(head))] for one, head in found]
+    rows = [
+        [one_line(cell, 200) for cell in (str(one.number), *_row(head))]
+        for one, head in found
+    ]
     folders = [one_line(str(one.folder), 400) for one, _ in found]
     widths = [max(map(cell_len, column)) for column in zip(COLUMNS, *rows, strict=True)]
     wide = sum(widths) + 2 * len(widths) + max(map(cell_len, folders)) <= console.width
 
     def show(cells: Sequence[str], styles: Mapping[int, str], folder: str) -> None:
         padded = zip(cells, widths, strict=True)
-        pairs = [(set_cell_size(text, n), styles.get(i, "")) for i, (text, n) in enumerate(padded)]
+        pairs = [
+            (set_cell_size(text, n), styles.get(i, ""))
+            for i, (text, n) in enumerate(padded)
+        ]
         text = Text("  ").join(Text(*pair) for pair in pairs)
         text.append(f"  {folder}" if wide else f"\n{' ' * widths[0]}  {folder}", "dim")
         console.print(text, soft_wrap=True)
@@ -159,7 +186,9 @@ def _row(head: Head) -> Iterator[str]:
     from datetime import UTC
 
     yield f"{head.created.wall.astimezone(UTC):%Y-%m-%d %H:%M}"
-    yield head.scenario.name + (f" ({head.scenario.variant})" if head.scenario.variant else "")
+    yield head.scenario.name + (
+        f" ({head.scenario.variant})" if head.scenario.variant else ""
+    )
     yield f"{head.engine.name} {head.engine.release}"
     failed = head.outcome == "failed" and head.failure_class
     yield f"failed ({head.failure_class})" if failed else head.outcome
@@ -175,7 +204,9 @@ def _row(head: Head) -> Iterator[str]:
 class OpenCommand(Command):
     COMMAND: ClassVar[str] = "open"
     folder: Path = common.PLACE(Path(LAST), required=False, shown=LAST)
-    print: bool = option(False, "Print the path of the page; open nothing.", group=OUTPUT)
+    print: bool = option(
+        False, "Print the path of the page; open nothing.", group=OUTPUT
+    )
 
 
 @command(OpenCommand)
@@ -198,7 +229,9 @@ def show_page(given: Path, *, only_print: bool = False) -> None:
     from mmrepro.cli.report import page_of
 
     page = page_of(place(given, "record"))
-    if only_print or not (sys.stdout.isatty() and webbrowser.open(page.resolve().as_uri())):
+    if only_print or not (
+        sys.stdout.isatty() and webbrowser.open(page.resolve().as_uri())
+    ):
         typer.echo(plain(str(page)) if sys.stdout.isatty() else str(page))
 
 
@@ -209,13 +242,19 @@ def show_page(given: Path, *, only_print: bool = False) -> None:
 class ResumeCommand(Command):
     COMMAND: ClassVar[str] = "resume"
     folder: Path = common.PLACE(
-        Path(), help="The campaign: its folder, number, id, or last.", names="unfinished"
+        Path(),
+        help="The campaign: its folder, number, id, or last.",
+        names="unfinished",
     )
     more: tuple[str, ...] = option(
         (), "After --: options of its own command.", "[-- OPTIONS]", argument=True
     )
     trust: bool = common.TRUST(
-        False, help="Run the FILE.pys and options for servers that the folder names. Read it first."
+        False,
+        help=(
+            "Run the FILE.pys and options for servers that the folder names. "
+            "Read it first."
+        ),
     )
 
 
@@ -243,7 +282,8 @@ def _code_in(written: Sequence[str]) -> str:
 
 
 def _trusting(written: Sequence[str], asked: ResumeCommand) -> list[str]:
-    """``--trust``, for a command that asks for it again: the ledger of a matrix names files too."""
+    """``--trust``, for a command that asks for it again: the ledger of a matrix names
+    files too."""
     from mmrepro.cli.app import declared_command
 
     takes_it = hasattr(declared_command(written), "trust")
@@ -252,8 +292,8 @@ def _trusting(written: Sequence[str], asked: ResumeCommand) -> list[str]:
 
 @command(ResumeCommand)
 def resume(asked: ResumeCommand) -> None:
-    """Continue a campaign: a matrix, bisection, ablation, acceptance, replay or fuzz session.
-    No run that has ended is repeated.
+    """Continue a campaign: a matrix, bisection, ablation, acceptance, replay or fuzz
+    session. No run that has ended is repeated.
 
     Example:  mmrepro resume nights -- --budget 1h
     """
@@ -265,8 +305,8 @@ def resume(asked: ResumeCommand) -> None:
     written = resume_words(asked.folder)
     if not asked.trust and (code := _code_in(written)):
         raise UntrustedFile(
-            f"The campaign in {asked.folder} was written with {one_line(code, 200)}, which decides "
-            "which code runs here."
+            f"The campaign in {asked.folder} was written with {one_line(code, 200)}, "
+            "which decides which code runs here."
         )
     words = [*written, *_trusting(written, asked), *asked.more]
     typer.echo(one_line(shlex.join(["mmrepro", *words]), 2000), err=True)

@@ -1,4 +1,5 @@
-"""``mmrepro kv-budget``: memory and a setting in, blocks and the longest prompt out; and back."""
+"""``mmrepro kv-budget``: memory and a setting in, blocks and the longest prompt out;
+and back."""
 
 import typer
 from mmrepro.base.errors import ExitCode, UnwritableOutput
@@ -27,7 +28,9 @@ def kv_budget(asked: KvBudgetCommand) -> None:
         try:
             write_file(asked.svg, rendering.svg_curve(result, curve))
         except OSError as error:
-            raise UnwritableOutput(f"{asked.svg} cannot be written: {error.strerror}.") from error
+            raise UnwritableOutput(
+                f"{asked.svg} cannot be written: {error.strerror}."
+            ) from error
     if asked.json:
         points = [[str(point.setting), point.tokens] for point in curve]
         emit({**result.document(), "curve": points}, "kv-budget")

@@ -1,4 +1,5 @@
-"""``mmrepro diagnose`` and ``mmrepro watch``: what is wrong with a live server, now or later."""
+"""``mmrepro diagnose`` and ``mmrepro watch``: what is wrong with a live server, now or
+later."""
 
 from __future__ import annotations
 
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
 def diagnose(asked: DiagnoseCommand) -> None:
     """Find out what is wrong with a live server, and which known failure it is.
 
-    It only observes: no signal, no debugging endpoint, nothing installed. Several servers, named or
-    from --prometheus, are looked at beside each other: which one is unlike the others, and which
-    side of a prefill and decode pair stands. Exit codes: 0 healthy; 1 a known failure was found or
-    a server is unhealthy; 3 inconclusive.
+    It only observes: no signal, no debugging endpoint, nothing installed. Several
+    servers, named or from --prometheus, are looked at beside each other: which one is
+    unlike the others, and which side of a prefill and decode pair stands. Exit codes: 0
+    healthy; 1 a known failure was found or a server is unhealthy; 3 inconclusive.
 
     Example:  mmrepro diagnose http://127.0.0.1:8000
     """
@@ -83,7 +84,9 @@ def _several(asked: DiagnoseCommand) -> NoReturn:
     _bound(1 + len(asked.more) if not asked.prometheus else MOST_SERVERS)
     told = Console(stderr=True, quiet=quiet)
     looked = look(asked, None if quiet else lambda text: told.print(text, markup=False))
-    for folder in [one.folder for one in looked.diagnosed] if looked.folder is not None else []:
+    for folder in (
+        [one.folder for one in looked.diagnosed] if looked.folder is not None else []
+    ):
         if folder is not None and folder.exists():
             write_reports(folder)
     if looked.folder is not None:
@@ -111,12 +114,13 @@ def _warm_up() -> None:
 
 
 def _bound(servers: int = 1) -> None:
-    """A hard limit on our own CPU and memory, inherited by py-spy: the server comes first.
+    """A hard limit on our own CPU and memory, inherited by py-spy: the server comes
+    first.
 
     ``servers``: that are looked at; each may cost as much.
 
-    The priority stays: an observer that waits for a processor takes its own lateness for the
-    server's (a healthy one was called failing on a busy machine, at nice 10).
+    The priority stays: an observer that waits for a processor takes its own lateness
+    for the server's (a healthy one was called failing on a busy machine, at nice 10).
     """
     import contextlib
     import resource
@@ -148,17 +152,18 @@ def _bound(servers: int = 1) -> None:
 def watch(asked: WatchCommand) -> None:
     """Check a live server with a real small inference, and diagnose it when that fails.
 
-    Each line has the server's state: starting, ready, live (but not ready) or not-live. After a
-    failed check the next one follows at once. The default deadline lets all of --failures end
-    within one interval, so that a hang whose process is observed is reported within two of them.
-    Liveness ends where a process was observed to have ended or to stand still, or after --stall; a
-    refusal, an error or a server that is busy ends readiness at most.
+    Each line has the server's state: starting, ready, live (but not ready) or not-live.
+    After a failed check the next one follows at once. The default deadline lets all of
+    --failures end within one interval, so that a hang whose process is observed is
+    reported within two of them. Liveness ends where a process was observed to have
+    ended or to stand still, or after --stall; a refusal, an error or a server that is
+    busy ends readiness at most.
 
-    Several servers, named or from --prometheus, are watched beside each other; when one fails, all
-    are diagnosed together, and without --http the watch ends.
+    Several servers, named or from --prometheus, are watched beside each other; when one
+    fails, all are diagnosed together, and without --http the watch ends.
 
-    Exit codes: 1 the server is not live; with --once, 0 it is. With --http it runs until it is
-    stopped.
+    Exit codes: 1 the server is not live; with --once, 0 it is. With --http it runs
+    until it is stopped.
 
     Example:  mmrepro watch http://127.0.0.1:8000 --http 9400
     """
@@ -176,7 +181,9 @@ def watch(asked: WatchCommand) -> None:
         look = partial(diagnosed, asked, write_reports) if asked.diagnose else None
         running = {"": _watch_of(asked, look)}
     else:
-        deadline = asked.deadline_s or default_deadline(asked.interval_s, asked.failures)
+        deadline = asked.deadline_s or default_deadline(
+            asked.interval_s, asked.failures
+        )
         together = Together(asked, write_reports, max(1.0, deadline))
         running = {}
         for url in servers(asked)[0]:
@@ -188,7 +195,13 @@ def watch(asked: WatchCommand) -> None:
     if server is not None:
         host, port = server.address
         text = f"serving /live, /ready and /metrics on {host}:{port}"
-        _event("", next(iter(running.values())).health.state, "http", text, as_json=asked.json)
+        _event(
+            "",
+            next(iter(running.values())).health.state,
+            "http",
+            text,
+            as_json=asked.json,
+        )
     live: dict[str, bool] = {}
 
     def run(name: str) -> None:
@@ -198,7 +211,9 @@ def watch(asked: WatchCommand) -> None:
                 one.stop()
 
     try:
-        threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in [*running][1:]]
+        threads = [
+            threading.Thread(target=run, args=(n,), daemon=True) for n in [*running][1:]
+        ]
         for thread in threads:
             thread.start()
         run(next(iter(running)))
@@ -248,4 +263,6 @@ def _event(server: str, state: str, kind: str, text: str, *, as_json: bool) -> N
         typer.echo(json.dumps(told | ({"server": server} if server else {})))
     else:
         text = f"{server}  {text}" if server else text
-        typer.echo(f"{datetime.now():%H:%M:%S}  {state:8}  {kind:9}  {one_line(text, 500)}")
+        typer.echo(
+            f"{datetime.now():%H:%M:%S}  {state:8}  {kind:9}  {one_line(text, 500)}"
+        )

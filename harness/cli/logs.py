@@ -17,21 +17,30 @@ from mmrepro.cli.options import command
 class LogsCommand(Command):
     COMMAND: ClassVar[str] = "logs"
     files: tuple[Path, ...] = option(
-        (), "Log files, folders of them, or - for the standard input.", "LOG…",
-        argument=True, required=True,
-    )  # fmt: skip
+        (),
+        "Log files, folders of them, or - for the standard input.",
+        "LOG…",
+        argument=True,
+        required=True,
+    )
     engine: str = common.ENGINE_NAME("auto", help="Engine that wrote them.")
     alone: bool = option(False, "Leave out the files that were rotated away from them.")
-    deadline: float = option(600.0, "Time to read.", "SECONDS", LIMITS, least=1, most=common.WEEK_S)
-    full: bool = common.FULL(False, help="Print counts, last words and what else there is.")
+    deadline: float = option(
+        600.0, "Time to read.", "SECONDS", LIMITS, least=1, most=common.WEEK_S
+    )
+    full: bool = common.FULL(
+        False, help="Print counts, last words and what else there is."
+    )
     json: bool = common.JSON(False)
 
 
 @command(LogsCommand)
 def logs(asked: LogsCommand) -> None:
-    """Read a server's logs: what ended it, which process first, when, and its last progress.
+    """Read a server's logs: what ended it, which process first, when, and its last
+    progress.
 
-    Exit status: 0 they were read; 2 nothing could be; 3 not to the end, or it is no log.
+    Exit status: 0 they were read; 2 nothing could be; 3 not to the end, or it is no
+    log.
 
     Example:  mmrepro logs /var/log/vllm/server.log
     """
@@ -39,7 +48,9 @@ def logs(asked: LogsCommand) -> None:
     from mmrepro.live.diagnose.log_reading import read_logs
 
     with while_reading():
-        read = read_logs(asked.files, asked.engine, alone=asked.alone, deadline_s=asked.deadline)
+        read = read_logs(
+            asked.files, asked.engine, alone=asked.alone, deadline_s=asked.deadline
+        )
     reading = published(read)
     if asked.json:
         emit(reading)

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="matrix",
-    help="Run many scenarios on many releases, keep the results, and report what changed.",
+    help=(
+        "Run many scenarios on many releases, keep the results, and report "
+        "what changed."
+    ),
     no_args_is_help=True,
 )
 
@@ -45,20 +48,21 @@ def quarantine_of(path: Path | None) -> Quarantine:
 @app.command(cls=DeclaredCommand)
 @command(MatrixRunCommand)
 def run(asked: MatrixRunCommand) -> None:
-    """Make a nightly run: every scenario on every release that is asked for, each in its own
-    process.
+    """Make a nightly run: every scenario on every release that is asked for, each in
+    its own process.
 
     The same command on the same day continues it; what has ended is kept.
     Exit codes: 0 all as expected; 1 an unexpected result; 3 inconclusive or left; 4
     infrastructure.
 
-    Example:  mmrepro matrix run --scenario ghost-key-eviction --releases boundary,newest
+    Example: mmrepro matrix run --scenario ghost-key-eviction --releases boundary,newest
     """
     raise typer.Exit(execute(asked))
 
 
 def execute(asked: MatrixRunCommand) -> ExitCode:
-    """Make the nightly run, or continue it, or print what it would be. Raises MmreproError."""
+    """Make the nightly run, or continue it, or print what it would be. Raises
+    MmreproError."""
     from mmrepro.campaign.cluster.where import placed
     from mmrepro.campaign.matrix.options import MatrixFile, load
     from mmrepro.campaign.matrix.plan import dry_run_of, night_of, planned_of
@@ -69,13 +73,18 @@ def execute(asked: MatrixRunCommand) -> ExitCode:
     from mmrepro.history.ledger import Ledger, read
 
     asked = released(asked)
-    asked, given = asked.under(load(asked.file) if asked.file is not None else MatrixFile())
+    asked, given = asked.under(
+        load(asked.file) if asked.file is not None else MatrixFile()
+    )
     settings = asked.over(given.matrix)
     folder = settings.out or Path(DEFAULT_OUT)
     console = console_for(asked)
     if asked.resume and (asked.scenarios or asked.night or asked.shard):
         raise UsageError(
-            "--resume goes on with the plan that is written down: no --scenario, --night, --shard.",
+            (
+                "--resume goes on with the plan that is written down: no --scenario, "
+                "--night, --shard."
+            ),
             hint=f"mmrepro matrix run --resume --out {shlex.quote(str(folder))}",
         )
     if asked.dry_run:
@@ -103,11 +112,14 @@ def execute(asked: MatrixRunCommand) -> ExitCode:
                 hint=f"mmrepro matrix run --scenario ghost-key-eviction --out {folder}",
             )
         excused = _excused(settings, newest, console)
-        return _print_ended(Ended(ledger.history, newest, folder, excused), asked, console)
+        return _print_ended(
+            Ended(ledger.history, newest, folder, excused), asked, console
+        )
 
 
 def _refuse_files(runs: NightRuns, asked: MatrixRunCommand) -> None:
-    """Raises UntrustedFile: the ledger, whoever wrote it, names a Python file to be run."""
+    """Raises UntrustedFile: the ledger, whoever wrote it, names a Python file to be
+    run."""
     from mmrepro.scenario.registry import is_file_name, known_scenario
 
     for planned in runs.planned.values():
@@ -127,7 +139,12 @@ def _run(
     console: Console,
 ) -> ExitCode:
     from mmrepro.base.errors import NoPlaceLeft
-    from mmrepro.campaign.matrix.session import Measured, Nightly, Slicing, night_options
+    from mmrepro.campaign.matrix.session import (
+        Measured,
+        Nightly,
+        Slicing,
+        night_options,
+    )
     from mmrepro.cli.campaign import conduct
     from mmrepro.failure.documents.ledger import NightState
     from mmrepro.reports.nightly import write_night
@@ -142,7 +159,10 @@ def _run(
         return where.places(
             say,
             options,
-            device=max((planned.cell.device for planned in runs.planned.values()), default="cpu"),
+            device=max(
+                (planned.cell.device for planned in runs.planned.values()),
+                default="cpu",
+            ),
             disk=settings.disk,
             kept=folder / f".disk-{runs.night.id}.json",
             needs=given.cluster,
@@ -150,7 +170,9 @@ def _run(
 
     idle = not policy.todo and runs.night.state is NightState.COMPLETE
     try:
-        conduct(policy, places, console, asked, budget_s=asked.budget_s or settings.max_time)
+        conduct(
+            policy, places, console, asked, budget_s=asked.budget_s or settings.max_time
+        )
     except (KeyboardInterrupt, NoPlaceLeft):
         write_night(ledger.history, runs, folder, excused)
         raise
@@ -215,7 +237,9 @@ def _line(console: Console, text: str, style: str = "") -> None:
     console.print(text, style=style, highlight=False, soft_wrap=True)
 
 
-def _excused(settings: MatrixRunCommand, runs: NightRuns, console: Console) -> Quarantine:
+def _excused(
+    settings: MatrixRunCommand, runs: NightRuns, console: Console
+) -> Quarantine:
     loaded = quarantine_of(settings.quarantine)
     for warning in loaded.warnings(list(runs.cells.values()), runs.night.created.wall):
         _line(console, warning, "yellow")
@@ -241,11 +265,17 @@ def _print_dry_run(made: DryRun, console: Console) -> None:
     cells = sum(len(group.cells) for group in made.groups)
     places = f"{count(cells, 'job')} in {count(len(made.groups), 'environment')}"
     text = f"Nightly run {made.night}: {places}, {count(made.runs, 'run')}"
-    text += f", about {duration(made.seconds)}." if made.runs else ": nothing is left to run."
+    text += (
+        f", about {duration(made.seconds)}."
+        if made.runs
+        else ": nothing is left to run."
+    )
     if made.download_bytes:
         text += f" About {size(made.download_bytes)} are unpacked first, at most."
     _line(console, text)
-    for why in dict.fromkeys(c.seconds_from for g in made.groups for c in g.cells if c.runs):
+    for why in dict.fromkeys(
+        c.seconds_from for g in made.groups for c in g.cells if c.runs
+    ):
         _line(console, f"Times: {why}.")
     for note in made.notes:
         _line(console, f"Left out: {note}.")
@@ -318,7 +348,8 @@ class MatrixDiffCommand(Command):
 def diff(asked: MatrixDiffCommand) -> None:
     """Show what changed from one nightly run to another.
 
-    Exit codes: 0 nothing that alarms; 1 a bug came back, a drift, a flaky cell, another failure.
+    Exit codes: 0 nothing that alarms; 1 a bug came back, a drift, a flaky cell, another
+    failure.
 
     Example:  mmrepro matrix diff nights 2026-11-21 2026-11-22
     """
@@ -357,7 +388,11 @@ class MatrixHistoryCommand(Command):
     COMMAND: ClassVar[str] = "matrix history"
     ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
     scenario: str = option(
-        "", "Only the jobs of this scenario.", "NAME", configurable=False, names="scenario"
+        "",
+        "Only the jobs of this scenario.",
+        "NAME",
+        configurable=False,
+        names="scenario",
     )
     json: bool = common.JSON(False)
 
@@ -391,8 +426,12 @@ class MatrixMergeCommand(Command):
         argument=True,
         required=True,
     )
-    out: Path = common.OUT(Path(), help="The ledger that they are added to.", required=True)
-    incidents: bool = option(True, "Copy the incidents as well.", name="--incidents/--no-incidents")
+    out: Path = common.OUT(
+        Path(), help="The ledger that they are added to.", required=True
+    )
+    incidents: bool = option(
+        True, "Copy the incidents as well.", name="--incidents/--no-incidents"
+    )
     quarantine: Path | None = common.QUARANTINE(None)
 
 

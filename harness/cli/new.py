@@ -1,5 +1,5 @@
-"""``mmrepro new``: a scenario that runs, for somebody to fill in, or one that sends the case of a
-finding of ``mmrepro replay``."""
+"""``mmrepro new``: a scenario that runs, for somebody to fill in, or one that sends the
+case of a finding of ``mmrepro replay``."""
 
 import re
 import shlex
@@ -20,14 +20,20 @@ from mmrepro.cli.options import command
 class NewCommand(Command):
     COMMAND: ClassVar[str] = "new"
     scenario: str = option(
-        "", "Its name: small letters, digits, dashes.", "SCENARIO", argument=True, required=True
+        "",
+        "Its name: small letters, digits, dashes.",
+        "SCENARIO",
+        argument=True,
+        required=True,
     )
     engine: str = common.ENGINE_NAME("", configurable=False)
-    release: str = common.RELEASE("", shown="the known scenarios' last", configurable=False)
+    release: str = common.RELEASE(
+        "", shown="the known scenarios' last", configurable=False
+    )
     source: Path | None = option(
         None,
-        "Write the scenario of this finding of mmrepro replay: its folder, or the replay's folder, "
-        "number, id, or last.",
+        "Write the scenario of this finding of mmrepro replay: its folder, or the "
+        "replay's folder, number, id, or last.",
         "FINDING",
         name="--from",
         names="finding",
@@ -53,13 +59,20 @@ def new(asked: NewCommand) -> None:
 
     Example:  mmrepro new odd-image --engine minivllm
     """
-    engine, release, files, lines = _blank(asked) if asked.source is None else _from(asked)
+    engine, release, files, lines = (
+        _blank(asked) if asked.source is None else _from(asked)
+    )
     # A path where it would be read as a name.
     file = str(files[0]) if files[0].is_absolute() else f"./{files[0]}"
     following = f"mmrepro run {shlex.quote(file)}"
     if asked.json:
         names = [str(file) for file in files]
-        facts = {"scenario": asked.scenario, "engine": engine, "release": release, "files": names}
+        facts = {
+            "scenario": asked.scenario,
+            "engine": engine,
+            "release": release,
+            "files": names,
+        }
         emit({**facts, "next": following}, "new")
         return
     for line in (*lines, f"Next: {following}"):
@@ -71,7 +84,8 @@ Written = tuple[str, str, tuple[Path, ...], tuple[str, ...]]
 
 
 def _blank(asked: NewCommand) -> Written:
-    """Raises UsageError: a bad name, no such engine, no such release, or a file is there."""
+    """Raises UsageError: a bad name, no such engine, no such release, or a file is
+    there."""
     from mmrepro.base.machine.files import write_file
     from mmrepro.engines import get_engine
     from mmrepro.engines.environments.build import doubt
@@ -85,7 +99,9 @@ def _blank(asked: NewCommand) -> Written:
         )
     _check_name(name)
     adapter = get_engine(engine)
-    unsure = doubt(adapter.environment_spec(asked.release, "cpu")) if asked.release else ""
+    unsure = (
+        doubt(adapter.environment_spec(asked.release, "cpu")) if asked.release else ""
+    )
     last = last_known(engine)
     facts = {
         "name": name,
@@ -112,9 +128,19 @@ def _blank(asked: NewCommand) -> Written:
         release,
         files,
         (
-            f"{files[0]}: a scenario of {engine} {release} that runs and finds nothing.",
-            f"{files[1]}: red until its TODOs are filled in and runs of it are recorded.",
-            *([f"Whether there is a release {release} is not known: {unsure}"] if unsure else []),
+            (
+                f"{files[0]}: a scenario of {engine} {release} that runs and finds "
+                "nothing."
+            ),
+            (
+                f"{files[1]}: red until its TODOs are filled in and runs of it are "
+                "recorded."
+            ),
+            *(
+                [f"Whether there is a release {release} is not known: {unsure}"]
+                if unsure
+                else []
+            ),
         ),
     )
 
@@ -122,9 +148,8 @@ def _blank(asked: NewCommand) -> Written:
 def _from(asked: NewCommand) -> Written:
     """Write the scenario of a finding, and the folder with its case beside it.
 
-    Raises:
-        BadIncident: ``asked.source`` is no finding.
-        UsageError: --engine or --release are given, it has no traffic that a scenario could send,
+    Raises: BadIncident: ``asked.source`` is no finding. UsageError: --engine or
+        --release are given, it has no traffic that a scenario could send,
             its server has what a file may not set, or a file is there.
         UnwritableOutput: they cannot be written.
     """
@@ -138,7 +163,10 @@ def _from(asked: NewCommand) -> Written:
     source, name = asked.source, asked.scenario
     if asked.engine or asked.release:
         raise UsageError(
-            "--from says which engine and release it is of: --engine and --release are not given.",
+            (
+                "--from says which engine and release it is of: --engine and "
+                "--release are not given."
+            ),
             hint=f"mmrepro new {name} --from {source}",
         )
     _check_name(name)
@@ -146,12 +174,18 @@ def _from(asked: NewCommand) -> Written:
     finding, case = found.finding, found.case
     if case is None or not case.operations:
         raise UsageError(
-            f"{source} has no requests that a scenario could send: {finding.finding_class}.",
+            (
+                f"{source} has no requests that a scenario could send: "
+                f"{finding.finding_class}."
+            ),
             hint=f"mmrepro report {source}",
         )
     # A model that is none of the tiny ones is not named in what is written.
     refuse_unlisted(case.server, source, ("model",), command=f"mmrepro replay {source}")
-    files = file, folder = asked.out / f"{asked.module}.py", asked.out / f"{asked.module}_case"
+    files = file, folder = (
+        asked.out / f"{asked.module}.py",
+        asked.out / f"{asked.module}_case",
+    )
     text = _filled("scenario_from.py.j2", scenario_facts(finding, case, name))
     contents = read_contents(case, found.folder)
 
@@ -167,7 +201,10 @@ def _from(asked: NewCommand) -> Written:
         server.release,
         files,
         (
-            f"{file}: a scenario of {server.engine} {server.release} that sends the case.",
+            (
+                f"{file}: a scenario of {server.engine} {server.release} that sends "
+                "the case."
+            ),
             f"{folder}: the case, {finding.requests} requests.",
         ),
     )
@@ -207,7 +244,10 @@ def _check_name(name: str) -> None:
 
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise UsageError(
-            f"{name!r} is no name of a scenario: small letters, digits and dashes make one.",
+            (
+                f"{name!r} is no name of a scenario: small letters, digits and dashes "
+                "make one."
+            ),
             hint="mmrepro new odd-image --engine minivllm",
         )
     module = name.replace("-", "_")
@@ -217,7 +257,9 @@ def _check_name(name: str) -> None:
             hint=f"mmrepro new {name}-failure --engine vllm",
         )
     if name in scenario_names():
-        raise UsageError(f"There is a scenario {name} already.", hint=f"mmrepro show {name}")
+        raise UsageError(
+            f"There is a scenario {name} already.", hint=f"mmrepro show {name}"
+        )
 
 
 def _filled(template: str, facts: dict[str, Any]) -> str:
@@ -232,6 +274,7 @@ def _filled(template: str, facts: dict[str, Any]) -> str:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    # What a finding's file says is data, whoever wrote it: in the scenario it is a literal.
+    # What a finding's file says is data, whoever wrote it: in the scenario it is a
+    # literal.
     environment.filters["literal"] = partial(json.dumps, ensure_ascii=False)
     return environment.get_template(template).render(facts)

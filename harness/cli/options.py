@@ -1,8 +1,8 @@
 """From the declared options of a command to its parameters, and back to its dataclass.
 
-A value is taken from the command line, else from a variable, else from ``mmrepro.toml``. An
-incident or a campaign may be named by its number, its id or ``last``.
-"""
+A value is taken from the command line, else from a variable, else from
+``mmrepro.toml``. An incident or a campaign may be named by its number, its id or
+``last``."""
 
 import inspect
 import os
@@ -31,13 +31,15 @@ from typer.core import TyperCommand
 
 C = TypeVar("C", bound=Command)
 AFTER_DASHES = "after --"
-"""Where a command keeps what follows ``--``, if it has a plain field ``child``: another command."""
+"""Where a command keeps what follows ``--``, if it has a plain field ``child``: another
+command."""
 PLACES = ("incident", "campaign", "unfinished", "finding", "record")
 """Kinds of :attr:`Option.names` that lie in folders here."""
 
 
 def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None]]:
-    """Decorate the function of a command: it gets a ``made``, and typer a parameter per option."""
+    """Decorate the function of a command: it gets a ``made``, and typer a parameter per
+    option."""
 
     def decorate(execute: Callable[[C], None]) -> Callable[..., None]:
         @wraps(execute)
@@ -69,7 +71,9 @@ def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
     for one in declared(made):
         source = ctx.get_parameter_source(one.field)
         configured = ctx.default_map
-        below = configured.origin(one.field) if isinstance(configured, Configured) else None
+        below = (
+            configured.origin(one.field) if isinstance(configured, Configured) else None
+        )
         if source is not None and source.name == "COMMANDLINE":
             origins[one.field] = Origin.OVER if below else Origin.WORD
         elif below:
@@ -81,7 +85,9 @@ def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
         if one.option.read:
             values[one.field] = one.option.read(value)
         elif one.several:
-            values[one.field] = tuple(dict.fromkeys(value) if one.option.distinct else value)
+            values[one.field] = tuple(
+                dict.fromkeys(value) if one.option.distinct else value
+            )
         if one.option.names in PLACES:
             from mmrepro.failure.documents.here import place
 
@@ -116,7 +122,9 @@ def _parameter(one: Declared) -> inspect.Parameter:
         typer.Argument(**common)
         if option.argument
         else typer.Option(
-            *filter(None, (one.name, option.short)), rich_help_panel=option.group, **common
+            *filter(None, (one.name, option.short)),
+            rich_help_panel=option.group,
+            **common,
         )
     )
     return inspect.Parameter(
@@ -128,7 +136,8 @@ def _parameter(one: Declared) -> inspect.Parameter:
 
 
 def _ranks_apart(words: Sequence[str]) -> Iterator[str]:
-    """``--tensor-parallel-size 2``, which is the server's own, as two ``--server-arg``."""
+    """``--tensor-parallel-size 2``, which is the server's own, as two
+    ``--server-arg``."""
     names = {name for some in RANK_OPTIONS.values() for name in some}
     left = iter(words)
     for word in left:
@@ -162,7 +171,8 @@ def _completion(kind: str) -> Callable[..., list[Any]]:
 
 
 def _known(kind: str) -> Iterator[str]:
-    """Names of that kind, for a shell. No scenario is loaded for them: that takes too long."""
+    """Names of that kind, for a shell. No scenario is loaded for them: that takes too
+    long."""
     if kind == "scenario":
         from importlib.metadata import entry_points
 
@@ -174,8 +184,11 @@ def _known(kind: str) -> Iterator[str]:
     elif kind == "release":
         from mmrepro.scenarios.data import recorded_releases
 
-        # What stands before an option is not parsed yet: the line itself says which engine.
-        line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+        # What stands before an option is not parsed yet: the line itself says which
+        # engine.
+        line = os.environ.get("COMP_WORDS") or os.environ.get(
+            "_TYPER_COMPLETE_ARGS", ""
+        )
         yield from recorded_releases(line.split())
     else:
         from mmrepro.failure.documents.here import names
@@ -198,8 +211,8 @@ def _resumed(words: list[str]) -> str:
 
 
 class DeclaredCommand(TyperCommand):
-    """A command whose parameters are declared options: its help is grouped, and what the command
-    line does not say is looked for in variables and in ``mmrepro.toml``."""
+    """A command whose parameters are declared options: its help is grouped, and what
+    the command line does not say is looked for in variables and in ``mmrepro.toml``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         made = getattr(self.callback, "options", None)
@@ -207,22 +220,31 @@ class DeclaredCommand(TyperCommand):
             from mmrepro.cli.app import COMMANDS
 
             ctx.default_map = Configured(made, partial(self._check, ctx), COMMANDS)
-        if made is not None and any(one.field == "server_args" for one in declared(made)):
+        if made is not None and any(
+            one.field == "server_args" for one in declared(made)
+        ):
             args = [*_ranks_apart(args)]
         dashes = [at for at, word in enumerate(args) if word == "--"]
         if hasattr(made, "child") and dashes:
-            at = dashes[:2][-1]  # of two, the first is for arguments that begin with a dash
+            at = dashes[:2][
+                -1
+            ]  # of two, the first is for arguments that begin with a dash
             ctx.meta[AFTER_DASHES], args = tuple(args[at + 1 :]), args[:at]
         words = [*args]  # the parser empties it
         try:
             return super().parse_args(ctx, args)
-        except Exception as raised:  # the command line's own: typer has no public class of them
+        except (
+            Exception
+        ) as raised:  # the command line's own: typer has no public class of them
             error: Any = raised
             if hasattr(error, "possibilities"):
                 known = [name for one in self.params for name in one.opts]
                 error.possibilities = None
                 error.message += "." + did_you_mean(error.option_name, known)
-            elif made is not None and (wrong := getattr(error, "param", None)) is not None:
+            elif (
+                made is not None
+                and (wrong := getattr(error, "param", None)) is not None
+            ):
                 one = next(one for one in declared(made) if one.field == wrong.name)
                 if not error.message and (folder := _resumed(words)):
                     raise UsageError(
@@ -230,7 +252,9 @@ class DeclaredCommand(TyperCommand):
                         hint=shlex.join(["mmrepro", "resume", folder]),
                     ) from None
                 if error.message:  # of an option that is missing typer says all itself
-                    error.message = error.message.removeprefix("Value error, ").rstrip(".") + "."
+                    error.message = (
+                        error.message.removeprefix("Value error, ").rstrip(".") + "."
+                    )
                 for word in (word.rpartition("=")[2] for word in words):
                     if repr(word) in error.message:
                         error.message += did_you_mean(word, _choices(one))
@@ -241,13 +265,18 @@ class DeclaredCommand(TyperCommand):
         parameter.process_value(ctx, value)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        ctx.default_map = None  # mmrepro's own defaults are shown, and no file is read for it
+        ctx.default_map = (
+            None  # mmrepro's own defaults are shown, and no file is read for it
+        )
         lines: dict[str, list[tuple[str, str]]] = {}
         for one in self.get_params(ctx):
             if (record := one.get_help_record(ctx)) is not None:
                 group = getattr(one, "rich_help_panel", None) or OUTPUT
                 if one.param_type_name == "argument":
-                    group, record = "Arguments", (record[0].partition(" <")[0], record[1])
+                    group, record = (
+                        "Arguments",
+                        (record[0].partition(" <")[0], record[1]),
+                    )
                 lines.setdefault(group, []).append(record)
         for heading in ("Arguments", *GROUPS):
             if heading in lines:

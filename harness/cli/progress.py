@@ -1,4 +1,5 @@
-"""Live progress: one line a stage with its time, the latest event below. Little off a terminal."""
+"""Live progress: one line a stage with its time, the latest event below. Little off a
+terminal."""
 
 import sys
 import threading
@@ -21,8 +22,8 @@ from rich.text import Text
 class LiveView(ABC):
     """Redraws itself on a terminal from ``with`` until its end; nothing off a terminal.
 
-    What ``_draw`` reads is written under ``_lock``: events arrive in threads of their own.
-    """
+    What ``_draw`` reads is written under ``_lock``: events arrive in threads of their
+    own."""
 
     def __init__(self, console: Console, *, per_second: int, transient: bool) -> None:
         self.console = console
@@ -64,8 +65,8 @@ class LiveView(ABC):
 class Progress(LiveView):
     """Listens to a run's events and draws them on ``console`` while the run lasts.
 
-    Off a terminal the building of an environment is reported on stderr: it takes minutes.
-    """
+    Off a terminal the building of an environment is reported on stderr: it takes
+    minutes."""
 
     def __init__(self, console: Console, title: str, *, verbose: bool = False) -> None:
         super().__init__(console, per_second=8, transient=False)
@@ -80,7 +81,9 @@ class Progress(LiveView):
             if not self.console.is_terminal:
                 self._build(one_line(event.text, 200))
             elif event.source == BUILD_NOTICE:
-                self.console.print(one_line(event.text, 200), highlight=False, markup=False)
+                self.console.print(
+                    one_line(event.text, 200), highlight=False, markup=False
+                )
         elif self._verbose:
             self._on_stderr(f"{event.source}: {event.text}")
         if event.source == "stage":
@@ -113,11 +116,19 @@ class Progress(LiveView):
             table = Table.grid(padding=(0, 2))
             for index, (name, began) in enumerate(self._stages):
                 last = index + 1 == len(self._stages)
-                until = self._stages[index + 1][1] if not last else self._ended or time.monotonic()
+                until = (
+                    self._stages[index + 1][1]
+                    if not last
+                    else self._ended or time.monotonic()
+                )
                 running = last and not self._ended
-                mark: RenderableType = Spinner("dots") if running else Text("✓", style="green")
+                mark: RenderableType = (
+                    Spinner("dots") if running else Text("✓", style="green")
+                )
                 table.add_row(mark, name, Text(f"{until - began:6.1f} s", style="dim"))
             parts: list[RenderableType] = [Text(self.title, style="bold"), table]
             if self._latest:
-                parts.append(Text(self._latest, style="dim", overflow="ellipsis", no_wrap=True))
+                parts.append(
+                    Text(self._latest, style="dim", overflow="ellipsis", no_wrap=True)
+                )
             return Group(*parts)

@@ -1,5 +1,5 @@
-"""``mmrepro replay`` and ``mmrepro fuzz``: recorded or generated requests on fresh engines, what is
-wrong, and the few requests that show it."""
+"""``mmrepro replay`` and ``mmrepro fuzz``: recorded or generated requests on fresh
+engines, what is wrong, and the few requests that show it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 def replay(asked: ReplayCommand) -> None:
     """Replay recorded traffic on a fresh engine, notice what is wrong, and shrink it.
 
-    It talks to servers that it started itself, never to the recording's. Exit codes: 0 nothing
-    unknown; 1 an unknown failure, confirmed; 3 not confirmed, or all was refused; 4 infrastructure.
+    It talks to servers that it started itself, never to the recording's. Exit codes: 0
+    nothing unknown; 1 an unknown failure, confirmed; 3 not confirmed, or all was
+    refused; 4 infrastructure.
 
     Example:  mmrepro replay night.har --engine vllm --release 0.23.0
     """
@@ -35,11 +36,17 @@ def replay(asked: ReplayCommand) -> None:
 
     asked = box_there(released(asked, asked.engine), "--no-box")
     named = {"engine": asked.engine} if asked.engine else {}
-    asked = replace(asked, server=server_wanted(asked.file, asked.resume, named | asked.asked))
+    asked = replace(
+        asked, server=server_wanted(asked.file, asked.resume, named | asked.asked)
+    )
 
     def begin() -> Replaying:
         made = Replaying(asked, write=write_replay)
-        for said in [] if asked.quiet or asked.resume else origin(made.case.origin, changed=True):
+        for said in (
+            []
+            if asked.quiet or asked.resume
+            else origin(made.case.origin, changed=True)
+        ):
             typer.echo(said, err=True)
         return made
 
@@ -48,10 +55,12 @@ def replay(asked: ReplayCommand) -> None:
 
 @command(FuzzCommand)
 def fuzz(asked: FuzzCommand) -> None:
-    """Look for failures that nobody has reported: generate requests, and judge the answers.
+    """Look for failures that nobody has reported: generate requests, and judge the
+    answers.
 
-    It talks to servers that it started itself, and claims nothing absent. Exit codes: 0 nothing
-    unknown; 1 an unknown failure, confirmed; 3 observed but not confirmed; 4 infrastructure.
+    It talks to servers that it started itself, and claims nothing absent. Exit codes: 0
+    nothing unknown; 1 an unknown failure, confirmed; 3 observed but not confirmed; 4
+    infrastructure.
 
     Example:  mmrepro fuzz vllm --release 0.23.0 --budget 10m
     """
@@ -77,9 +86,8 @@ CommandT = TypeVar("CommandT", ReplayCommand, ReproCommand, FuzzCommand)
 def box_there(asked: CommandT, without: str) -> CommandT:
     """The command, with a box that holds; on a terminal its user may do without one.
 
-    ``without``: the option that says so beforehand. Raises NoBox: there is none here, and nobody
-    said that it may be done without.
-    """
+    ``without``: the option that says so beforehand. Raises NoBox: there is none here,
+    and nobody said that it may be done without."""
     from mmrepro.base.box import NoBox, require_box
     from mmrepro.cli.console import at_terminal
 
@@ -91,7 +99,9 @@ def box_there(asked: CommandT, without: str) -> CommandT:
         if asked.json or not at_terminal():
             raise
         typer.echo(error.message, err=True)
-        question = "Have you read all that is run, and shall it have your files and network?"
+        question = (
+            "Have you read all that is run, and shall it have your files and network?"
+        )
         if not typer.confirm(question, default=False, err=True):
             raise
         return replace(asked, box=False)
@@ -99,7 +109,8 @@ def box_there(asked: CommandT, without: str) -> CommandT:
 
 
 def device_there(asked: ReplayCommand | FuzzCommand) -> str:
-    """The device, which is looked at before a folder is made or anything is downloaded. Raises
+    """The device, which is looked at before a folder is made or anything is downloaded.
+    Raises
     GpuUnavailable: it is a GPU, and none is free on this machine."""
     from mmrepro.base.machine.gpu import take
 
@@ -130,8 +141,12 @@ def conduct_search(
     if asked.server.engine:
         get_engine(asked.server.engine).given(asked.server.args)
     session = begin()
-    new = None if servers else session.folder  # a report that was read is not thrown away
-    announce_servers(asked, servers or [(asked.server.engine, asked.server.release)], new=new)
+    new = (
+        None if servers else session.folder
+    )  # a report that was read is not thrown away
+    announce_servers(
+        asked, servers or [(asked.server.engine, asked.server.release)], new=new
+    )
     made = carry_out(session, kind, asked, TrialOptions(), jobs=jobs, device=device)
     failed = made.state == "failed"
     raise typer.Exit(ExitCode.INFRASTRUCTURE if failed else ExitCode(made.exit_code))

@@ -1,4 +1,5 @@
-"""What is made again of records on disk: ``mmrepro report``, ``judge``, ``bundle``, ``schema``."""
+"""What is made again of records on disk: ``mmrepro report``, ``judge``, ``bundle``,
+``schema``."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def page_of(place: Path) -> Path:
     return page if is_file(page) else write_reports(place)[1]
 
 
-# ---------------------------------------------------------------- mmrepro report, mmrepro schema
+# ------------------------------------------------------- mmrepro report, mmrepro schema
 
 
 UPSTREAM = "upstream-test"
@@ -53,13 +54,14 @@ class ReportCommand(Command):
     COMMAND: ClassVar[str] = "report"
     incident: Path = common.PLACE(
         Path(),
-        help="Incident, ablation, bisection, replay, finding or fuzz session: its folder, number, "
-        "id, or last; or a bundle.",
+        help="Incident, ablation, bisection, replay, finding or fuzz session: its "
+        "folder, number, id, or last; or a bundle.",
     )
     format: str = option(
         "md",
-        "What to print on stdout; text: the end screen; issue: the engine's own bug-report form; "
-        "upstream-test: a finding as a test for the engine's own tree, once it was run.",
+        "What to print on stdout; text: the end screen; issue: the engine's own "
+        "bug-report form; upstream-test: a finding as a test for the engine's own "
+        "tree, once it was run.",
         group=OUTPUT,
         choices=FORMATS,
     )
@@ -74,7 +76,10 @@ class ReportCommand(Command):
     )
     run: bool = option(
         True,
-        "For upstream-test: run it before it is printed, where the finding is and on --good.",
+        (
+            "For upstream-test: run it before it is printed, where the finding is and "
+            "on --good."
+        ),
         group=OUTPUT,
         name="--run/--no-run",
         configurable=False,
@@ -110,12 +115,15 @@ def report(asked: ReportCommand) -> None:
         text = _upstream(asked, loaded)
     else:
         place = asked.incident
-        text = render(kind, loaded, asked.format, place if place.is_dir() else place.parent)
+        text = render(
+            kind, loaded, asked.format, place if place.is_dir() else place.parent
+        )
     typer.echo(text.rstrip("\n"))
 
 
 def _issue(kind: Kind[Any], loaded: object, folder: Path) -> str:
-    """The engine's own form, filled in. Raises UsageError: ``loaded`` is no single failure."""
+    """The engine's own form, filled in. Raises UsageError: ``loaded`` is no single
+    failure."""
     from mmrepro.base.errors import UsageError
     from mmrepro.failure.documents import Incident
     from mmrepro.failure.documents.finding import LoadedFinding
@@ -127,16 +135,25 @@ def _issue(kind: Kind[Any], loaded: object, folder: Path) -> str:
     if isinstance(loaded, LoadedFinding):
         return finding_issue(loaded)
     if isinstance(loaded, Replay):
-        raise _of_one([folder / finding.folder for finding in loaded.findings], "a replay", folder)
+        raise _of_one(
+            [folder / finding.folder for finding in loaded.findings], "a replay", folder
+        )
     if isinstance(loaded, Fuzz):
-        raise _of_one([folder / found.folder for found in loaded.found], "a session", folder)
+        raise _of_one(
+            [folder / found.folder for found in loaded.found], "a session", folder
+        )
     raise UsageError(
-        f"{kind.name.capitalize()} is no bug report: give an incident's folder, or a finding's.",
+        (
+            f"{kind.name.capitalize()} is no bug report: give an incident's folder, or "
+            "a finding's."
+        ),
         hint=f"mmrepro report {folder} --format md",
     )
 
 
-def _of_one(findings: list[Path], name: str, folder: Path, format: str = "issue") -> UsageError:
+def _of_one(
+    findings: list[Path], name: str, folder: Path, format: str = "issue"
+) -> UsageError:
     from mmrepro.base.errors import UsageError
 
     first = findings[0] if findings else folder / "f1"
@@ -209,12 +226,15 @@ DOCUMENTS = {
 @dataclass(frozen=True)
 class SchemaCommand(Command):
     COMMAND: ClassVar[str] = "schema"
-    of: str = option("incident", "Which document.", group=OUTPUT, choices=tuple(DOCUMENTS))
+    of: str = option(
+        "incident", "Which document.", group=OUTPUT, choices=tuple(DOCUMENTS)
+    )
 
 
 @command(SchemaCommand)
 def schema(asked: SchemaCommand) -> None:
-    """Print the JSON Schema of incident.json, of a case, or of another document of mmrepro's.
+    """Print the JSON Schema of incident.json, of a case, or of another document of
+    mmrepro's.
 
     Example:  mmrepro schema > incident.schema.json
     """
@@ -246,16 +266,19 @@ class JudgeCommand(Command):
         names="scenario",
     )
     trust: bool = common.TRUST(False)
-    verbose: bool = common.VERBOSE(False, help="Print all conditions, those as recorded as well.")
+    verbose: bool = common.VERBOSE(
+        False, help="Print all conditions, those as recorded as well."
+    )
     json: bool = common.JSON(False)
 
 
 @command(JudgeCommand)
 def judge(asked: JudgeCommand) -> None:
-    """Judge recorded evidence again, without an engine: each condition and claim, then and now.
+    """Judge recorded evidence again, without an engine: each condition and claim, then
+    and now.
 
-    It is how a signature is improved on runs that were made, and how a stranger checks a verdict.
-    Exit code 1: a verdict is another one than was recorded.
+    It is how a signature is improved on runs that were made, and how a stranger checks
+    a verdict. Exit code 1: a verdict is another one than was recorded.
 
     Example:  mmrepro judge incidents/ghost-key-eviction-0.23.0-20261121-030000
     """
@@ -277,8 +300,8 @@ def judge(asked: JudgeCommand) -> None:
 def _scenario(incident: Incident, asked: JudgeCommand) -> Any:
     """Raises UsageError: it is none of those that are known, and none was given.
 
-    A file that the incident names is never run: whoever wrote the incident chose that name.
-    """
+    A file that the incident names is never run: whoever wrote the incident chose that
+    name."""
     from mmrepro.base.errors import UnknownScenario, UntrustedFile
     from mmrepro.scenario.registry import as_run
 
@@ -294,7 +317,9 @@ def _scenario(incident: Incident, asked: JudgeCommand) -> Any:
         ) from error
 
 
-def _print_judged(judged: list[tuple[Path, Incident, Rejudged]], *, every: bool) -> None:
+def _print_judged(
+    judged: list[tuple[Path, Incident, Rejudged]], *, every: bool
+) -> None:
     from mmrepro.base.text.sanitize import plain
     from rich.console import Console
     from rich.markup import escape
@@ -304,7 +329,9 @@ def _print_judged(judged: list[tuple[Path, Incident, Rejudged]], *, every: bool)
         now = found.now.outcome.value
         if found.differs:
             now = f"[bold red]{found.then.outcome.value} → {now}[/]"
-        parts = f"{len(found.changes)} of {len(found.parts)} conditions and claims differ"
+        parts = (
+            f"{len(found.changes)} of {len(found.parts)} conditions and claims differ"
+        )
         if not found.changes:
             parts = f"as recorded, with all {len(found.parts)} conditions and claims"
         out.print(f"{escape(plain(path.name))}  {now}  {parts}")
@@ -317,13 +344,16 @@ def _print_judged(judged: list[tuple[Path, Incident, Rejudged]], *, every: bool)
         if rows:
             out.print(table(("", "", "then", "now", "observed"), rows))
         if every and found.parts:
-            out.print(escape(plain(f"{found.now.outcome.value}: {found.now.explanation}")))
+            out.print(
+                escape(plain(f"{found.now.outcome.value}: {found.now.explanation}"))
+            )
     if len(judged) > 1:
         other = sum(found.differs for _, _, found in judged)
         alone = sum(bool(found.changes) and not found.differs for _, _, found in judged)
         out.print(
-            f"{len(judged)} judged again: {len(judged) - other - alone} as recorded, {other} with "
-            f"another verdict, {alone} with other conditions or claims alone"
+            f"{len(judged)} judged again: {len(judged) - other - alone} as recorded, "
+            f"{other} with another verdict, {alone} with other conditions or claims "
+            "alone"
         )
 
 
@@ -342,7 +372,9 @@ class BundleCommand(Command):
     out: Path | None = common.OUT(
         None, help="The file to write.", metavar="FILE", shown="NAME-OF-DIR.zip"
     )
-    max_mib: float = option(10.0, "Largest size of the file.", "MIB", OUTPUT, least=0.1, most=1024)
+    max_mib: float = option(
+        10.0, "Largest size of the file.", "MIB", OUTPUT, least=0.1, most=1024
+    )
     secrets_file: Path | None = option(
         None, "Texts to replace wherever they occur, one a line.", "FILE", OUTPUT
     )
@@ -354,12 +386,13 @@ class BundleCommand(Command):
 def bundle(asked: BundleCommand) -> None:
     """Pack an incident or a replay into one file: redacted, listed, checksummed, small.
 
-    A replay's texts and images are replaced by random ones of the same lengths. Read the file
-    with mmrepro report FILE.zip. Look at it before you publish it: a pattern knows keys, tokens,
-    prompts, images, addresses and user names, not every secret there is.
+    A replay's texts and images are replaced by random ones of the same lengths. Read
+    the file with mmrepro report FILE.zip. Look at it before you publish it: a pattern
+    knows keys, tokens, prompts, images, addresses and user names, not every secret
+    there is.
 
-    Exit status: 0 the file is written; 2 it is not: there is no incident, a file of that name is
-    there, what has to be in it is too large, or it cannot be written.
+    Exit status: 0 the file is written; 2 it is not: there is no incident, a file of
+    that name is there, what has to be in it is too large, or it cannot be written.
 
     Example:  mmrepro bundle incidents/ghost-key-eviction-0.23.0-20261121-030000
     """
@@ -396,7 +429,8 @@ def _typed(name: str) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    """Raises UsageError: it cannot be read, or has more than can be looked for everywhere."""
+    """Raises UsageError: it cannot be read, or has more than can be looked for
+    everywhere."""
     from mmrepro.base.machine.files import read_file
 
     try:
@@ -422,16 +456,23 @@ def _print_bundle(target: Path, manifest: BundleManifest) -> None:
 
     dumps = [entry for entry in manifest.files if "-stacks-" in entry.name]
     rows = [
-        (escape(one.name), str(one.bytes), str(one.redactions or ""), one.sha256[:12],
-         escape(one.note))
+        (
+            escape(one.name),
+            str(one.bytes),
+            str(one.redactions or ""),
+            one.sha256[:12],
+            escape(one.note),
+        )
         for one in manifest.files
         if one not in dumps[1:]
-    ]  # fmt: skip
+    ]
     if len(dumps) > 1:
         size = sum(entry.bytes for entry in dumps[1:])
         rows.append((f"… and {len(dumps) - 1} more stack dumps", str(size), "", "", ""))
     for gone in manifest.left_out:
-        rows.append((f"[dim]{escape(gone.name)}", str(gone.bytes), "", "", escape(gone.why)))
+        rows.append(
+            (f"[dim]{escape(gone.name)}", str(gone.bytes), "", "", escape(gone.why))
+        )
     console = Console(highlight=False)
     console.print(table(("file", "bytes", "redacted", "sha256", "note"), rows))
     shown = escape(shlex.quote(plain(str(target))))

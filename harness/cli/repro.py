@@ -8,15 +8,17 @@ from mmrepro.search.repro.options import ReproCommand
 
 @command(ReproCommand)
 def repro(asked: ReproCommand) -> None:
-    """Test a bug report: its server and its client, on a fresh server with a tiny model.
+    """Test a bug report: its server and its client, on a fresh server with a tiny
+    model.
 
-    The report is the text of an issue of vLLM, SGLang or LMDeploy; --server, --client and --release
-    replace or add what it lacks. Server and client run in a box: no network, none of your files.
-    Exit codes: 0 not reproduced; 1 reproduced; 2 something is missing in the report; 3 nothing was
-    tested, something else is wrong, or it needs hardware; 4 infrastructure.
+    The report is the text of an issue of vLLM, SGLang or LMDeploy; --server, --client
+    and --release replace or add what it lacks. Server and client run in a box: no
+    network, none of your files. Exit codes: 0 not reproduced; 1 reproduced; 2 something
+    is missing in the report; 3 nothing was tested, something else is wrong, or it needs
+    hardware; 4 infrastructure.
 
-    Example:  mmrepro repro --server "vllm serve Qwen/Qwen3-0.6B" --client "python client.py"
-    """
+    Example: mmrepro repro --server "vllm serve Qwen/Qwen3-0.6B" --client "python
+    client.py" """
     from mmrepro.cli.replay import box_there, conduct_search, device_there
     from mmrepro.cli.sources import released
     from mmrepro.reports.replay import KIND, write_replay

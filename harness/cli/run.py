@@ -1,4 +1,5 @@
-"""``mmrepro run``: drive a real engine into a known failure and judge what was observed."""
+"""``mmrepro run``: drive a real engine into a known failure and judge what was
+observed."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def run(asked: RunCommand) -> None:
         use_index(asked.index, asked.commit, asked.commit_date)
     repeat = asked.repeat
     if asked.keep_server and repeat > 1:
-        raise UsageError("--keep-server and --repeat cannot be combined: one server is kept.")
+        raise UsageError(
+            "--keep-server and --repeat cannot be combined: one server is kept."
+        )
     what = target(chosen, asked)
     announce(what, yes=asked.yes)
     about = f"{chosen.full_name} on {chosen.engine} {what.release} ({what.device})"
@@ -46,18 +49,30 @@ def run(asked: RunCommand) -> None:
     several = repeat > 1 or chosen.control_server is not None
     with Starter(asked.start_mode, several=several) as starter:
         incidents = [
-            _one(chosen, asked.numbered(number) if repeat > 1 else asked, starter, about, console)
+            _one(
+                chosen,
+                asked.numbered(number) if repeat > 1 else asked,
+                starter,
+                about,
+                console,
+            )
             for number in range(1, repeat + 1)
         ]
     if asked.json:
         emit(_document(incidents))
     elif repeat > 1:
         _print_repeats(incidents, console)
-    raise typer.Exit(max((_exit_code(incident) for incident in incidents), key=_severity))
+    raise typer.Exit(
+        max((_exit_code(incident) for incident in incidents), key=_severity)
+    )
 
 
 def _one(
-    scenario: Scenario, asked: RunCommand, starter: Starter, about: str, console: Console
+    scenario: Scenario,
+    asked: RunCommand,
+    starter: Starter,
+    about: str,
+    console: Console,
 ) -> Incident:
     from mmrepro.base.errors import UsageError
     from mmrepro.cli.console import table_console
@@ -102,7 +117,8 @@ def _keep_partial(folder: Path) -> None:
 
 
 def _document(incidents: list[Incident]) -> object:
-    """The incident; of several the first with the gravest end, with every run's outcome in it."""
+    """The incident; of several the first with the gravest end, with every run's outcome
+    in it."""
     import json
 
     if len(incidents) == 1:

@@ -36,12 +36,18 @@ class ListCommand(Command):
     COMMAND: ClassVar[str] = "list"
     scenarios: tuple[str, ...] = common.SCENARIOS(())
     trust: bool = common.TRUST(False)
-    alive: bool = option(False, "Which are still unfixed in the newest release, by recorded runs.")
+    alive: bool = option(
+        False, "Which are still unfixed in the newest release, by recorded runs."
+    )
     markdown: bool = common.MARKDOWN(False)
     ledger: Path | None = common.LEDGER(
-        None, help="With --alive or --markdown: the runs of this ledger as well.", argument=False
+        None,
+        help="With --alive or --markdown: the runs of this ledger as well.",
+        argument=False,
     )
-    full: bool = common.FULL(False, help="With --alive: those that are fixed, or not run, too.")
+    full: bool = common.FULL(
+        False, help="With --alive: those that are fixed, or not run, too."
+    )
     json: bool = common.JSON(False)
 
 
@@ -56,7 +62,10 @@ def list_scenarios(asked: ListCommand) -> None:
         asked.ledger is not None and not (alive or markdown)
     ):
         raise UsageError(
-            "--markdown is a form of its own, and --ledger is for --alive and --markdown.",
+            (
+                "--markdown is a form of its own, and --ledger is for --alive and "
+                "--markdown."
+            ),
             hint="mmrepro list --alive --ledger nights",
         )
     if alive:
@@ -78,7 +87,10 @@ def list_scenarios(asked: ListCommand) -> None:
         emit(ListDocument(scenarios=facts))
         return
     print_rows(
-        [("scenario", "engine", "affected", "default", "what happens"), *_rows(names, asked.trust)],
+        [
+            ("scenario", "engine", "affected", "default", "what happens"),
+            *_rows(names, asked.trust),
+        ],
         spare=(3, 1),
     )
 
@@ -95,7 +107,8 @@ def _facts(name: str, trust: bool) -> dict[str, Any]:
 
 
 def _loaded(name: str, trust: bool) -> Scenario | DeclaredScenario | BrokenScenario:
-    """One broken plug-in does not hide the others. A file that is not trusted is only parsed."""
+    """One broken plug-in does not hide the others. A file that is not trusted is only
+    parsed."""
     from mmrepro.scenario.reading import read_declared
     from mmrepro.scenario.registry import is_file_name, known_scenario
 
@@ -108,8 +121,8 @@ def _loaded(name: str, trust: bool) -> Scenario | DeclaredScenario | BrokenScena
 
 
 def _rows(names: Sequence[str], trust: bool) -> Iterator[tuple[str, ...]]:
-    """A line for each failure. mmrepro's own scenarios are read from its index: loading all of them
-    takes too long here."""
+    """A line for each failure. mmrepro's own scenarios are read from its index: loading
+    all of them takes too long here."""
     from mmrepro.tools.catalogue.find import entries
 
     theirs = foreign()
@@ -119,7 +132,11 @@ def _rows(names: Sequence[str], trust: bool) -> Iterator[tuple[str, ...]]:
             yield rows[name]
         else:
             one = _loaded(name, trust)
-            yield (name, "", "", "", one.message) if isinstance(one, BrokenScenario) else one.row
+            yield (
+                (name, "", "", "", one.message)
+                if isinstance(one, BrokenScenario)
+                else one.row
+            )
 
 
 def _recorded(ledger: Path | None) -> list[RecordedRun]:
@@ -138,7 +155,8 @@ def _recorded(ledger: Path | None) -> list[RecordedRun]:
 
 
 def _alive(asked: ListCommand) -> None:
-    """What recorded runs show of the newest releases. Raises as :func:`_recorded` and ``known``."""
+    """What recorded runs show of the newest releases. Raises as :func:`_recorded` and
+    ``known``."""
     from mmrepro.tools.catalogue.standing import known, newest_of, standings, strangers
 
     names, full = asked.scenarios, asked.full
@@ -152,7 +170,11 @@ def _alive(asked: ListCommand) -> None:
         from mmrepro.tools.catalogue.documents import AliveDocument
 
         why = {name: error.message for name, error in broken.items()}
-        emit(AliveDocument(engines=newest, failures=rows, broken=why, not_registered=unknown))
+        emit(
+            AliveDocument(
+                engines=newest, failures=rows, broken=why, not_registered=unknown
+            )
+        )
         return
     from mmrepro.reports.blocks import Paragraph, table
     from mmrepro.reports.terminal import print_blocks
@@ -173,21 +195,34 @@ def _alive(asked: ListCommand) -> None:
 
 
 def _row(row: Standing, *, alone: bool) -> tuple[Inline, ...]:
-    """``alone``: all rows are of what is still unfixed, and only what else there is is said."""
+    """``alone``: all rows are of what is still unfixed, and only what else there is is
+    said."""
     from mmrepro.reports.blocks import Tone, toned
 
     name = f"{row.scenario} ({row.variant})" if row.variant else row.scenario
-    state = "" if alone else "still unfixed" if row.alive else row.outcome.replace("-", " ")
+    state = (
+        "" if alone else "still unfixed" if row.alive else row.outcome.replace("-", " ")
+    )
     state += f" {row.where}" if row.alive and row.where else ""
     if row.reproduced and row.reproduced < row.runs:
         state += f" ({row.reproduced} of {row.runs} runs)"
     last = ""
     if row.last_release and not row.runs:
-        last = f"{row.last_release}: {row.last_outcome.replace('-', ' ')}, {_day(row.last_at)}"
+        last = (
+            f"{row.last_release}: {row.last_outcome.replace('-', ' ')}, "
+            f"{_day(row.last_at)}"
+        )
     tones: dict[bool | None, Tone] = {True: "bad", False: "good", None: "unsure"}
     kind = (row.failure_class or "").replace("-", " ")
     newest = f"{row.engine} {row.newest}"
-    return (name, newest, _day(row.at), kind, toned(state.strip(), tones[row.alive]), last)
+    return (
+        name,
+        newest,
+        _day(row.at),
+        kind,
+        toned(state.strip(), tones[row.alive]),
+        last,
+    )
 
 
 def _notes(newest: Iterable[Newest]) -> Iterable[str]:
@@ -196,8 +231,8 @@ def _notes(newest: Iterable[Newest]) -> Iterable[str]:
     for one in newest:
         if one.kernels:
             yield (
-                f"{one.engine} {one.release} has no wheel for this device: its Python runs over "
-                f"the kernels of {one.kernels}."
+                f"{one.engine} {one.release} has no wheel for this device: its Python "
+                f"runs over the kernels of {one.kernels}."
             )
         if one.says != INDEX:
             yield (
@@ -231,7 +266,8 @@ PARTS = {
 
 @command(ShowCommand)
 def show(asked: ShowCommand) -> None:
-    """Show one failure mode: what happens, why, its signature, mitigations and references.
+    """Show one failure mode: what happens, why, its signature, mitigations and
+    references.
 
     Example:  mmrepro show ghost-key-eviction
     """
@@ -242,9 +278,15 @@ def show(asked: ShowCommand) -> None:
     if is_file_name(asked.scenario) and not (asked.trust or asked.variant):
         _show_declared(asked)
         return
-    loaded = known_scenario(asked.scenario, trust=asked.trust).with_variant(asked.variant)
-    conditions = loaded.conditions(RunFacts(loaded.release, Fidelity.CPU, frozenset(), 0.0))
-    live = {c.id for c in loaded.live_conditions(LiveFacts(loaded.engine, loaded.release))}
+    loaded = known_scenario(asked.scenario, trust=asked.trust).with_variant(
+        asked.variant
+    )
+    conditions = loaded.conditions(
+        RunFacts(loaded.release, Fidelity.CPU, frozenset(), 0.0)
+    )
+    live = {
+        c.id for c in loaded.live_conditions(LiveFacts(loaded.engine, loaded.release))
+    }
     if asked.json:
         from mmrepro.tools.catalogue.documents import shown
 
@@ -256,7 +298,8 @@ def show(asked: ShowCommand) -> None:
 
 
 def _show_declared(asked: ShowCommand) -> None:
-    """Show what a file declares, which was parsed and not run. Raises as ``read_declared``."""
+    """Show what a file declares, which was parsed and not run. Raises as
+    ``read_declared``."""
     from mmrepro.scenario.reading import read_declared
 
     read = read_declared(asked.scenario)
@@ -273,7 +316,15 @@ def _show_declared(asked: ShowCommand) -> None:
 
 def _declared_page(read: DeclaredScenario, file: str, in_full: str) -> Page:
     """What a file says of its failure mode, on the screen of :func:`_page`."""
-    from mmrepro.reports.blocks import Badge, Page, Paragraph, Section, count, prose, table
+    from mmrepro.reports.blocks import (
+        Badge,
+        Page,
+        Paragraph,
+        Section,
+        count,
+        prose,
+        table,
+    )
 
     conditions = {
         title: [
@@ -295,14 +346,19 @@ def _declared_page(read: DeclaredScenario, file: str, in_full: str) -> Page:
         badge=Badge(read.name, "", read.kind),
         subject=read.title,
         card=[
-            Paragraph(f"Declared, not run: {file} was parsed, and nothing in it was executed."),
+            Paragraph(
+                f"Declared, not run: {file} was parsed, and nothing in it was executed."
+            ),
             Paragraph(prose(read.summary)),
             Paragraph(prose(f"Why: {read.explanation}")),
             Paragraph(
                 f"Affected: {read.engine} {read.affected_where}; run by default at "
                 f"{read.release}; upstream: {read.upstream_words}"
             ),
-            *(Paragraph(prose(f"Workaround {name}: {text}")) for name, text in mitigations[:2]),
+            *(
+                Paragraph(prose(f"Workaround {name}: {text}"))
+                for name, text in mitigations[:2]
+            ),
         ],
         counts=[count(number, word) for number, word in counted if number],
         commands=[("to run the file and show all of it", in_full)],
@@ -314,14 +370,25 @@ def _declared_page(read: DeclaredScenario, file: str, in_full: str) -> Page:
                 for title, some in conditions.items()
             ),
             Section("Mitigations", table(["name:name", "what it is"], mitigations)),
-            Section("References", table(["id:name", "title", "address:name"], references)),
+            Section(
+                "References", table(["id:name", "title", "address:name"], references)
+            ),
         ],
     )
 
 
 def _page(loaded: Scenario, conditions: Sequence[Condition], live: set[str]) -> Page:
-    """The failure mode: its end screen, and a section for each kind of thing it declares."""
-    from mmrepro.reports.blocks import Badge, Page, Paragraph, Section, count, prose, table
+    """The failure mode: its end screen, and a section for each kind of thing it
+    declares."""
+    from mmrepro.reports.blocks import (
+        Badge,
+        Page,
+        Paragraph,
+        Section,
+        count,
+        prose,
+        table,
+    )
 
     name = f"{loaded.name}:{loaded.variant}" if loaded.variant else loaded.name
     upstream = loaded.upstream
@@ -351,7 +418,11 @@ def _page(loaded: Scenario, conditions: Sequence[Condition], live: set[str]) -> 
         ],
     }
     references = [(r.id, r.title, r.url) for r in loaded.references]
-    kind = f"{loaded.failure_class.words}, {loaded.severity}" if loaded.failure_class else ""
+    kind = (
+        f"{loaded.failure_class.words}, {loaded.severity}"
+        if loaded.failure_class
+        else ""
+    )
     counted = (
         (len(conditions), "condition"),
         (len(loaded.variants), "variant"),
@@ -381,7 +452,9 @@ def _page(loaded: Scenario, conditions: Sequence[Condition], live: set[str]) -> 
                 for title, some in rows.items()
             ),
             *(Section(title, table(named, some)) for title, some in listed.items()),
-            Section("References", table(["id:name", "title", "address:name"], references)),
+            Section(
+                "References", table(["id:name", "title", "address:name"], references)
+            ),
         ],
     )
 
@@ -423,7 +496,8 @@ def claims(asked: ClaimsCommand) -> None:
     found = [
         one
         for one in load(file())
-        if (not names or one.scenario in names) and asked.status in (None, one.judged.status)
+        if (not names or one.scenario in names)
+        and asked.status in (None, one.judged.status)
     ]
     if asked.json:
         emit(Claims(claims=found))
@@ -440,9 +514,17 @@ def claims(asked: ClaimsCommand) -> None:
             (name, *(str(sums[name, status] or "") for status in ClaimStatus))
             for name in dict.fromkeys(one.scenario for one in found)
         ]
-        heads = ["scenario:name", *(f"{status.replace('-', ' ')}:number" for status in ClaimStatus)]
-        next_ = "mmrepro claims SCENARIO lists one's; --full, or --status STATUS, lists all."
-        text = f"{count(len(found), 'claim')} of {count(len(rows), 'scenario')}. {next_}"
+        heads = [
+            "scenario:name",
+            *(f"{status.replace('-', ' ')}:number" for status in ClaimStatus),
+        ]
+        next_ = (
+            "mmrepro claims SCENARIO lists one's; --full, or --status STATUS, "
+            "lists all."
+        )
+        text = (
+            f"{count(len(found), 'claim')} of {count(len(rows), 'scenario')}. {next_}"
+        )
         print_blocks([*table(heads, rows), Paragraph(text)], table_console())
         return
     heads = ["claim:name", "status:name", "what it says", "made in:name", "judged:name"]
@@ -450,6 +532,10 @@ def claims(asked: ClaimsCommand) -> None:
     often = Counter(one.name for one in found)
     for one in found:
         of = f" ({', '.join(one.variants)})" if often[one.name] > 1 else ""
-        status = toned(words(one.judged.status), CLAIMS[ClaimStatus(one.judged.status)][2])
-        told.append((one.name + of, status, one.text, one.made_in, f"{one.judged.at.date()}"))
+        status = toned(
+            words(one.judged.status), CLAIMS[ClaimStatus(one.judged.status)][2]
+        )
+        told.append(
+            (one.name + of, status, one.text, one.made_in, f"{one.judged.at.date()}")
+        )
     print_blocks(table(heads, told), table_console())

@@ -1,4 +1,5 @@
-"""``--source`` and ``--release newest``: which release that is, for the commands that take one."""
+"""``--source`` and ``--release newest``: which release that is, for the commands that
+take one."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ NEWEST = "newest"
 
 
 def released(asked: C, engine: str = "") -> C:
-    """Return the options with a release in place of ``--source`` or of the word ``newest``.
+    """Return the options with a release in place of ``--source`` or of the word
+    ``newest``.
 
-    The release says the tree's content, so what repeats the command runs that content again,
-    whatever has become of the folder since.
+    The release says the tree's content, so what repeats the command runs that content
+    again, whatever has become of the folder since.
 
     Args:
         asked: of a command with ``tree``, ``kernels`` and ``release`` or ``releases``.
@@ -30,7 +32,9 @@ def released(asked: C, engine: str = "") -> C:
     text, device = given.tree, getattr(given, "device", None) or "auto"
     if not text:
         if given.kernels:
-            raise UsageError("--kernels needs --source.", hint="--source DIR --kernels 0.32.0")
+            raise UsageError(
+                "--kernels needs --source.", hint="--source DIR --kernels 0.32.0"
+            )
         if getattr(given, "release", "") != NEWEST:
             return asked
         return replace(given, release=newest(engine, device))  # type: ignore[no-any-return]
@@ -63,7 +67,9 @@ def newest(engine: str, device: str) -> str:
     from mmrepro.engines.environments.spec import SPECS
 
     if engine not in SPECS:
-        raise UsageError("The newest release of which engine?", hint=f"one of {', '.join(SPECS)}")
+        raise UsageError(
+            "The newest release of which engine?", hint=f"one of {', '.join(SPECS)}"
+        )
     last = releases_of(SPECS[engine]("0.0", device_of(device)))[-1]
     over = f", over the kernels of {last.kernels}" if last.kernels else ""
     typer.echo(f"the newest release of {engine} is {last.version}{over}", err=True)

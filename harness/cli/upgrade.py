@@ -15,9 +15,9 @@ from mmrepro.search.upgrade.options import UpgradeCommand
 def upgrade(asked: UpgradeCommand) -> None:
     """Compare two releases, trees or settings of an engine under your traffic.
 
-    Starts, failures, answers, protocol, speed and memory, on servers that it starts itself, in
-    turn. Exit codes: 0 nothing found; 1 a difference that matters; 3 something could not be told;
-    4 infrastructure.
+    Starts, failures, answers, protocol, speed and memory, on servers that it starts
+    itself, in turn. Exit codes: 0 nothing found; 1 a difference that matters; 3
+    something could not be told; 4 infrastructure.
 
     Example:  mmrepro upgrade 0.32.0 0.33.0 --engine vllm --traffic night.har
     """

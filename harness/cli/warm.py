@@ -1,4 +1,5 @@
-"""``mmrepro warm``: parents that have imported an engine and are kept between commands."""
+"""``mmrepro warm``: parents that have imported an engine and are kept between
+commands."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="warm",
-    help="Keep processes that have imported an engine: `mmrepro run` forks its server from one "
-    "instead of importing the engine again.",
+    help="Keep processes that have imported an engine: `mmrepro run` forks its server "
+    "from one instead of importing the engine again.",
     no_args_is_help=True,
 )
 
@@ -139,9 +140,15 @@ def stop(asked: WarmStopCommand) -> None:
     from mmrepro.runs.starter import warm_root
 
     key = asked.key
-    chosen = [parent for parent in kept_fork_servers(warm_root()) if parent.key.startswith(key)]
+    chosen = [
+        parent
+        for parent in kept_fork_servers(warm_root())
+        if parent.key.startswith(key)
+    ]
     if key and not chosen:
-        raise UsageError(f"Nothing with key {key!r} is kept warm.", hint="mmrepro warm status")
+        raise UsageError(
+            f"Nothing with key {key!r} is kept warm.", hint="mmrepro warm status"
+        )
     for parent in chosen:
         parent.end()
         print(f"ended {parent.label}")

@@ -1,4 +1,5 @@
-"""``mmrepro why``: a start, from its log or while it runs: ready, failed or stuck, and why."""
+"""``mmrepro why``: a start, from its log or while it runs: ready, failed or stuck, and
+why."""
 
 from __future__ import annotations
 
@@ -26,13 +27,24 @@ READY, FAILED, UNTOLD = 0, 1, 3
 @dataclass(frozen=True)
 class WhyCommand(Command):
     COMMAND: ClassVar[str] = "why"
-    files: tuple[Path, ...] = option((), "Log file.", "LOG | -- COMMAND…", argument=True)
-    engine: str = common.ENGINE_NAME("auto", help="Engine that is started.")
-    release: str = option("", "Its release.", "VERSION", shown="as the log says it", once=True)
-    deadline: float = option(
-        600.0, "Time for the start of COMMAND.", "SECONDS", LIMITS, least=1, most=common.WEEK_S
+    files: tuple[Path, ...] = option(
+        (), "Log file.", "LOG | -- COMMAND…", argument=True
     )
-    keep: bool = option(False, "Leave a server that is ready running.", group=LIMITS, once=True)
+    engine: str = common.ENGINE_NAME("auto", help="Engine that is started.")
+    release: str = option(
+        "", "Its release.", "VERSION", shown="as the log says it", once=True
+    )
+    deadline: float = option(
+        600.0,
+        "Time for the start of COMMAND.",
+        "SECONDS",
+        LIMITS,
+        least=1,
+        most=common.WEEK_S,
+    )
+    keep: bool = option(
+        False, "Leave a server that is ready running.", group=LIMITS, once=True
+    )
     log: Path | None = option(
         None, "Where COMMAND's output goes.", "FILE", OUTPUT, shown="why-DATE-TIME.log"
     )
@@ -45,9 +57,10 @@ class WhyCommand(Command):
 def why(asked: WhyCommand) -> None:
     """Find out why a server does not start: from its log, or by starting it.
 
-    With a LOG it reads the last start in it. With -- COMMAND… it starts that in a process group of
-    its own, writes its output to a file, and waits until it is ready, gone or late. Then it ends
-    it, unless --keep leaves a ready one running. Ctrl-C ends it, too.
+    With a LOG it reads the last start in it. With -- COMMAND… it starts that in a
+    process group of its own, writes its output to a file, and waits until it is ready,
+    gone or late. Then it ends it, unless --keep leaves a ready one running. Ctrl-C ends
+    it, too.
 
     Exit status: 0 ready; 1 failed or stuck, with a cause; 3 could not be told.
 
@@ -134,7 +147,11 @@ def _watched(asked: WhyCommand, engine: Engine | None) -> StartReading:
             show=_line if asked.verbose else lambda _: None,
             total_bytes=min(sizes, default=0),
         )
-        if asked.keep and answer.state is StartState.READY and process.exit_code is None:
+        if (
+            asked.keep
+            and answer.state is StartState.READY
+            and process.exit_code is None
+        ):
             process.detach()
             kept = True
             answer = answer.model_copy(update={"pid": process.pid})
@@ -170,7 +187,11 @@ def _print(answer: StartReading) -> None:
     def row(name: str, text: str, length: int = 170) -> None:
         grid.add_row(name, escape(one_line(text, length)))
 
-    words = [answer.engine or "not recognised; give --engine", answer.release, answer.stage]
+    words = [
+        answer.engine or "not recognised; give --engine",
+        answer.release,
+        answer.stage,
+    ]
     row("engine", " ".join(filter(None, words)))
     row("log", f"{answer.log}, {answer.lines} lines")
     shown = cause.why[:MOST_WHY] if cause else answer.notes
@@ -184,7 +205,9 @@ def _print(answer: StartReading) -> None:
         row("running", f"{answer.url or 'the server'}; end it: kill {answer.pid}")
     console = Console(highlight=False)
     console.print(grid)
-    colour = {"ready": "green", "failed": "red", "stuck": "red"}.get(answer.state, "yellow")
+    colour = {"ready": "green", "failed": "red", "stuck": "red"}.get(
+        answer.state, "yellow"
+    )
     name = f"  [{cause.start.name}]" if cause and cause.start else ""
     sure = "" if cause is None or cause.certainty == "certain" else "likely: "
     verdict = f"[bold {colour}]{answer.state.upper()}[/]  {sure}"

@@ -50,7 +50,9 @@ ENGINES: Final = _Engines()
 
 def log_marks() -> dict[str, str]:
     """Of each engine the line that only it logs while it starts."""
-    return {name: engine.log_mark for name, engine in ENGINES.items() if engine.log_mark}
+    return {
+        name: engine.log_mark for name, engine in ENGINES.items() if engine.log_mark
+    }
 
 
 def get_engine(name: str) -> Engine:
@@ -82,16 +84,20 @@ def spec_for(
 
     adapter = get_engine(engine)
     if device not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"There is no device {device!r}.", hint="use auto, cpu or cuda")
+        raise UsageError(
+            f"There is no device {device!r}.", hint="use auto, cpu or cuda"
+        )
     wanted = device_of(device)
     if not commit:
         return adapter.environment_spec(release, wanted)
     if release:
         raise UsageError(
-            f"Release {release} and commit {commit[:12]} exclude each other: a commit's wheel has "
-            "its own version.",
+            f"Release {release} and commit {commit[:12]} exclude each other: a "
+            "commit's wheel has its own version.",
             hint=f"--commit {commit[:12]} alone",
         )
     from mmrepro.engines.environments.index import commit_spec
 
-    return commit_spec(lambda version: adapter.environment_spec(version, wanted), commit, date)
+    return commit_spec(
+        lambda version: adapter.environment_spec(version, wanted), commit, date
+    )

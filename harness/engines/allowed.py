@@ -1,10 +1,10 @@
 """What others may set of an engine's server: a list, in ``allowed.toml``.
 
-The server of a report, or of a case that somebody sent, has options and variables which a stranger
-wrote. What is not on the list, by its full name, is not passed on; nor is a value of another kind
-than the list has for it: a path, an address, a class, a plugin. An option that a later release
-brings is therefore left out until somebody lists it. What the user types himself is not asked.
-"""
+The server of a report, or of a case that somebody sent, has options and variables which
+a stranger wrote. What is not on the list, by its full name, is not passed on; nor is a
+value of another kind than the list has for it: a path, an address, a class, a plugin.
+An option that a later release brings is therefore left out until somebody lists it.
+What the user types himself is not asked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mmrepro.engines.models.tiny import ADAPTERS, TINY
 NOT_LISTED: Final = "it is not among the options that others may set"
 NO_VARIABLE: Final = "it is not among the variables that others may set"
 
-# -------------------------------------------------------------------------- kinds of values
+# ---------------------------------------------------------------------- kinds of values
 
 MOST_AMOUNT = 10**12
 MOST_VALUES = 256
@@ -32,7 +32,8 @@ MOST_JSON = 4096
 """Characters of an object: each one that is meant is far shorter."""
 
 _INTEGER: Final = re.compile(r"-?[0-9]{1,12}|[0-9]{1,6}(?:\.[0-9]{1,3})?[kKmMgG]")
-# No sign: vLLM reads -0.5 as an option with a key, and takes the next word for its value.
+# No sign: vLLM reads -0.5 as an option with a key, and takes the next word for its
+# value.
 _NUMBER: Final = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?(?:e-?[0-9]{1,2})?")
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")
 _COUNTS: Final = re.compile(r"[a-z_]{1,16}=[0-9]{1,6}(?:,[a-z_]{1,16}=[0-9]{1,6}){0,7}")
@@ -122,12 +123,12 @@ def _is_count(value: Any) -> bool:
     return whole and 0 <= value < 10**6
 
 
-# -------------------------------------------------------------------------- objects, key by key
+# ------------------------------------------------------------------ objects, key by key
 
 
 def _refused_in(value: Any, wanted: Any, place: str) -> str:
-    """The first thing in a JSON value that is not as ``wanted`` (see allowed.toml), and why; "":
-    nothing."""
+    """The first thing in a JSON value that is not as ``wanted`` (see allowed.toml), and
+    why; "": nothing."""
     if value is None:
         return ""
     if isinstance(wanted, dict):
@@ -138,7 +139,9 @@ def _refused_in(value: Any, wanted: Any, place: str) -> str:
         refusals = (_refused_key(one, wanted[0], place) for one in value[:MOST_VALUES])
         return next((refused for refused in refusals if refused), "")
     if isinstance(wanted, list):
-        return "" if value in wanted else f"{place} has to be one of {', '.join(wanted)}"
+        return (
+            "" if value in wanted else f"{place} has to be one of {', '.join(wanted)}"
+        )
     if not _json_fits(wanted, value):
         return f"{place} has to be {WANTED[wanted]}"
     return ""
@@ -159,7 +162,9 @@ def _json_fits(kind: str, value: Any) -> bool:
     """Whether a value of JSON is of that kind."""
     if kind in SEVERAL and isinstance(value, list):
         single = kind.removesuffix("s")
-        return len(value) <= MOST_VALUES and all(_json_fits(single, one) for one in value)
+        return len(value) <= MOST_VALUES and all(
+            _json_fits(single, one) for one in value
+        )
     if isinstance(value, bool):
         return kind == "boolean"
     if kind == "number" and isinstance(value, int | float):
@@ -176,15 +181,15 @@ def _json_fits(kind: str, value: Any) -> bool:
     return _fits(kind, value)
 
 
-# -------------------------------------------------------------------------- the list of an engine
+# ---------------------------------------------------------------- the list of an engine
 
 
 @dataclass(frozen=True)
 class GivenOption:
     """An option as a command line has it.
 
-    Attributes:
-        name: with dashes, an alias replaced by its full name; with its keys, where it has some
+    Attributes: name: with dashes, an alias replaced by its full name; with its keys,
+        where it has some
             (``--speculative-config.method``).
         words: as they were written.
     """
@@ -212,8 +217,8 @@ class Allowed:
     variables: Mapping[str, str]
 
     def full_name(self, written: str) -> str:
-        """With dashes, and not by an alias; a key behind a dot stays as it is. An abbreviation is
-        no full name: it comes back as it is, and is not on the list."""
+        """With dashes, and not by an alias; a key behind a dot stays as it is. An
+        abbreviation is no full name: it comes back as it is, and is not on the list."""
         name, dot, key = written.partition(".")
         if name.startswith("--"):
             name = "--" + name[2:].replace("_", "-")
@@ -246,7 +251,9 @@ class Allowed:
     def _negated(self, name: str) -> bool:
         return name.startswith("--no-") and self.options.get(f"--{name[5:]}") == "flag"
 
-    def _object_refusal(self, name: str, path: str | None, values: Sequence[str]) -> str:
+    def _object_refusal(
+        self, name: str, path: str | None, values: Sequence[str]
+    ) -> str:
         """Of a whole object (``path`` None), or of the key that ``path`` leads to."""
         if len(values) != 1:
             return f"its value has to be {WANTED['object']}"
@@ -280,7 +287,8 @@ class Allowed:
         return f"its value has to be {WANTED[kind]}"
 
     def read(self, words: Iterable[str]) -> Iterator[GivenOption]:
-        """The options of a command line; a word that belongs to none is one without values."""
+        """The options of a command line; a word that belongs to none is one without
+        values."""
         rest = list(words)
         place = 0
         while place < len(rest):
@@ -301,8 +309,11 @@ class Allowed:
                     place += 1
             yield GivenOption(name, tuple(values), tuple(rest[begin:place]))
 
-    def refused(self, words: Iterable[str], env: Mapping[str, str]) -> list[tuple[str, str]]:
-        """What of a server's options and variables others may not set, and why, in order."""
+    def refused(
+        self, words: Iterable[str], env: Mapping[str, str]
+    ) -> list[tuple[str, str]]:
+        """What of a server's options and variables others may not set, and why, in
+        order."""
         found: list[tuple[str, str]] = []
         for option in self.read(words):
             if self._is_feature(option):

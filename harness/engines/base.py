@@ -1,5 +1,5 @@
-"""What an adapter to an inference engine provides, and what is added to an engine or its command:
-stand-ins, flags, patches."""
+"""What an adapter to an inference engine provides, and what is added to an engine or
+its command: stand-ins, flags, patches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ SERVED_MODEL = "tiny"
 UVICORN_STARTS = r"INFO:\s+Started server process \[\d+\]"
 
 PROXY = re.compile(r"pair[./]server")
-"""The command line of what stands before a prefill and a decode server (reproducers/pair)."""
+"""The command line of what stands before a prefill and a decode server
+(reproducers/pair)."""
 
 BOOT = "boot"
 """Below ``reproducers/standins``: runs the stand-ins in every process of the engine."""
@@ -55,16 +56,27 @@ class LaunchRequest:
     @property
     def all_patches(self) -> tuple[Patch, ...]:
         """In order; those for another device are left out."""
-        patches = (*self.patches, *(m.patch for m in self.mitigations if m.patch is not None))
-        return tuple(p for p in patches if not p.device or p.device == self.environment.spec.device)
+        patches = (
+            *self.patches,
+            *(m.patch for m in self.mitigations if m.patch is not None),
+        )
+        return tuple(
+            p
+            for p in patches
+            if not p.device or p.device == self.environment.spec.device
+        )
 
     @property
     def all_server_args(self) -> tuple[str, ...]:
         """Mitigations' options come last: in argparse the last one wins."""
-        return (*self.server_args, *(arg for m in self.mitigations for arg in m.server_args))
+        return (
+            *self.server_args,
+            *(arg for m in self.mitigations for arg in m.server_args),
+        )
 
     def variables(self, patches: tuple[Patch, ...]) -> dict[str, str]:
-        """What the scenario, ``patches`` and the mitigations add to the server's environment."""
+        """What the scenario, ``patches`` and the mitigations add to the server's
+        environment."""
         from mmrepro.reproducers import reproducer_path
 
         variables: dict[str, str] = dict(self.server_env)
@@ -97,9 +109,8 @@ def lowered(fidelity: Fidelity, patches: tuple[Patch, ...]) -> Fidelity:
 class LaunchPlan:
     """A server's command, its variables, and what differs from a plain start.
 
-    ``argv`` is the engine's own way to be started, nothing replaced; ``env`` holds only what is set
-    besides the cleaned environment of the harness.
-    """
+    ``argv`` is the engine's own way to be started, nothing replaced; ``env`` holds only
+    what is set besides the cleaned environment of the harness."""
 
     argv: list[str]
     env: dict[str, str]
@@ -126,7 +137,8 @@ class Signs:
 
 
 class Engine(ABC):
-    """One inference engine: provision, launch, talk to it, find its processes and logs."""
+    """One inference engine: provision, launch, talk to it, find its processes and
+    logs."""
 
     name: ClassVar[str]
     module: ClassVar[str]
@@ -140,17 +152,19 @@ class Engine(ABC):
     owned_options: ClassVar[tuple[str, ...]] = ()
     """Options of its server that only mmrepro may give."""
     chat_frame: ClassVar[tuple[str, str] | None] = None
-    """What a prompt stands between in a chat, of an engine without plain completions."""
+    """What a prompt stands between in a chat, of an engine without plain
+    completions."""
     ready_path: ClassVar[str] = "/health"
     endpoints: ClassVar[tuple[str, ...]] = ("/health", "/v1/models")
     metrics_path: ClassVar[str] = "/metrics"
     start_marks: ClassVar[Mapping[str, str]] = {}
-    """Stage of the start-up, in order: expression of the log line with which it ends. What follows
-    the last one, until the server is ready, is the stage "HTTP up"."""
+    """Stage of the start-up, in order: expression of the log line with which it ends.
+    What follows the last one, until the server is ready, is the stage "HTTP up"."""
     core_role: ClassVar[str]
     """Role of the process that schedules and runs the model."""
     metrics: ClassVar[Mapping[str, tuple[str, ...]]]
-    """Short name (running, waiting, finished, prompt_tokens): the engine's names, newest first."""
+    """Short name (running, waiting, finished, prompt_tokens): the engine's names,
+    newest first."""
     log_patterns: ClassVar[Mapping[str, str]] = {}
     ready_mark: ClassVar[str] = r"Application startup complete\."
     """The log line with which a start ends well."""
@@ -159,33 +173,40 @@ class Engine(ABC):
     added_pattern: ClassVar[str] = ""
     """Log lines that tell of a new request; "": none do."""
     process_pattern: ClassVar[str] = ""
-    """What the command line of one of its processes looks like; "": made from the name."""
+    """What the command line of one of its processes looks like; "": made from the
+    name."""
     log_mark: ClassVar[str] = ""
-    """A line that only this engine logs while it starts; a group "release" tells which."""
+    """A line that only this engine logs while it starts; a group "release" tells
+    which."""
     start_lines: ClassVar[tuple[str, ...]] = (UVICORN_STARTS,)
     """Lines that it logs at each start, and only then, in that order."""
     code: ClassVar[tuple[str, ...]] = ()
     """Top folders of its files as stacks show them; (): some have none."""
     ends_itself: ClassVar[str] = ""
-    """Expression of lines that it logs before it kills its own processes; "": it does not."""
+    """Expression of lines that it logs before it kills its own processes; "": it does
+    not."""
     idle_loops: ClassVar[tuple[str, ...]] = ()
-    """Functions of the core that turn round and burn CPU while there is nothing to do."""
+    """Functions of the core that turn round and burn CPU while there is nothing to
+    do."""
     worker_role: ClassVar[str] = ""
     """How the roles of processes begin that only run the model, beside the core."""
     step_functions: ClassVar[tuple[str, ...]] = ()
     """Functions of the core that are on its stack during a step, and only then."""
     fatal_after_start: ClassVar[bool] = False
-    """Whether its log pattern ``core-fatal`` is of an engine that was ready; else a start that
-    failed says the same."""
+    """Whether its log pattern ``core-fatal`` is of an engine that was ready; else a
+    start that failed says the same."""
     own_fidelity: ClassVar[Fidelity | None] = None
     """Of all its runs, whatever they run on; None: the device's."""
     distributions: ClassVar[tuple[str, ...]] = ()
-    """Its names on the package index, for the release of a live server; (): the name."""
+    """Its names on the package index, for the release of a live server; (): the
+    name."""
     version_paths: ClassVar[tuple[str, ...]] = ("/version",)
-    """Endpoints whose JSON answer has a "version", asked when no file tells the release."""
+    """Endpoints whose JSON answer has a "version", asked when no file tells the
+    release."""
 
     def role_of(self, name: str, cmdline: str) -> str:
-        """What a process of the engine is called in reports, from its name and command line."""
+        """What a process of the engine is called in reports, from its name and command
+        line."""
         from mmrepro.probes.processes import role_from_title
 
         return role_from_title(name, cmdline)
@@ -216,21 +237,24 @@ class Engine(ABC):
         return reasons
 
     def module_in(self, site_packages: Path) -> str:
-        """Its server in an environment: :attr:`module`, unless that has one of ``moved_to``."""
+        """Its server in an environment: :attr:`module`, unless that has one of
+        ``moved_to``."""
         for name in self.moved_to:
             if site_packages.joinpath(*name.split(".")).with_suffix(".py").is_file():
                 return name
         return self.module
 
     def known(self, option: str, site_packages: Path) -> tuple[str, ...]:
-        """``option`` of the server, if the release installed there defines it; else nothing."""
+        """``option`` of the server, if the release installed there defines it; else
+        nothing."""
         name = option.removeprefix("--").replace("-", "_")
         folder = site_packages / self.module.partition(".")[0]
         files = folder.rglob("*arg*.py") if name else ()
         return (option,) if any(name in file.read_text() for file in files) else ()
 
     def contract_watch(self) -> Mitigation | None:
-        """What makes the engine hold each step against the prefill contract; None: cannot.
+        """What makes the engine hold each step against the prefill contract; None:
+        cannot.
 
         Its log then says ``contract violated:`` (see ``log_patterns``).
         """
@@ -238,13 +262,15 @@ class Engine(ABC):
 
     @property
     def allowed(self) -> Allowed:
-        """Options and variables of its server that a report or a case of others may set."""
+        """Options and variables of its server that a report or a case of others may
+        set."""
         from mmrepro.engines.allowed import allowed_of
 
         return allowed_of(self.name)
 
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
-        """How to provision ``release``; by default from the index. Raises UnknownRelease."""
+        """How to provision ``release``; by default from the index. Raises
+        UnknownRelease."""
         from mmrepro.engines.environments.spec import SPECS
 
         return SPECS[self.name](release, "cuda" if device == "cuda" else "cpu")
@@ -252,11 +278,11 @@ class Engine(ABC):
     def given(
         self, words: Iterable[str], env: Mapping[str, str] | None = None
     ) -> tuple[list[str], dict[str, str]]:
-        """Options and variables that a user gives the server: ``{feature:NAME}`` stands for that
-        feature's own.
+        """Options and variables that a user gives the server: ``{feature:NAME}`` stands
+        for that feature's own.
 
-        Raises:
-            UsageError: an option that mmrepro must own, a feature or tiny model that there is not.
+        Raises: UsageError: an option that mmrepro must own, a feature or tiny model
+            that there is not.
         """
         from mmrepro.engines.features import options_of
         from mmrepro.engines.models.tiny import with_folders
@@ -265,7 +291,10 @@ class Engine(ABC):
         for option in self.owned_options:
             if has_option(args, option):
                 raise UsageError(
-                    f"{option} is set by mmrepro itself and cannot be given as --server-arg.",
+                    (
+                        f"{option} is set by mmrepro itself and cannot be given as "
+                        "--server-arg."
+                    ),
                     hint=f"leave {option} out",
                 )
         for word in args:
@@ -273,8 +302,9 @@ class Engine(ABC):
         return args, variables
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
-        """The command that starts the server; ``{tiny:NAME}`` in an option stands for the folder of
-        a tiny model or adapter, which is written. Raises as :meth:`given`."""
+        """The command that starts the server; ``{tiny:NAME}`` in an option stands for
+        the folder of a tiny model or adapter, which is written. Raises as
+        :meth:`given`."""
         from mmrepro.base.machine.files import cache_root
         from mmrepro.base.machine.gpu import hide
         from mmrepro.engines.features import PAIR
@@ -287,7 +317,10 @@ class Engine(ABC):
         args = [word for word in args if word != PAIR]
         request = replace(request, server_args=tuple(args), server_env=variables)
         device = request.environment.spec.device
-        settings = [*(request.gpu if device == "cuda" else hide()), *self.settings(request)]
+        settings = [
+            *(request.gpu if device == "cuda" else hide()),
+            *self.settings(request),
+        ]
         patches = (*self.own_patches(request), *request.all_patches)
         env = {s.name: s.value for s in settings if not s.name.startswith("-")}
         module = self.module_in(request.environment.site_packages)
@@ -296,8 +329,13 @@ class Engine(ABC):
             if setting.name.startswith("--"):
                 arguments += [setting.name, *([setting.value] if setting.value else [])]
         arguments += request.all_server_args
-        arguments = [with_folders(word, cache_root() / MODELS_DIR) for word in arguments]
-        run, entry = self.interpreter_args(module), Entry(module, arguments, self.module_path())
+        arguments = [
+            with_folders(word, cache_root() / MODELS_DIR) for word in arguments
+        ]
+        run, entry = (
+            self.interpreter_args(module),
+            Entry(module, arguments, self.module_path()),
+        )
         if pair:
             script = reproducer_path("pair") / "server.py"
             run, arguments = [str(script)], [module, *arguments]
@@ -328,7 +366,9 @@ class Engine(ABC):
         from mmrepro.base.machine.files import MOST_CONFIG_BYTES, read_file
 
         try:
-            kind = json.loads(read_file(model / "config.json", MOST_CONFIG_BYTES))["model_type"]
+            kind = json.loads(read_file(model / "config.json", MOST_CONFIG_BYTES))[
+                "model_type"
+            ]
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return
         if self.model_package:
@@ -341,11 +381,13 @@ class Engine(ABC):
         """The server's arguments, up to the options that have a reason of their own."""
 
     def settings(self, request: LaunchRequest) -> Iterator[Setting]:
-        """Options (``--name``) and variables that a user need not give, each with its reason."""
+        """Options (``--name``) and variables that a user need not give, each with its
+        reason."""
         yield from ()
 
     def own_patches(self, request: LaunchRequest) -> tuple[Patch, ...]:
-        """Stand-ins without which it does not start on that device; before all others."""
+        """Stand-ins without which it does not start on that device; before all
+        others."""
         return ()
 
 
@@ -364,7 +406,8 @@ def without_prefix(line: str) -> str:
 
 
 def ranks_of(server_args: Sequence[str]) -> dict[str, int]:
-    """The size of each group with more than one rank: ``{"TP": 2}``; the last option wins."""
+    """The size of each group with more than one rank: ``{"TP": 2}``; the last option
+    wins."""
     from mmrepro.base.common_options import RANK_OPTIONS
 
     words = [part for word in server_args for part in word.split("=", 1)]
@@ -379,7 +422,9 @@ def ranks_of(server_args: Sequence[str]) -> dict[str, int]:
 
 def loopback() -> Iterator[Setting]:
     """For ranks on one machine."""
-    yield Setting(name="GLOO_SOCKET_IFNAME", value="lo", why="the ranks are on this machine")
+    yield Setting(
+        name="GLOO_SOCKET_IFNAME", value="lo", why="the ranks are on this machine"
+    )
 
 
 def has_option(server_args: Sequence[str], name: str) -> bool:
@@ -390,8 +435,8 @@ def has_option(server_args: Sequence[str], name: str) -> bool:
 class Patch:
     """Code put in front of an unmodified engine: a stand-in.
 
-    Attributes:
-        folder: below ``reproducers/standins``; it comes first on the module path, and its
+    Attributes: folder: below ``reproducers/standins``; it comes first on the module
+        path, and its
             ``standin.py``, if it has one, runs in every Python process of the engine.
         stand_in: what it replaces and why, for the report.
         env: variables that it reads.
@@ -410,15 +455,13 @@ class Patch:
 class Mitigation:
     """A flag, a release or a patch that is said to help.
 
-    What is sent along with a request (a cache salt, say) is the scenario's to do: it finds the
-    names of the mitigations in ``Drive.mitigations``.
+    What is sent along with a request (a cache salt, say) is the scenario's to do: it
+    finds the names of the mitigations in ``Drive.mitigations``.
 
-    Attributes:
-        server_args: options added to the server's command line.
-        env: variables added to the server's environment.
-        patch: code put in front of the engine's modules.
-        release: run this release instead.
-        effective_on: releases on which it prevents the failure; the expectation follows it.
+    Attributes: server_args: options added to the server's command line. env: variables
+        added to the server's environment. patch: code put in front of the engine's
+        modules. release: run this release instead. effective_on: releases on which it
+        prevents the failure; the expectation follows it.
     """
 
     name: str

@@ -1,10 +1,10 @@
-"""What a server of today does besides: speculation, adapters, connectors, several ranks.
+"""What a server of today does besides: speculation, adapters, connectors, several
+ranks.
 
-``{feature:NAME}`` among a server's options stands for the options that the feature needs
-(``mmrepro run``, rows of a matrix). ``fuzz --profile modern`` draws from the table. The reference
-of the oracles and the factors of an ablation turn a feature off. docs/lab/stack.md says what each
-one did on a CPU, with the tiny models.
-"""
+``{feature:NAME}`` among a server's options stands for the options that the feature
+needs (``mmrepro run``, rows of a matrix). ``fuzz --profile modern`` draws from the
+table. The reference of the oracles and the factors of an ablation turn a feature off.
+docs/lab/stack.md says what each one did on a CPU, with the tiny models."""
 
 from __future__ import annotations
 
@@ -42,25 +42,40 @@ def _speculation(method: str, tokens: int, **more: Any) -> tuple[str, ...]:
 
 
 def _connector(name: str, **extra: Any) -> tuple[str, ...]:
-    config = {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    config = {
+        "kv_connector": name,
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
     return (f"--kv-transfer-config={json.dumps(config)}",)
 
 
-_NAMED_ADAPTERS: Final = tuple(f"{name}={{tiny:{name}}}" for name in ("lora-a", "lora-b"))
+_NAMED_ADAPTERS: Final = tuple(
+    f"{name}={{tiny:{name}}}" for name in ("lora-a", "lora-b")
+)
 
 
 def _adapters(slots: int) -> tuple[str, ...]:
-    rank = ("--max-lora-rank=8", f"--max-loras={slots}", f"--max-cpu-loras={max(2, slots)}")
+    rank = (
+        "--max-lora-rank=8",
+        f"--max-loras={slots}",
+        f"--max-cpu-loras={max(2, slots)}",
+    )
     return ("--enable-lora", *rank, "--lora-modules", *_NAMED_ADAPTERS)
 
 
 def _sglang_adapters(slots: int) -> tuple[str, ...]:
-    room = ("--max-lora-rank=8", f"--max-loras-per-batch={slots}", "--lora-backend=torch_native")
+    room = (
+        "--max-lora-rank=8",
+        f"--max-loras-per-batch={slots}",
+        "--lora-backend=torch_native",
+    )
     return ("--enable-lora", *room, "--lora-paths", *_NAMED_ADAPTERS)
 
 
 PAIR: Final = "--prefill-and-decode"
-"""No option of an engine: two servers and a proxy are started (reproducers/pair/server.py)."""
+"""No option of an engine: two servers and a proxy are started
+(reproducers/pair/server.py)."""
 _FOLDER = "{run-tmp}/kv"
 _NO_SPECULATION = ("--speculative-config=None",)
 _NO_CONNECTOR = ("--kv-transfer-config=None",)
@@ -92,11 +107,14 @@ FEATURES: Final[Mapping[str, Mapping[str, Feature]]] = {
             _NO_SPECULATION,
             model="qwen3.5",
         ),
-        # On a CPU a request without an adapter gets the weights in the last slot where it shares a
-        # batch with one that has (vllm#48421: index -1 in lora/ops/torch_ops/lora_ops.py). A slot
-        # that is empty adds nothing.
+        # On a CPU a request without an adapter gets the weights in the last slot where
+        # it shares a batch with one that has (vllm#48421: index -1 in
+        # lora/ops/torch_ops/lora_ops.py). A slot that is empty adds nothing.
         "lora": Feature(
-            "two adapters, with room to spare", _adapters(8), ("--no-enable-lora",), _RUNTIME
+            "two adapters, with room to spare",
+            _adapters(8),
+            ("--no-enable-lora",),
+            _RUNTIME,
         ),
         "lora-evicted": Feature(
             "two adapters, room for one", _adapters(1), ("--no-enable-lora",), _RUNTIME
@@ -121,7 +139,9 @@ FEATURES: Final[Mapping[str, Mapping[str, Feature]]] = {
                         {
                             "kv_connector": "ExampleConnector",
                             "kv_role": "kv_both",
-                            "kv_connector_extra_config": {"shared_storage_path": f"{_FOLDER}{n}"},
+                            "kv_connector_extra_config": {
+                                "shared_storage_path": f"{_FOLDER}{n}"
+                            },
                         }
                         for n in (1, 2)
                     ],
@@ -132,7 +152,9 @@ FEATURES: Final[Mapping[str, Mapping[str, Feature]]] = {
             _DEVELOPER,
         ),
         "prefix-caching": Feature(
-            "prefix caching", ("--enable-prefix-caching",), ("--no-enable-prefix-caching",)
+            "prefix caching",
+            ("--enable-prefix-caching",),
+            ("--no-enable-prefix-caching",),
         ),
         "chunked-prefill": Feature(
             "prefill in chunks of 64 tokens",
@@ -140,10 +162,14 @@ FEATURES: Final[Mapping[str, Mapping[str, Feature]]] = {
             ("--no-enable-chunked-prefill", "--max-num-batched-tokens=8192"),
         ),
         "async": Feature(
-            "asynchronous scheduling", ("--async-scheduling",), ("--no-async-scheduling",)
+            "asynchronous scheduling",
+            ("--async-scheduling",),
+            ("--no-async-scheduling",),
         ),
         "no-async": Feature(
-            "no asynchronous scheduling", ("--no-async-scheduling",), ("--async-scheduling",)
+            "no asynchronous scheduling",
+            ("--no-async-scheduling",),
+            ("--async-scheduling",),
         ),
         "small-kv": Feature(
             "a KV cache of 18 blocks, so that requests are preempted",
@@ -153,7 +179,8 @@ FEATURES: Final[Mapping[str, Mapping[str, Feature]]] = {
         "parsers": Feature(
             "parsers of tool calls and reasoning",
             (
-                *("--enable-auto-tool-choice", "--tool-call-parser=hermes"),
+                "--enable-auto-tool-choice",
+                "--tool-call-parser=hermes",
                 "--reasoning-parser=qwen3",
             ),
         ),
@@ -194,7 +221,9 @@ FEATURES: Final[Mapping[str, Mapping[str, Feature]]] = {
             model="granite-hybrid",
         ),
         "mamba2": Feature(
-            "Mamba2 and attention", ("--no-enable-prefix-caching",), model="granite-hybrid"
+            "Mamba2 and attention",
+            ("--no-enable-prefix-caching",),
+            model="granite-hybrid",
         ),
     },
     "sglang": {
@@ -205,8 +234,10 @@ FEATURES: Final[Mapping[str, Mapping[str, Feature]]] = {
         "draft": Feature(
             "speculation by a draft model",
             (
-                *("--speculative-algorithm=STANDALONE", "--speculative-num-steps=3"),
-                *("--speculative-eagle-topk=1", "--speculative-num-draft-tokens=4"),
+                "--speculative-algorithm=STANDALONE",
+                "--speculative-num-steps=3",
+                "--speculative-eagle-topk=1",
+                "--speculative-num-draft-tokens=4",
                 "--speculative-draft-model-path={tiny:qwen3-draft}",
             ),
         ),
@@ -214,8 +245,15 @@ FEATURES: Final[Mapping[str, Mapping[str, Feature]]] = {
         "lora": Feature("two adapters, with room to spare", _sglang_adapters(8)),
         "lora-evicted": Feature("two adapters, room for one", _sglang_adapters(1)),
         "hierarchical-cache": Feature(
-            "a KV cache of 1024 tokens, and room for what leaves it in the host's memory",
-            ("--enable-hierarchical-cache", "--hicache-size=1", "--max-total-tokens=1024"),
+            (
+                "a KV cache of 1024 tokens, and room for what leaves it in the host's "
+                "memory"
+            ),
+            (
+                "--enable-hierarchical-cache",
+                "--hicache-size=1",
+                "--max-total-tokens=1024",
+            ),
             ("--max-total-tokens=16384",),
         ),
         "small-kv": Feature(
@@ -262,8 +300,8 @@ def feature(engine: str, name: str) -> Feature:
 def options_of(
     engine: str, words: Iterable[str], env: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Options and variables with what each ``{feature:NAME}`` stands for; a variable that is given
-    wins. Raises UsageError: there is no such feature."""
+    """Options and variables with what each ``{feature:NAME}`` stands for; a variable
+    that is given wins. Raises UsageError: there is no such feature."""
     given: list[str] = []
     variables: dict[str, str] = {}
     for word in words:

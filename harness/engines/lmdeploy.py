@@ -1,4 +1,5 @@
-"""LMDeploy: its ``api_server`` from PyPI with the PyTorch engine, on a GPU or behind stand-ins."""
+"""LMDeploy: its ``api_server`` from PyPI with the PyTorch engine, on a GPU or behind
+stand-ins."""
 
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
@@ -9,7 +10,8 @@ from mmrepro.probes.data import LogPattern
 from packaging.version import Version
 
 UNI_EXECUTOR_SINCE = Version("0.11")
-"""The first release with ``--distributed-executor-backend``; before it one device meant ``uni``."""
+"""The first release with ``--distributed-executor-backend``; before it one device meant
+``uni``."""
 
 MIB = 2**20
 DEFAULT_FREE_BYTES = 1024 * MIB
@@ -27,8 +29,8 @@ def device_memory(free_bytes: int, total_bytes: int = 0) -> Patch:
         folder="device_memory",
         stand_in=StandIn(
             name="device memory",
-            replaces=f"the answer of torch.cuda.mem_get_info: {free_bytes} B free of {total} B "
-            f"({free_bytes / MIB:.2f} MiB free)",
+            replaces=f"the answer of torch.cuda.mem_get_info: {free_bytes} B free of "
+            f"{total} B ({free_bytes / MIB:.2f} MiB free)",
             why="the KV budget follows from it; so it is the same on every machine",
         ),
         env={
@@ -43,12 +45,12 @@ CPU = Patch(
     folder="lmdeploy_cpu",
     stand_in=StandIn(
         name="CUDA device and kernels",
-        replaces="torch's device cuda with the CPU, streams and events with empty ones, LMDeploy's "
-        "CUDA operators with its own default ones in torch, its paged attention with one in torch "
-        "on the same blocks; the check that a Triton kernel runs is left out, and 0.15's Triton is "
-        "told of a CPU",
-        why="LMDeploy's PyTorch engine has no CPU backend. Scheduler, block manager, cache "
-        "arithmetic, engine loop and HTTP server are its own",
+        replaces="torch's device cuda with the CPU, streams and events with empty "
+        "ones, LMDeploy's CUDA operators with its own default ones in torch, its paged "
+        "attention with one in torch on the same blocks; the check that a Triton "
+        "kernel runs is left out, and 0.15's Triton is told of a CPU",
+        why="LMDeploy's PyTorch engine has no CPU backend. Scheduler, block manager, "
+        "cache arithmetic, engine loop and HTTP server are its own",
     ),
     fidelity=Fidelity.CPU_STAND_IN,
 )
@@ -79,7 +81,8 @@ class LmdeployEngine(Engine):
     """Below 0.18 it says nothing before the last one."""
     core_role: ClassVar[str] = "api_server"
     code: ClassVar[tuple[str, ...]] = ("lmdeploy", "zmq", "PIL", "yaml")
-    """One process does it all: HTTP, scheduling, the model (0.6.4 to 0.18.0 with one device)."""
+    """One process does it all: HTTP, scheduling, the model (0.6.4 to 0.18.0 with one
+    device)."""
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """0.6.4 has none; later ones have them with ``--enable-metrics``."""
     log_patterns: ClassVar[Mapping[str, str]] = {
@@ -88,13 +91,24 @@ class LmdeployEngine(Engine):
     log_mark: ClassVar[str] = r"HINT:\s+Please open .{0,20}http"
     progress_pattern: ClassVar[str] = LogPattern(
         # a refusal or an error is no work; TurboMind counts its steps
-        r'"POST /v1/(?:chat/)?completions HTTP/1\.1" 2\d\d|^\[TM\]\[INFO\] .*\bstep ?= ?\d',
-        *('completions HTTP/1.1" 2', "step = ", "step=", "step =", "step= "),
+        (
+            r'"POST /v1/(?:chat/)?completions HTTP/1\.1" 2\d\d'
+            r"|^\[TM\]\[INFO\] .*\bstep ?= ?\d"
+        ),
+        'completions HTTP/1.1" 2',
+        "step = ",
+        "step=",
+        "step =",
+        "step= ",
     )
     """At its default log level LMDeploy says nothing of requests; uvicorn does."""
 
     def role_of(self, name: str, cmdline: str) -> str:
-        return "api_server" if " api_server " in cmdline else super().role_of(name, cmdline)
+        return (
+            "api_server"
+            if " api_server " in cmdline
+            else super().role_of(name, cmdline)
+        )
 
     def own_patches(self, request: LaunchRequest) -> tuple[Patch, ...]:
         if request.environment.spec.device != "cpu":
@@ -105,16 +119,30 @@ class LmdeployEngine(Engine):
 
     def command(self, request: LaunchRequest) -> list[str]:
         return [
-            *("serve", "api_server", str(request.model)),
-            *("--backend", "pytorch", "--model-name", SERVED_MODEL),
-            *("--server-name", "127.0.0.1", "--server-port", str(request.port)),
+            "serve",
+            "api_server",
+            str(request.model),
+            "--backend",
+            "pytorch",
+            "--model-name",
+            SERVED_MODEL,
+            "--server-name",
+            "127.0.0.1",
+            "--server-port",
+            str(request.port),
         ]
 
     def settings(self, request: LaunchRequest) -> Iterator[Setting]:
-        yield Setting(name="HF_HUB_OFFLINE", value="1", why="the model is a local folder")
-        yield Setting(name="TRANSFORMERS_OFFLINE", value="1", why="the model is a local folder")
+        yield Setting(
+            name="HF_HUB_OFFLINE", value="1", why="the model is a local folder"
+        )
+        yield Setting(
+            name="TRANSFORMERS_OFFLINE", value="1", why="the model is a local folder"
+        )
         yield Setting(name="DO_NOT_TRACK", value="1", why="nothing is sent anywhere")
-        yield Setting(name="--eager-mode", value="", why="no graph capture: a faster start")
+        yield Setting(
+            name="--eager-mode", value="", why="no graph capture: a faster start"
+        )
         if Version(request.environment.spec.release) >= UNI_EXECUTOR_SINCE:
             yield Setting(
                 name="--distributed-executor-backend",
@@ -129,8 +157,8 @@ WITNESS = Patch(
     folder="lmdeploy_witness",
     stand_in=StandIn(
         name="witness",
-        replaces="nothing: it wraps the functions that size the KV cache, admit a request and "
-        "encode images, and writes what they return to the server's log",
+        replaces="nothing: it wraps the functions that size the KV cache, admit a "
+        "request and encode images, and writes what they return to the server's log",
         why="at its default log level LMDeploy says none of it",
     ),
 )

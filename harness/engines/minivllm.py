@@ -1,4 +1,5 @@
-"""minivllm: the small engine in ``reproducers/minivllm``, with its faults on switches."""
+"""minivllm: the small engine in ``reproducers/minivllm``, with its faults on
+switches."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
 class MinivllmEngine(Engine):
     name: ClassVar[str] = "minivllm"
     module: ClassVar[str] = "minivllm.server"
-    preload: ClassVar[tuple[str, ...]] = ("minivllm.service", "minivllm.runner", "minivllm.paper")
+    preload: ClassVar[tuple[str, ...]] = (
+        "minivllm.service",
+        "minivllm.runner",
+        "minivllm.paper",
+    )
     owned_options: ClassVar[tuple[str, ...]] = (
         "--host",
         "--port",
@@ -61,7 +66,9 @@ class MinivllmEngine(Engine):
     start_lines: ClassVar[tuple[str, ...]] = (log_mark,)
     step_functions: ClassVar[tuple[str, ...]] = ("step",)
     fatal_after_start: ClassVar[bool] = True
-    progress_pattern: ClassVar[str] = "EngineCore loop active|EngineCore waiting for work"
+    progress_pattern: ClassVar[str] = (
+        "EngineCore loop active|EngineCore waiting for work"
+    )
 
     def contract_watch(self) -> Mitigation | None:
         return Mitigation(
@@ -74,7 +81,8 @@ class MinivllmEngine(Engine):
         return minivllm_spec(release, "cuda" if device == "cuda" else "cpu")
 
     def interpreter_args(self, module: str) -> list[str]:
-        # The package is named by its folder: PYTHONPATH is the stand-ins' and other variables'.
+        # The package is named by its folder: PYTHONPATH is the stand-ins' and other
+        # variables'.
         return ["-c", _LAUNCHER, *self.module_path()]
 
     def module_path(self) -> list[str]:
@@ -82,14 +90,25 @@ class MinivllmEngine(Engine):
 
     def command(self, request: LaunchRequest) -> list[str]:
         return [
-            *("--model", str(request.model), "--served-model-name", SERVED_MODEL),
-            *("--host", "127.0.0.1", "--port", str(request.port)),
-            *("--device", request.environment.spec.device),
-            *("--max-model-len", str(request.max_model_len)),
+            "--model",
+            str(request.model),
+            "--served-model-name",
+            SERVED_MODEL,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(request.port),
+            "--device",
+            request.environment.spec.device,
+            "--max-model-len",
+            str(request.max_model_len),
         ]
 
     def settings(self, request: LaunchRequest) -> Iterator[Setting]:
         yield Setting(name="OMP_NUM_THREADS", value="1", why="a tiny model")
 
 
-_LAUNCHER = "import sys; sys.path.insert(0, sys.argv.pop(1)); from minivllm.server import main; sys.exit(main())"  # noqa: E501
+_LAUNCHER = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from minivllm.server "
+    "import main; sys.exit(main())"
+)

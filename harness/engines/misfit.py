@@ -1,8 +1,8 @@
-"""What a source tree asks of the release that lends it compiled files, and that one has not.
+"""What a source tree asks of the release that lends it compiled files, and that one has
+not.
 
-A missing operator, another signature, a module that neither has: none of it is the tree's fault, so
-a run that met it tests nothing of the tree.
-"""
+A missing operator, another signature, a module that neither has: none of it is the
+tree's fault, so a run that met it tests nothing of the tree."""
 
 from __future__ import annotations
 
@@ -24,21 +24,29 @@ LOOK_BACK = 120
 OPERATOR = r"(?P<space>_\w+|sgl_kernel)(?:::|\.)(?P<op>\w+)"
 MISSING_OPERATOR = (
     re.compile(
-        r"'_OpNamespace' '(?P<space>_\w+|sgl_kernel)' object has no attribute '(?P<op>\w+)'"
+        r"'_OpNamespace' '(?P<space>_\w+"
+        r"|sgl_kernel)' object has no attribute '(?P<op>\w+)'"
     ),
     re.compile(
-        rf"(?:No such operator|operator|Could not find schema for) {OPERATOR}(?: does not|\b)"
+        rf"(?:No such operator|operator|Could not find schema for) {OPERATOR}(?: does "
+        rf"not|\b)"
     ),
     re.compile(rf"Could not run '{OPERATOR}' with arguments from the '"),
     re.compile(r"module 'vllm\.(?P<space>_\w*C\w*)' has no attribute '(?P<op>\w+)'"),
 )
 OTHER_SIGNATURE = (
-    re.compile(rf"{OPERATOR}\(\) (?:expected (?:at most|a value)|is missing value|takes|got)"),
+    re.compile(
+        rf"{OPERATOR}\(\) (?:expected (?:at most|a value)|is missing value|takes|got)"
+    ),
     re.compile(rf"Unknown keyword argument '\w+' for operator '{OPERATOR}'"),
 )
 MISSING_MODULE = re.compile(r"No module named '(?P<module>[\w.]+)'")
-OTHER_ABI = re.compile(r"(?P<file>[\w.+-]+\.so[\w.]*): (?:undefined symbol|version .* not found)")
-FRAME = re.compile(r'File "(?:[^"]*/)?site-packages/(?P<file>[^"]+)", line (?P<line>\d+)')
+OTHER_ABI = re.compile(
+    r"(?P<file>[\w.+-]+\.so[\w.]*): (?:undefined symbol|version .* not found)"
+)
+FRAME = re.compile(
+    r'File "(?:[^"]*/)?site-packages/(?P<file>[^"]+)", line (?P<line>\d+)'
+)
 
 
 @dataclass(frozen=True)
@@ -56,8 +64,8 @@ class _Met:
 def misfit_in(log: Path, environment: Environment) -> str:
     """One sentence on what the tree of ``environment`` asks for in vain, by its log.
 
-    "": its Python is of one release with its compiled files, or the log has nothing of the kind.
-    """
+    "": its Python is of one release with its compiled files, or the log has nothing of
+    the kind."""
     if not environment.python_of:
         return ""
     try:
@@ -81,7 +89,9 @@ def _met(lines: Sequence[LogLine], environment: Environment) -> Iterator[_Met]:
             what = f"The tree calls the operator {found['space']}::{found['op']}"
             yield _Met(what, found["op"].encode(), _place(lines, event.line, engine))
         elif found := _operator(text, OTHER_SIGNATURE):
-            what = f"The tree calls {found['space']}::{found['op']} with other arguments"
+            what = (
+                f"The tree calls {found['space']}::{found['op']} with other arguments"
+            )
             yield _Met(what, b"", _place(lines, event.line, engine), " than {} takes")
         elif (found := OTHER_ABI.search(text)) and event.kind != "hint":
             yield _Met(f"{found['file']} wants a symbol", b"", "")
@@ -113,11 +123,15 @@ def _place(lines: Sequence[LogLine], line: LogLine, engine: str) -> str:
 
 
 def _who_has(met: _Met, environment: Environment) -> str:
-    """The nearest release on this disk whose compiled files have it, or where to look."""
+    """The nearest release on this disk whose compiled files have it, or where to
+    look."""
     spec, kernels = environment.spec, environment.kernels
     if not met.needle:
         after = Version(kernels) < Version(spec.release)
-        return f"Try the next release {'after' if after else 'before'} it: --kernels RELEASE."
+        return (
+            f"Try the next release {'after' if after else 'before'} it: --kernels "
+            "RELEASE."
+        )
     here = {
         Version(one.manifest.release): one.path
         for one in list_environments(sizes=False)

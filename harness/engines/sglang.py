@@ -1,4 +1,5 @@
-"""SGLang: its own server from PyPI, on a GPU, or on a CPU behind a stand-in for its kernels."""
+"""SGLang: its own server from PyPI, on a GPU, or on a CPU behind a stand-in for its
+kernels."""
 
 from __future__ import annotations
 
@@ -29,14 +30,16 @@ SERVER_MODULE = "sglang.launch_server"
 OLDEST = Version("0.5.3")
 
 VLLM_NAMES_UNTIL = Version("0.5.10")
-"""From here on SGLang imports nothing from vLLM on a CPU (layers/layernorm.py, activation.py)."""
+"""From here on SGLang imports nothing from vLLM on a CPU (layers/layernorm.py,
+activation.py)."""
 
 KERNELS = Patch(
     folder="sgl_kernel_stub",
     stand_in=StandIn(
         name="sgl_kernel_stub",
-        replaces="the package sgl_kernel (CUDA kernels), by names that can be imported and that "
-        "raise when they are called: SGLang takes the plain torch form of each layer",
+        replaces="the package sgl_kernel (CUDA kernels), by names that can be imported "
+        "and that raise when they are called: SGLang takes the plain torch form of "
+        "each layer",
         why="its wheels hold code for GPUs only",
     ),
     fidelity=Fidelity.CPU_STAND_IN,
@@ -45,8 +48,9 @@ VLLM_NAMES = Patch(
     folder="vllm_names",
     stand_in=StandIn(
         name="vllm_names",
-        replaces="four layers that SGLang imports from vLLM where there is neither CUDA nor AMX, "
-        "by SGLang's own classes of the same names; vLLM's rotary_embedding raises when called",
+        replaces="four layers that SGLang imports from vLLM where there is neither "
+        "CUDA nor AMX, by SGLang's own classes of the same names; vLLM's "
+        "rotary_embedding raises when called",
         why="vLLM is not installed, and SGLang's own layers are what is looked at",
     ),
     fidelity=Fidelity.CPU_STAND_IN,
@@ -56,8 +60,8 @@ PLAIN_MEMORY = Patch(
     stand_in=StandIn(
         name="plain_memory",
         replaces="page-locked memory by plain memory, in torch's own functions",
-        why="adapters' weights and their batches are kept in page-locked memory on every device "
-        "(srt/lora/layers.py of 0.5.23), and that takes a CUDA driver",
+        why="adapters' weights and their batches are kept in page-locked memory on "
+        "every device (srt/lora/layers.py of 0.5.23), and that takes a CUDA driver",
     ),
     fidelity=Fidelity.CPU_STAND_IN,
 )
@@ -76,8 +80,9 @@ OPTIONS = (
     (
         "--disable-fast-image-processor",
         "",
-        "one set of pixel values on every machine: the fast one runs on the GPU and rounds in "
-        "another way (multimodal/processors/base_processor.py:264 of 0.5.6 asks for cuda)",
+        "one set of pixel values on every machine: the fast one runs on the GPU and "
+        "rounds in another way (multimodal/processors/base_processor.py:264 of 0.5.6 "
+        "asks for cuda)",
     ),
     (
         "--sampling-backend",
@@ -88,8 +93,16 @@ OPTIONS = (
     ("--skip-server-warmup", "", "the gate's requests warm up; a faster start"),
     ("--grammar-backend", "none", "xgrammar refuses the tiny model's tokenizer"),
     ("--enable-metrics", "", "the counters are evidence"),
-    ("--enable-cache-report", "", "each answer says how many prompt tokens came from the cache"),
-    ("--max-total-tokens", "16384", "room for tokens in the KV cache, enough for a tiny model"),
+    (
+        "--enable-cache-report",
+        "",
+        "each answer says how many prompt tokens came from the cache",
+    ),
+    (
+        "--max-total-tokens",
+        "16384",
+        "room for tokens in the KV cache, enough for a tiny model",
+    ),
     ("--max-running-requests", "8", "a tiny model"),
     ("--mem-fraction-static", "0.2", "a tiny model"),
 )
@@ -114,8 +127,9 @@ class SglangEngine(Engine):
         "--context-length",
         "--device",
     )
-    # /health answers before the tokenizer manager reads answers, and then /flush_cache never
-    # returns (0.5.6); this one generates a token, so that all three processes have worked.
+    # /health answers before the tokenizer manager reads answers, and then /flush_cache
+    # never returns (0.5.6); this one generates a token, so that all three processes
+    # have worked.
     ready_path: ClassVar[str] = "/health_generate"
     endpoints: ClassVar[tuple[str, ...]] = ("/health", "/health_generate", "/v1/models")
     start_marks: ClassVar[Mapping[str, str]] = {
@@ -139,8 +153,8 @@ class SglangEngine(Engine):
         "prefix_hits": ("sglang:cached_tokens_total",),
         "preemptions": ("sglang:num_retracted_requests_total",),
         "accept_length": ("sglang:spec_accept_length",),
-        # Of a pair: KV caches on their way to or from the other server (srt/observability/
-        # metrics_collector.py of 0.5.23).
+        # Of a pair: KV caches on their way to or from the other server
+        # (srt/observability/ metrics_collector.py of 0.5.23).
         "transfers": (
             "sglang:num_prefill_inflight_queue_reqs",
             "sglang:num_decode_transfer_queue_reqs",
@@ -168,16 +182,20 @@ class SglangEngine(Engine):
     progress_pattern: ClassVar[str] = "Prefill batch|Decode batch"
 
     def role_of(self, name: str, cmdline: str) -> str:
-        """The HTTP server and the tokenizer manager share the first process, which does not
-        rename itself; ``sglang::scheduler`` and ``sglang::detokenizer`` do."""
-        return "tokenizer_manager" if SERVER_MODULE in cmdline else super().role_of(name, cmdline)
+        """The HTTP server and the tokenizer manager share the first process, which does
+        not rename itself; ``sglang::scheduler`` and ``sglang::detokenizer`` do."""
+        return (
+            "tokenizer_manager"
+            if SERVER_MODULE in cmdline
+            else super().role_of(name, cmdline)
+        )
 
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
         spec = super().environment_spec(release, device)
         if Version(spec.release) < OLDEST:
             raise UsageError(
-                f"SGLang {spec.release} is older than the oldest release that mmrepro can start, "
-                f"{OLDEST}.",
+                f"SGLang {spec.release} is older than the oldest release that mmrepro "
+                f"can start, {OLDEST}.",
                 hint="mmrepro run … --release 0.5.6",
             )
         return spec
@@ -191,9 +209,16 @@ class SglangEngine(Engine):
 
     def command(self, request: LaunchRequest) -> list[str]:
         return [
-            *("--model-path", str(request.model), "--served-model-name", SERVED_MODEL),
-            *("--host", "127.0.0.1", "--port", str(request.port)),
-            *("--context-length", str(request.max_model_len)),
+            "--model-path",
+            str(request.model),
+            "--served-model-name",
+            SERVED_MODEL,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(request.port),
+            "--context-length",
+            str(request.max_model_len),
         ]
 
     def settings(self, request: LaunchRequest) -> Iterator[Setting]:
@@ -205,15 +230,17 @@ class SglangEngine(Engine):
                 yield Setting(
                     name="SGLANG_CPU_OMP_THREADS_BIND",
                     value="|".join([cores] * prod(sizes.values())),
-                    why="each rank may use every core: by itself SGLang wants a NUMA node for each "
-                    "(srt/utils/numa_utils.py:463 of 0.5.23)",
+                    why="each rank may use every core: by itself SGLang wants a NUMA "
+                    "node for each (srt/utils/numa_utils.py:463 of 0.5.23)",
                 )
                 yield Setting(
                     name="SGLANG_NCCL_SO_PATH",
                     value="none",
                     why="no NCCL, as where none is installed: ranks on a CPU use gloo",
                 )
-        yield Setting(name="HF_HUB_OFFLINE", value="1", why="the model is a local folder")
+        yield Setting(
+            name="HF_HUB_OFFLINE", value="1", why="the model is a local folder"
+        )
         yield Setting(
             name="TORCHDYNAMO_DISABLE",
             value="1",
@@ -221,7 +248,9 @@ class SglangEngine(Engine):
         )
         if cpu:
             yield Setting(
-                name="SGLANG_USE_CPU_ENGINE", value="1", why="SGLang's switch for its CPU code"
+                name="SGLANG_USE_CPU_ENGINE",
+                value="1",
+                why="SGLang's switch for its CPU code",
             )
             yield two_threads()
         else:
@@ -233,13 +262,13 @@ class SglangEngine(Engine):
         yield Setting(
             name="TVM_FFI_CACHE_DIR",
             value=str(request.environment.state_dir / "tvm-ffi"),
-            why="kernels that SGLang compiles at their first use, with nvcc, are kept for the next "
-            "start",
+            why="kernels that SGLang compiles at their first use, with nvcc, are kept "
+            "for the next start",
         )
         if Version(request.environment.spec.release) >= FEATURE_TRANSPORT_SINCE:
             yield Setting(
                 name="--mm-feature-transport",
                 value="cpu",
-                why="pictures are prepared on the CPU, where their hash is made as well; no 1 GiB "
-                "of the GPU's memory is set aside for them",
+                why="pictures are prepared on the CPU, where their hash is made as "
+                "well; no 1 GiB of the GPU's memory is set aside for them",
             )

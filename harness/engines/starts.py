@@ -1,11 +1,13 @@
-"""Why a server did not start: a table of causes over the lines of its log. Pure functions.
+"""Why a server did not start: a table of causes over the lines of its log. Pure
+functions.
 
-The last line of a failed start is an echo ("See root cause above", "Received sigquit from a child
-process"). The table is tried on each exception, in the order of the log: the first one that it
-knows is the cause. What an engine logs as a warning and survives is no cause by itself.
+The last line of a failed start is an echo ("See root cause above", "Received sigquit
+from a child process"). The table is tried on each exception, in the order of the log:
+the first one that it knows is the cause. What an engine logs as a warning and survives
+is no cause by itself.
 
-A pattern stands for the engine's own words. It is matched from the beginning of an exception's
-message, so that a path or a model's name that imitates it proves nothing.
+A pattern stands for the engine's own words. It is matched from the beginning of an
+exception's message, so that a path or a model's name that imitates it proves nothing.
 """
 
 from __future__ import annotations
@@ -112,50 +114,88 @@ class FailedStart:
 
 OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "vllm": {
-        "model": "--model", "port": "--port", "length": "--max-model-len", "dtype": "--dtype",
-        "memory": "--gpu-memory-utilization", "tp": "--tensor-parallel-size",
-        "trust": "--trust-remote-code", "sequences": "--max-num-seqs", "eager": "--enforce-eager",
-        "quantization": "--quantization", "step": "--max-num-batched-tokens",
-        "template": "--chat-template", "load": "--load-format",
+        "model": "--model",
+        "port": "--port",
+        "length": "--max-model-len",
+        "dtype": "--dtype",
+        "memory": "--gpu-memory-utilization",
+        "tp": "--tensor-parallel-size",
+        "trust": "--trust-remote-code",
+        "sequences": "--max-num-seqs",
+        "eager": "--enforce-eager",
+        "quantization": "--quantization",
+        "step": "--max-num-batched-tokens",
+        "template": "--chat-template",
+        "load": "--load-format",
     },
     "sglang": {
-        "model": "--model-path", "port": "--port", "length": "--context-length",
-        "dtype": "--dtype", "memory": "--mem-fraction-static", "tp": "--tp-size",
-        "trust": "--trust-remote-code", "sequences": "--max-running-requests",
-        "eager": "--disable-cuda-graph", "quantization": "--quantization",
-        "step": "--chunked-prefill-size", "template": "--chat-template", "load": "--load-format",
+        "model": "--model-path",
+        "port": "--port",
+        "length": "--context-length",
+        "dtype": "--dtype",
+        "memory": "--mem-fraction-static",
+        "tp": "--tp-size",
+        "trust": "--trust-remote-code",
+        "sequences": "--max-running-requests",
+        "eager": "--disable-cuda-graph",
+        "quantization": "--quantization",
+        "step": "--chunked-prefill-size",
+        "template": "--chat-template",
+        "load": "--load-format",
     },
     "lmdeploy": {
-        "model": "MODEL_PATH", "port": "--server-port", "length": "--session-len",
-        "dtype": "--dtype", "memory": "--cache-max-entry-count", "tp": "--tp",
-        "trust": "--trust-remote-code", "sequences": "--max-batch-size", "eager": "--eager-mode",
-        "quantization": "--model-format", "step": "--max-prefill-token-num",
-        "template": "--chat-template", "load": "",
+        "model": "MODEL_PATH",
+        "port": "--server-port",
+        "length": "--session-len",
+        "dtype": "--dtype",
+        "memory": "--cache-max-entry-count",
+        "tp": "--tp",
+        "trust": "--trust-remote-code",
+        "sequences": "--max-batch-size",
+        "eager": "--eager-mode",
+        "quantization": "--model-format",
+        "step": "--max-prefill-token-num",
+        "template": "--chat-template",
+        "load": "",
     },
     "minivllm": {
-        "model": "--model", "port": "--port", "length": "--max-model-len", "dtype": "--dtype",
-        "memory": "--num-blocks", "tp": "", "trust": "", "sequences": "--max-num-seqs", "eager": "",
-        "quantization": "", "step": "--max-batched-tokens", "template": "", "load": "",
+        "model": "--model",
+        "port": "--port",
+        "length": "--max-model-len",
+        "dtype": "--dtype",
+        "memory": "--num-blocks",
+        "tp": "",
+        "trust": "",
+        "sequences": "--max-num-seqs",
+        "eager": "",
+        "quantization": "",
+        "step": "--max-batched-tokens",
+        "template": "",
+        "load": "",
     },
-}  # fmt: skip
-"""What the engines call the options that an advice names; "": it has none, and the advice is left
-out (vLLM 0.32, SGLang 0.5.23, LMDeploy
-0.18.0: their parsers)."""
+}
+"""What the engines call the options that an advice names; "": it has none, and the
+advice is left out (vLLM 0.32, SGLang 0.5.23, LMDeploy 0.18.0: their parsers)."""
 
 GONE: Final[Mapping[str, Mapping[str, str]]] = {
     "vllm": {
-        "--disable-log-requests": "it is gone; requests are logged only with --enable-log-requests",
+        "--disable-log-requests": (
+            "it is gone; requests are logged only with --enable-log-requests"
+        ),
         "--guided-decoding-backend": "it is --structured-outputs-config.backend now",
         "--swap-space": "it is gone: a request that is preempted is computed again",
         "--cuda-graph-sizes": "it is --cudagraph-capture-sizes now",
         "--task": "it is --runner and --convert now",
     },
 }
-"""Options that earlier releases had. vLLM: arg_utils.py of 0.11.0 beside that of 0.32.0."""
+"""Options that earlier releases had. vLLM: arg_utils.py of 0.11.0 beside that of
+0.32.0."""
 
 _ANY: Final = {
     kind: " or ".join(
-        dict.fromkeys(filter(None, (OPTIONS[one][kind] for one in ("vllm", "sglang", "lmdeploy"))))
+        dict.fromkeys(
+            filter(None, (OPTIONS[one][kind] for one in ("vllm", "sglang", "lmdeploy")))
+        )
     )
     for kind in OPTIONS["vllm"]
 }
@@ -175,14 +215,19 @@ _NATIVE: Final = re.compile(
     r"(?=(?:Segmentation fault|Bus error|Aborted|Killed|Illegal instruction)\b)|"
     r"\[TM\]\[(?:FATAL|ERROR)\](?:\[[^\]]*\])* ?|!{3,}.*? (?=Segfault))(?P<message>.*)"
 )
-_KERNEL: Final = re.compile(r"(?P<message>Out of memory: Killed process .*|.*oom-kill:.*)")
+_KERNEL: Final = re.compile(
+    r"(?P<message>Out of memory: Killed process .*|.*oom-kill:.*)"
+)
 _HINT: Final = re.compile(
-    r"^(?:Failed to import from (?=\S+?:? (?:with |)\w+\()|(?=Error while creating shared memory "
+    r"^(?:Failed to import from (?=\S+?:? (?:with |)\w+\()"
+    r"|(?=Error while creating shared memory "
     r"segment|Bootstrap : no socket interface))(?P<message>.*)"
 )
-"""Warnings that explain what fails after them: vLLM's of its compiled code, NCCL's own."""
+"""Warnings that explain what fails after them: vLLM's of its compiled code, NCCL's
+own."""
 _FRAME: Final = re.compile(
-    r"^\s*(?:\| )?(?:File \"|Traceback \(most|During handling|The above exception|\^+|~+[\^~]*$|"
+    r"^\s*(?:\| )?(?:File \"|Traceback \(most|During handling|The above exception|\^+"
+    r"|~+[\^~]*$|"
     r"Process \S+:$|\+-)"
 )
 _CHAIN: Final = re.compile(r"^(?:Traceback \(most|During handling|The above exception)")
@@ -225,12 +270,15 @@ class Raised:
 
 
 def raised(lines: Sequence[LogLine]) -> Iterator[Raised]:
-    """The exceptions of a log in its order, each with the lines that its message goes on for.
+    """The exceptions of a log in its order, each with the lines that its message goes
+    on for.
 
-    What stands at the level of a warning or below is a ``hint`` or nothing. Before the HTTP server
-    is up no client has said anything: what a line quotes there is the engine's own.
-    """
-    up = next((n for n, line in enumerate(lines) if _UP.search(line.own_words)), len(lines))
+    What stands at the level of a warning or below is a ``hint`` or nothing. Before the
+    HTTP server is up no client has said anything: what a line quotes there is the
+    engine's own."""
+    up = next(
+        (n for n, line in enumerate(lines) if _UP.search(line.own_words)), len(lines)
+    )
     for at, line in enumerate(lines):
         found = _begins(line, line.text if at <= up else line.own_words)
         if found is None:
@@ -250,9 +298,17 @@ _UP: Final = re.compile(
 def _begins(line: LogLine, words: str) -> tuple[str, str, str] | None:
     if line.level in QUIET_LEVELS:
         match = _HINT.match(words)
-        return ("hint", line.text[match.start("message") :], match["message"]) if match else None
-    for kind, pattern in (("", _CLASS), ("usage", _USAGE), ("native", _NATIVE),
-                          ("kernel", _KERNEL)):  # fmt: skip
+        return (
+            ("hint", line.text[match.start("message") :], match["message"])
+            if match
+            else None
+        )
+    for kind, pattern in (
+        ("", _CLASS),
+        ("usage", _USAGE),
+        ("native", _NATIVE),
+        ("kernel", _KERNEL),
+    ):
         if match := pattern.match(words):
             start = match.start("message")
             name = kind or match["name"]
@@ -265,7 +321,9 @@ def _begins(line: LogLine, words: str) -> tuple[str, str, str] | None:
     return None
 
 
-_BRACKETS: Final = re.compile(r"(?:\[(?:\d{4}\.\d\d:|\w+\.(?:cc|cpp|cu|h):)[^\]\n]*\])* ?")
+_BRACKETS: Final = re.compile(
+    r"(?:\[(?:\d{4}\.\d\d:|\w+\.(?:cc|cpp|cu|h):)[^\]\n]*\])* ?"
+)
 """TurboMind's time and place: ``[0914.14:00:37.807188][cast.cu:264]``."""
 
 
@@ -300,16 +358,20 @@ _SPACED: Final = re.compile(r"([`'\"])(/[^`'\"\n]* [^`'\"\n]*)\1")
 _BEFORE: Final = re.compile(
     r"<\w+> check failed!\n|Exception in worker \w+ while processing method \w+: "
 )
-"""lmdeploy/pytorch/check_env/base.py; vllm/executor/multiproc_worker_utils.py, 0.5 to 0.8."""
+"""lmdeploy/pytorch/check_env/base.py; vllm/executor/multiproc_worker_utils.py, 0.5 to
+0.8."""
 
 
 def _inner(kind: str, text: str, words: str, line: LogLine) -> Raised:
-    """pydantic wraps what a validator raised: ``1 validation error for X\\n  Value error, …``."""
+    """pydantic wraps what a validator raised: ``1 validation error for X\\n Value
+    error, …``."""
     words = _SPACED.sub(lambda m: m[1] + QUOTED_CHAR * len(m[2]) + m[1], words)
     if kind == "error" and (match := _BEFORE.match(words)):
         return Raised(kind, text[match.end() :], words[match.end() :], line)
     if kind.endswith("ValidationError") and (match := _PYDANTIC.match(words)):
-        inner = {"Value": "ValueError", "Assertion": "AssertionError"}.get(match[1], kind)
+        inner = {"Value": "ValueError", "Assertion": "AssertionError"}.get(
+            match[1], kind
+        )
         return Raised(inner, text[match.end() :], words[match.end() :], line)
     return Raised(kind, text, words, line)
 
@@ -323,8 +385,8 @@ Found = Mapping[str, str]
 class Rule:
     """A cause, by the words that state it.
 
-    The fields are explained in ``starts.toml``. ``kinds`` None: any class of exceptions.
-    """
+    The fields are explained in ``starts.toml``. ``kinds`` None: any class of
+    exceptions."""
 
     fault: StartFault
     kinds: re.Pattern[str] | None
@@ -341,7 +403,11 @@ class Rule:
 def _share(found: Found) -> Mapping[str, str]:
     """The largest share of the device that is free, rounded down to a hundredth."""
     free, total = float(found["free"]), float(found["total"])
-    return {"share": f"{int(free / total * 100) / 100:.2f}"} if total else {"share": "less"}
+    return (
+        {"share": f"{int(free / total * 100) / 100:.2f}"}
+        if total
+        else {"share": "less"}
+    )
 
 
 def _missing(found: Found) -> Mapping[str, str]:
@@ -363,26 +429,41 @@ def _module(found: Found) -> Mapping[str, str]:
 
 
 PACKAGES: Final[Mapping[str, str]] = {
-    "cv2": "opencv-python-headless", "PIL": "pillow", "yaml": "pyyaml", "zmq": "pyzmq",
-    "sklearn": "scikit-learn", "google": "protobuf", "sgl_kernel": "sglang-kernel",
-    "flash_attn": "flash-attn", "_turbomind": "lmdeploy", "pynvml": "nvidia-ml-py",
-    "vllm_flash_attn": "vllm", "multipart": "python-multipart", "mistral_common": "mistral-common",
-}  # fmt: skip
+    "cv2": "opencv-python-headless",
+    "PIL": "pillow",
+    "yaml": "pyyaml",
+    "zmq": "pyzmq",
+    "sklearn": "scikit-learn",
+    "google": "protobuf",
+    "sgl_kernel": "sglang-kernel",
+    "flash_attn": "flash-attn",
+    "_turbomind": "lmdeploy",
+    "pynvml": "nvidia-ml-py",
+    "vllm_flash_attn": "vllm",
+    "multipart": "python-multipart",
+    "mistral_common": "mistral-common",
+}
 """A module's package, where its name is another one."""
 
 EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
     "vllm": {
-        "librosa": "audio", "soundfile": "audio", "av": "audio", "opentelemetry": "otel",
-        "runai_model_streamer": "runai", "tensorizer": "tensorizer",
+        "librosa": "audio",
+        "soundfile": "audio",
+        "av": "audio",
+        "opentelemetry": "otel",
+        "runai_model_streamer": "runai",
+        "tensorizer": "tensorizer",
         "fastsafetensors": "fastsafetensors",
     },
     "sglang": {
-        "diffusers": "diffusion", "fastokens": "fastokens", "opentelemetry": "tracing",
+        "diffusers": "diffusion",
+        "fastokens": "fastokens",
+        "opentelemetry": "tracing",
         "runai_model_streamer": "runai",
     },
-}  # fmt: skip
-"""The extra of an engine's wheel that brings a module (Provides-Extra: vllm 0.11.0 and 0.32.0,
-sglang 0.5.23; what lmdeploy 0.18.0 needs has none)."""
+}
+"""The extra of an engine's wheel that brings a module (Provides-Extra: vllm 0.11.0 and
+0.32.0, sglang 0.5.23; what lmdeploy 0.18.0 needs has none)."""
 
 
 def _cuda(found: Found) -> Mapping[str, str]:
@@ -396,11 +477,15 @@ def _partner(found: Found) -> Mapping[str, str]:
 
 
 def _package(found: Found) -> Mapping[str, str]:
-    return {"package": (found.get("where") or found.get("module") or "").partition(".")[0]}
+    return {
+        "package": (found.get("where") or found.get("module") or "").partition(".")[0]
+    }
 
 
 def _free(found: Found) -> Mapping[str, str]:
-    words = f", {found['free']} of {found['total']} are free" if found.get("free") else ""
+    words = (
+        f", {found['free']} of {found['total']} are free" if found.get("free") else ""
+    )
     return {"free_words": words}
 
 
@@ -415,9 +500,17 @@ def _path(found: Found) -> Mapping[str, str]:
 
 
 VALUES: Final[Mapping[str, Callable[[Found], Mapping[str, str]]]] = {
-    "share": _share, "lacking": _missing, "module": _module, "asked": _asked_for, "cuda": _cuda,
-    "partner": _partner, "package": _package, "free": _free, "heads": _heads, "path": _path,
-}  # fmt: skip
+    "share": _share,
+    "lacking": _missing,
+    "module": _module,
+    "asked": _asked_for,
+    "cuda": _cuda,
+    "partner": _partner,
+    "package": _package,
+    "free": _free,
+    "heads": _heads,
+    "path": _path,
+}
 """What ``values`` of a row means: adds to what its groups found."""
 
 
@@ -460,7 +553,8 @@ STAGES: Final[Mapping[str, str]] = {
 
 
 def stage_of(lines: Sequence[LogLine], engine: Engine | None) -> str:
-    """What the start was at when ``lines`` end, as a part of a sentence; "": not known."""
+    """What the start was at when ``lines`` end, as a part of a sentence; "": not
+    known."""
     if engine is None or not engine.start_marks:
         return ""
     stages = [*engine.start_marks, "HTTP up"]
@@ -483,7 +577,8 @@ SAMPLE: Final = 400
 
 
 def lines_of(path: Path, notes: list[str]) -> list[LogLine]:
-    """The lines of the log's end, at most ``MOST_BYTES``; ``notes`` gets what was left out.
+    """The lines of the log's end, at most ``MOST_BYTES``; ``notes`` gets what was left
+    out.
 
     Raises:
         OSError, Unavailable, or another of BROKEN: it cannot be read.
@@ -492,7 +587,9 @@ def lines_of(path: Path, notes: list[str]) -> list[LogLine]:
     with open_log(path) as stream:
         end, left_out = _end_of(stream, path)
         if left_out:
-            notes.append(f"only the last {MOST_BYTES // MIB} MiB of {path.name} were read")
+            notes.append(
+                f"only the last {MOST_BYTES // MIB} MiB of {path.name} were read"
+            )
         with contextlib.suppress(*BROKEN):
             reader = LineReader()
             for block in end:
@@ -503,7 +600,8 @@ def lines_of(path: Path, notes: list[str]) -> list[LogLine]:
 
 
 def _end_of(stream: BinaryIO, path: Path) -> tuple[Iterable[bytes], bool]:
-    """The last ``MOST_BYTES`` of a stream in blocks, and whether there is more before them."""
+    """The last ``MOST_BYTES`` of a stream in blocks, and whether there is more before
+    them."""
     if stream.seekable():
         length = path.stat().st_size
         stream.seek(max(0, length - MOST_BYTES))
@@ -521,7 +619,8 @@ def _end_of(stream: BinaryIO, path: Path) -> tuple[Iterable[bytes], bool]:
 
 
 class LineReader:
-    """The lines of a log that comes in blocks, without what a collector put around them."""
+    """The lines of a log that comes in blocks, without what a collector put around
+    them."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -544,7 +643,9 @@ class LineReader:
     def _lines(self, raw: bytes) -> Iterator[LogLine]:
         self._number += 1
         peeler = self._peeler
-        bare = [None] if peeler is None or peeler.plain else peeler.peel(raw[:MOST_LINE])
+        bare = (
+            [None] if peeler is None or peeler.plain else peeler.peel(raw[:MOST_LINE])
+        )
         for one in bare:
             reading = read_line(clean(raw if one is None else one.text))
             if self._before is not None:
@@ -553,17 +654,17 @@ class LineReader:
             yield Line(self._number, reading, one).record(UNKNOWN)
 
 
-# ------------------------------------------------------------------ from a log to its cause
+# -------------------------------------------------------------- from a log to its cause
 
 
 @dataclass(frozen=True)
 class Asked:
     """What is known beside the log.
 
-    Attributes:
-        stage: what the start was at, e.g. "as the model is loaded"; "": not known.
-        ranges: of a package, what the release's wheel metadata asks for, e.g. "<5.20,>=5.16.1".
-        exit_code: of the first process; negative: the signal that ended it; None: not known.
+    Attributes: stage: what the start was at, e.g. "as the model is loaded"; "": not
+        known. ranges: of a package, what the release's wheel metadata asks for, e.g.
+        "<5.20,>=5.16.1". exit_code: of the first process; negative: the signal that
+        ended it; None: not known.
     """
 
     engine: str = ""
@@ -588,7 +689,11 @@ def start_cause(lines: Sequence[LogLine], asked: Asked = Asked()) -> FailedStart
             continue
         cause = _cause(rule, match, event, lines, asked)
         if not rule.echo:
-            hinted = _hinted(events, lines, asked) if cause.fault is StartFault.NCCL else None
+            hinted = (
+                _hinted(events, lines, asked)
+                if cause.fault is StartFault.NCCL
+                else None
+            )
             return hinted or _with_first(cause, events)
         echo = cause if echo is None or cause.fault is StartFault.KILLED else echo
     if echo is None or echo.fault is not StartFault.KILLED:
@@ -597,30 +702,40 @@ def start_cause(lines: Sequence[LogLine], asked: Asked = Asked()) -> FailedStart
             return replace(hinted, certain=echo is not None)
     if echo is None and (wordless := _wordless(events, asked)) is not None:
         return wordless
-    # SGLang ends itself by SIGKILL once a child failed: a signal explains a silent end alone.
+    # SGLang ends itself by SIGKILL once a child failed: a signal explains a silent end
+    # alone.
     silent = all(event.kind == "hint" for event in events)
     return echo or (_by_signal(asked) if silent else None)
 
 
-def _hinted(events: Sequence[Raised], lines: Sequence[LogLine], asked: Asked) -> FailedStart | None:
+def _hinted(
+    events: Sequence[Raised], lines: Sequence[LogLine], asked: Asked
+) -> FailedStart | None:
     """What a warning says of the failure after it."""
     for event in events:
-        rule, match = _matching(event, asked.engine) if event.kind == "hint" else (None, None)
+        rule, match = (
+            _matching(event, asked.engine) if event.kind == "hint" else (None, None)
+        )
         if rule is not None and match is not None:
             return _cause(rule, match, event, lines, asked)
     return None
 
 
 _ECHO: Final = re.compile(r"Engine core initialization failed\.")
-_EFFECTS: Final = frozenset({
-    "BrokenPipeError", "EOFError", "ConnectionResetError", "ConnectionRefusedError",
-})  # fmt: skip
+_EFFECTS: Final = frozenset(
+    {
+        "BrokenPipeError",
+        "EOFError",
+        "ConnectionResetError",
+        "ConnectionRefusedError",
+    }
+)
 """What the others raise once a process is gone."""
 
 
 def _wordless(events: Sequence[Raised], asked: Asked) -> FailedStart | None:
-    """vLLM's engine process is gone, and no process raised anything that could be why: its front
-    knows no exit code where it is read before the process is collected."""
+    """vLLM's engine process is gone, and no process raised anything that could be why:
+    its front knows no exit code where it is read before the process is collected."""
     own = [event for event in events if event.kind not in ("hint", "error")]
     echo = next((event for event in own if _ECHO.match(event.text)), None)
     if echo is None or any(
@@ -628,12 +743,17 @@ def _wordless(events: Sequence[Raised], asked: Asked) -> FailedStart | None:
     ):
         return None
     found = _signalled(-9, echo, asked)
-    words = f"A process of the server ended without a word {asked.stage or 'at the start'}"
-    return replace(found, sentence=f"{words}: it was killed, it seems.", certain=False, numbers={})
+    words = (
+        f"A process of the server ended without a word {asked.stage or 'at the start'}"
+    )
+    return replace(
+        found, sentence=f"{words}: it was killed, it seems.", certain=False, numbers={}
+    )
 
 
 def _with_first(cause: FailedStart, events: Sequence[Raised]) -> FailedStart:
-    """With the exception that comes before the one that the table knows, if there is one."""
+    """With the exception that comes before the one that the table knows, if there is
+    one."""
     first = next((e for e in events if e.kind not in ("hint", "error")), None)
     if first is None or cause.line is None or first.line.number >= cause.line.number:
         return cause
@@ -660,7 +780,11 @@ class _Blank(dict[str, str]):
 
 
 def _cause(
-    rule: Rule, match: re.Match[str], event: Raised, lines: Sequence[LogLine], asked: Asked
+    rule: Rule,
+    match: re.Match[str],
+    event: Raised,
+    lines: Sequence[LogLine],
+    asked: Asked,
 ) -> FailedStart:
     numbers = {
         name: event.text[match.start(name) : match.end(name)]
@@ -678,7 +802,9 @@ def _cause(
     told = [a for a in rule.advice if all(names[kind] for kind in _OPTION.findall(a))]
     advice = [text for one in told if (text := _format(one, fill))]
     sentence = _format(rule.sentence, fill)
-    where = f"line {event.line.number}" + (f", {event.line.process}" if event.line.process else "")
+    where = f"line {event.line.number}" + (
+        f", {event.line.process}" if event.line.process else ""
+    )
     return FailedStart(
         fault=rule.fault,
         sentence=sentence if sentence.endswith((".", "?")) else f"{sentence}.",
@@ -705,77 +831,116 @@ def _fill(
 ) -> Mapping[str, object]:
     engine, release = asked.engine or "the engine", asked.release
     opt = _Blank(OPTIONS.get(asked.engine, _ANY))
-    fill: dict[str, object] = {n: str(v).replace("{", "(").replace("}", ")")
-                               for n, v in found.items() if n not in ("fits",)}  # fmt: skip
+    fill: dict[str, object] = {
+        n: str(v).replace("{", "(").replace("}", ")")
+        for n, v in found.items()
+        if n not in ("fits",)
+    }
     fill |= {n: v for n, v in found.items() if n == "fits"}
     wanted = asked.ranges.get(str(found.get("package") or "transformers"), "")
     fill |= {
-        "opt": opt, "engine": engine, "release": release or "RELEASE",
-        "range": f": {found.get('package') or 'transformers'}{wanted}" if wanted else "",
-        "torch": f"torch{asked.ranges['torch']}" if "torch" in asked.ranges else "see its metadata",
+        "opt": opt,
+        "engine": engine,
+        "release": release or "RELEASE",
+        "range": f": {found.get('package') or 'transformers'}{wanted}"
+        if wanted
+        else "",
+        "torch": f"torch{asked.ranges['torch']}"
+        if "torch" in asked.ranges
+        else "see its metadata",
         "stage": asked.stage or "at the start",
         "cache": {"vllm": "VLLM_CACHE_ROOT"}.get(asked.engine, "XDG_CACHE_HOME"),
         "budget": f"mmrepro kv-budget --engine {engine} computes what fits"
-        if asked.engine in ("vllm", "sglang", "lmdeploy") else "",
-        "oom": _oom(asked), "meant": "", "instead": "", "install": "", "lfs": "", "illegal": "",
-        "cuda_word": "", "library_advice": "install the package that brings it",
-    }  # fmt: skip
+        if asked.engine in ("vllm", "sglang", "lmdeploy")
+        else "",
+        "oom": _oom(asked),
+        "meant": "",
+        "instead": "",
+        "install": "",
+        "lfs": "",
+        "illegal": "",
+        "cuda_word": "",
+        "library_advice": "install the package that brings it",
+    }
     if rule.fault is StartFault.BAD_ARGUMENT and "option" in found:
         fill |= _option_words(str(found["option"]), lines, asked)
     if rule.fault is StartFault.MISSING_MODULE and "top" in found:
         extra = EXTRAS.get(asked.engine, {}).get(str(found["top"]), "")
         own = f"{engine}[{extra}]" + (f"=={release}" if release else "")
-        fill["install"] = f"pip install '{own}'" if extra else f"pip install '{found['package']}'"
+        fill["install"] = (
+            f"pip install '{own}'" if extra else f"pip install '{found['package']}'"
+        )
     if rule.fault is StartFault.LIBRARY_MISSING:
         fill |= _library_words(str(found["library"]))
-    if "invalid header" in event.words.lower() or "header too large" in event.words.lower():
+    if (
+        "invalid header" in event.words.lower()
+        or "header too large" in event.words.lower()
+    ):
         fill["lfs"] = " A Git LFS pointer in its place reads so."
     if "Illegal instruction" in event.words:
-        fill["illegal"] = " The processor lacks instructions that the wheel was built with."
+        fill["illegal"] = (
+            " The processor lacks instructions that the wheel was built with."
+        )
     return fill
 
 
 def _oom(asked: Asked) -> str:
     if "load" in asked.stage:
         return (
-            "the weights do not fit: more GPUs ({opt[tp]}), a quantised model, or end what else "
+            "the weights do not fit: more GPUs ({opt[tp]}), a quantised model, or end "
+            "what else "
             "uses the GPU (nvidia-smi)"
         )
     lower = "{opt[memory]} lower, {opt[sequences]} lower"
-    return f"{lower}, or {{opt[eager]}}, which keeps no graphs; end what else uses the GPU"
+    return (
+        f"{lower}, or {{opt[eager]}}, which keeps no graphs; end what else uses the GPU"
+    )
 
 
-def _option_words(option: str, lines: Sequence[LogLine], asked: Asked) -> Mapping[str, object]:
-    """What may have been meant: an option that the log's usage, or that the engine is known for,
-    has."""
+def _option_words(
+    option: str, lines: Sequence[LogLine], asked: Asked
+) -> Mapping[str, object]:
+    """What may have been meant: an option that the log's usage, or that the engine is
+    known for, has."""
     name = option.partition("=")[0]
     gone = GONE.get(asked.engine, {}).get(name)
     if gone:
         return {"meant": "", "instead": f"{name}: {gone}"}
-    known = set(OPTIONS.get(asked.engine, {}).values()) | set(GONE.get(asked.engine, {}))
+    known = set(OPTIONS.get(asked.engine, {}).values()) | set(
+        GONE.get(asked.engine, {})
+    )
     for line in lines:
         if re.match(r"usage: |\s+\[?-", line.text):
             known |= set(re.findall(r"--[a-z][\w-]+", line.text))
     meant = did_you_mean(name, sorted(one for one in known if one.startswith("--")))
-    return {"meant": meant, "instead": "compare the command with --help of this release"}
+    return {
+        "meant": meant,
+        "instead": "compare the command with --help of this release",
+    }
 
 
 def _library_words(library: str) -> Mapping[str, object]:
-    cuda = re.match(r"lib(?:cudart|cublas\w*|cudnn\w*|nvrtc\w*|nccl|cufft|curand|cusparse\w*|"
-                    r"cusolver|nvJitLink|nvToolsExt|cupti)[-\w]*\.so\.(\d+)", library)  # fmt: skip
+    cuda = re.match(
+        r"lib(?:cudart|cublas\w*|cudnn\w*|nvrtc\w*|nccl|cufft|curand|cusparse\w*|"
+        r"cusolver|nvJitLink|nvToolsExt|cupti)[-\w]*\.so\.(\d+)",
+        library,
+    )
     if cuda:
         word = (
             f" It belongs to CUDA {cuda[1]}: the wheel was built for that CUDA."
             if (library.startswith(("libcudart", "libcublas", "libnvrtc")))
             else ""
         )
-        advice = "torch and the engine's wheel must be built for the same CUDA: reinstall both"
+        advice = (
+            "torch and the engine's wheel must be built for the same CUDA: "
+            "reinstall both"
+        )
         return {"cuda_word": word, "library_advice": advice}
     if library.startswith("libcuda.so"):
         return {
             "cuda_word": " It is the NVIDIA driver's: no driver is here.",
-            "library_advice": "start the container with its GPUs (--gpus all), or install the "
-            "driver",
+            "library_advice": "start the container with its GPUs (--gpus all), or "
+            "install the driver",
         }
     package = SYSTEM_PACKAGES.get(library)
     return {"library_advice": f"apt install {package}"} if package else {}
@@ -786,16 +951,24 @@ SIGNALS: Final[Mapping[int, tuple[StartFault, str]]] = {
     15: (StartFault.KILLED, "was ended from outside (SIGTERM)"),
     11: (StartFault.NATIVE_CRASH, "crashed in compiled code (SIGSEGV)"),
     6: (StartFault.NATIVE_CRASH, "aborted in compiled code (SIGABRT)"),
-    4: (StartFault.NATIVE_CRASH, "met an instruction that this processor does not have (SIGILL)"),
+    4: (
+        StartFault.NATIVE_CRASH,
+        "met an instruction that this processor does not have (SIGILL)",
+    ),
     8: (StartFault.NATIVE_CRASH, "crashed in compiled code (SIGFPE)"),
-    7: (StartFault.SHARED_MEMORY, "lost memory that it had mapped (SIGBUS): /dev/shm is too small, "
-        "or a file was cut"),
-}  # fmt: skip
+    7: (
+        StartFault.SHARED_MEMORY,
+        "lost memory that it had mapped (SIGBUS): /dev/shm is too small, "
+        "or a file was cut",
+    ),
+}
 
 
 def _signalled(code: int, event: Raised | None, asked: Asked) -> FailedStart:
     number = -code
-    fault, words = SIGNALS.get(number, (StartFault.KILLED, f"was ended by signal {number}"))
+    fault, words = SIGNALS.get(
+        number, (StartFault.KILLED, f"was ended by signal {number}")
+    )
     advice = {
         StartFault.KILLED: (
             "dmesg -T | grep -i oom: the kernel kills what takes too much memory",
@@ -803,8 +976,9 @@ def _signalled(code: int, event: Raised | None, asked: Asked) -> FailedStart:
         ),
         StartFault.NATIVE_CRASH: (
             "PYTHONFAULTHANDLER=1 prints where",
-            f"mmrepro check --for '{asked.engine or 'ENGINE'}=={asked.release or 'RELEASE'}' "
-            "compares this machine with the release",
+            "mmrepro check --for "
+            f"'{asked.engine or 'ENGINE'}=={asked.release or 'RELEASE'}' compares this "
+            "machine with the release",
         ),
         StartFault.SHARED_MEMORY: ("in a container: --shm-size=16g or --ipc=host",),
     }[fault]
@@ -816,10 +990,13 @@ def _signalled(code: int, event: Raised | None, asked: Asked) -> FailedStart:
         exception=event.shown if event else "",
         line=event.line if event else None,
         numbers={"signal": str(number)},
-        why=(f"line {event.line.number}: {event.shown}" if event
-             else f"the first process ended with {code}",),
+        why=(
+            f"line {event.line.number}: {event.shown}"
+            if event
+            else f"the first process ended with {code}",
+        ),
         advice=advice,
-    )  # fmt: skip
+    )
 
 
 def _by_signal(asked: Asked) -> FailedStart | None:
@@ -836,9 +1013,8 @@ def _by_signal(asked: Asked) -> FailedStart | None:
 class Explained:
     """Why a start of mmrepro's own failed.
 
-    Attributes:
-        lines: the exceptions of its log, each once; the log's last lines where it has none.
-        race: why the same start is worth repeating; "": it is not.
+    Attributes: lines: the exceptions of its log, each once; the log's last lines where
+        it has none. race: why the same start is worth repeating; "": it is not.
     """
 
     cause: FailedStart | None
@@ -850,15 +1026,21 @@ class Explained:
         """For people; "": the log is empty."""
         said = self.cause.exception if self.cause else ""
         said = said or (self.lines[0] if self.lines else "")
-        parts = [self.cause.sentence if self.cause else "", f"The log says: {said}" if said else ""]
+        parts = [
+            self.cause.sentence if self.cause else "",
+            f"The log says: {said}" if said else "",
+        ]
         return " ".join(filter(None, parts))
 
 
 SHOWN_LINES: Final = 6
 
 
-def explain(log: Path, engine: Engine, release: str, exit_code: int | None) -> Explained:
-    """Why the start whose log is ``log`` failed. Never raises for a missing or broken file.
+def explain(
+    log: Path, engine: Engine, release: str, exit_code: int | None
+) -> Explained:
+    """Why the start whose log is ``log`` failed. Never raises for a missing or broken
+    file.
 
     ``exit_code``: of its first process; None: it did not end.
     """
@@ -870,7 +1052,9 @@ def explain(log: Path, engine: Engine, release: str, exit_code: int | None) -> E
     cause = start_cause(lines, Asked(engine.name, release, stage, exit_code=exit_code))
     events = [event for event in raised(lines) if event.kind not in ("hint", "error")]
     shown = list(dict.fromkeys(event.shown for event in events))
-    last = [public_line(line, SHOWN) for line in lines if line.text.strip()][-SHOWN_LINES:]
+    last = [public_line(line, SHOWN) for line in lines if line.text.strip()][
+        -SHOWN_LINES:
+    ]
     races = {
         StartFault.PORT_TAKEN: "the port was taken meanwhile",
         StartFault.START_RACE: cause.sentence if cause else "",

@@ -36,10 +36,10 @@ KV_CACHE_BYTES_SINCE = Version("0.11.0")
 WARMS_UP = '{"mode": 2, "backend": "eager"}'
 LOCAL = "the ranks are on this machine"
 STAGES = (
-    "the CPU worker makes the buffers of a later pipeline stage in its warm-up, and leaves that "
-    "out where nothing is compiled (warming_up_model of v1/worker/cpu_model_runner.py, 0.23.0 and "
-    "0.32.0): the first request would fail in sync_and_gather_intermediate_tensors. The backend "
-    "compiles nothing"
+    "the CPU worker makes the buffers of a later pipeline stage in its warm-up, and "
+    "leaves that out where nothing is compiled (warming_up_model of "
+    "v1/worker/cpu_model_runner.py, 0.23.0 and 0.32.0): the first request would fail "
+    "in sync_and_gather_intermediate_tensors. The backend compiles nothing"
 )
 
 CONTRACT_PROBE = Patch(
@@ -56,16 +56,17 @@ EMULATED_STREAM = Patch(
     "emulated_stream",
     StandIn(
         name="emulated_stream",
-        replaces="the order in which vLLM's CPU model runner does device work: work on weights, KV "
-        "cache and device buffers is queued and runs in order, as late as the engine's own "
-        "waiting allows, as a GPU's stream may; torch.Event and torch.cuda streams wait for that "
-        "queue; asynchronous scheduling and the executor in the engine's own process stay as asked "
-        "for, which 0.14.0 and 0.22.0 change on a CPU; the thread that waits for outputs waits "
-        "only when they are wanted; attention lengths are read from the host's copies; "
-        "attention is called without its opaque operator, and the greedy choice as on a GPU",
-        why="a CPU does each operation at once, so that what the host does too early goes unseen. "
-        "No line of the engine is changed. It shows that the engine does not order its work, not "
-        "how often a GPU is late enough for it to matter",
+        replaces="the order in which vLLM's CPU model runner does device work: work on "
+        "weights, KV cache and device buffers is queued and runs in order, as late as "
+        "the engine's own waiting allows, as a GPU's stream may; torch.Event and "
+        "torch.cuda streams wait for that queue; asynchronous scheduling and the "
+        "executor in the engine's own process stay as asked for, which 0.14.0 and "
+        "0.22.0 change on a CPU; the thread that waits for outputs waits only when "
+        "they are wanted; attention lengths are read from the host's copies; attention "
+        "is called without its opaque operator, and the greedy choice as on a GPU",
+        why="a CPU does each operation at once, so that what the host does too early "
+        "goes unseen. No line of the engine is changed. It shows that the engine does "
+        "not order its work, not how often a GPU is late enough for it to matter",
     ),
     fidelity=Fidelity.EMULATED_STREAM,
     device="cpu",
@@ -75,7 +76,9 @@ EMULATED_STREAM = Patch(
 class VllmEngine(Engine):
     name: ClassVar[str] = "vllm"
     module: ClassVar[str] = SERVER_MODULE
-    moved_to: ClassVar[tuple[str, ...]] = ("vllm.entrypoints.launchers.api_server.entry",)
+    moved_to: ClassVar[tuple[str, ...]] = (
+        "vllm.entrypoints.launchers.api_server.entry",
+    )
     preload: ClassVar[tuple[str, ...]] = (
         "vllm.v1.engine.async_llm",
         "vllm.v1.engine.core",
@@ -122,21 +125,30 @@ class VllmEngine(Engine):
     }
     log_patterns: ClassVar[Mapping[str, str]] = {
         "added-request": r"Added request ",
-        "engine-died": r"engine core exited unexpectedly|died unexpectedly|EngineDeadError",
+        "engine-died": (
+            r"engine core exited unexpectedly|died unexpectedly"
+            r"|EngineDeadError"
+        ),
         "core-fatal": r"EngineCore encountered a fatal error",
         "waiting-for-work": r"waiting for work",
         WORKED: r"Avg generation throughput: (?!0\.0 )[\d.]+ tokens/s",  # of ten seconds, at INFO
         "contract-violated": r"contract violated: ",
         "contract-probe": r"contract probe: ",
-        "core-event": "EngineCore loop active|EngineCore waiting for work|Called check_health",
+        "core-event": (
+            "EngineCore loop active|EngineCore waiting for work|Called check_health"
+        ),
     }
     added_pattern: ClassVar[str] = r"Added request \S+"
-    progress_pattern: ClassVar[str] = "EngineCore loop active|EngineCore waiting for work"
+    progress_pattern: ClassVar[str] = (
+        "EngineCore loop active|EngineCore waiting for work"
+    )
     log_mark: ClassVar[str] = LogPattern(
         # V0 of 0.5 to 0.8, its API server, V1
-        r"(?:^|\] )(?:Initializing an? (?:V\d )?LLM engine \(v|vLLM API server version )"
+        r"(?:^|\] )(?:Initializing an? (?:V\d )?LLM engine \(v"
+        r"|vLLM API server version )"
         r"(?P<release>\d[\w.+]*)",
-        *("LLM engine (v", "vLLM API server version "),
+        "LLM engine (v",
+        "vLLM API server version ",
     )
     code: ClassVar[tuple[str, ...]] = ("vllm", "zmq", "PIL", "yaml")
     start_lines: ClassVar[tuple[str, ...]] = (
@@ -153,7 +165,8 @@ class VllmEngine(Engine):
         return Mitigation("contract-probe", why, patch=CONTRACT_PROBE)
 
     def role_of(self, name: str, cmdline: str) -> str:
-        """The first process does not rename itself: it is known by what it was started with."""
+        """The first process does not rename itself: it is known by what it was started
+        with."""
         if PROXY.search(cmdline):
             return "proxy"
         main = any(module in cmdline for module in (SERVER_MODULE, *self.moved_to))
@@ -161,18 +174,31 @@ class VllmEngine(Engine):
 
     def command(self, request: LaunchRequest) -> list[str]:
         return [
-            *("--model", str(request.model), "--served-model-name", SERVED_MODEL),
-            *("--host", "127.0.0.1", "--port", str(request.port)),
-            *("--max-model-len", str(request.max_model_len)),
+            "--model",
+            str(request.model),
+            "--served-model-name",
+            SERVED_MODEL,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(request.port),
+            "--max-model-len",
+            str(request.max_model_len),
         ]
 
     def settings(self, request: LaunchRequest) -> Iterator[Setting]:
         yield Setting(
-            name="VLLM_LOGGING_LEVEL", value="DEBUG", why="the engine logs each request it adds"
+            name="VLLM_LOGGING_LEVEL",
+            value="DEBUG",
+            why="the engine logs each request it adds",
         )
-        yield Setting(name="VLLM_NO_USAGE_STATS", value="1", why="nothing is sent anywhere")
+        yield Setting(
+            name="VLLM_NO_USAGE_STATS", value="1", why="nothing is sent anywhere"
+        )
         yield Setting(name="DO_NOT_TRACK", value="1", why="nothing is sent anywhere")
-        yield Setting(name="HF_HUB_OFFLINE", value="1", why="the model is a local folder")
+        yield Setting(
+            name="HF_HUB_OFFLINE", value="1", why="the model is a local folder"
+        )
         yield Setting(
             name="VLLM_CACHE_ROOT",
             value=str(request.environment.state_dir / "vllm"),
@@ -183,7 +209,10 @@ class VllmEngine(Engine):
         yield Setting(
             name="SAGEMAKER_SESSIONS_PATH",
             value=f"{TMP_PLACEHOLDER}/sessions",
-            why="a dependency of vLLM makes this folder in /dev/shm at every start and leaves it",
+            why=(
+                "a dependency of vLLM makes this folder in /dev/shm at every "
+                "start and leaves it"
+            ),
         )
         ranks = ranks_of(request.all_server_args)
         if ranks:
@@ -192,23 +221,30 @@ class VllmEngine(Engine):
         if "PP" in ranks and request.environment.spec.device == "cpu":
             yield Setting(name="--compilation-config", value=WARMS_UP, why=STAGES)
         else:
-            yield Setting(name="--enforce-eager", value="", why="no graph capture: a faster start")
+            yield Setting(
+                name="--enforce-eager", value="", why="no graph capture: a faster start"
+            )
         if request.environment.spec.device != "cpu":
             yield from self._gpu_settings(request)
             return
         yield Setting(
-            name="TORCHDYNAMO_DISABLE", value="1", why="no compilation at warm-up: a faster start"
+            name="TORCHDYNAMO_DISABLE",
+            value="1",
+            why="no compilation at warm-up: a faster start",
         )
         release = Version(request.environment.spec.release)
         if "DP" in ranks and release >= OWN_NODE_SINCE:
             yield Setting(
                 name="VLLM_CPU_SIM_MULTI_NUMA",
                 value="0",
-                why="each replica takes a memory node of its own, and this machine may have one: "
-                "the second finds none (get_visible_memory_node, cpu_resource_utils.py of 0.33.0). "
-                "Where this is set, to anything, all nodes are for all; 0: none is simulated",
+                why="each replica takes a memory node of its own, and this machine may "
+                "have one: the second finds none (get_visible_memory_node, "
+                "cpu_resource_utils.py of 0.33.0). Where this is set, to anything, all "
+                "nodes are for all; 0: none is simulated",
             )
-        yield Setting(name="VLLM_CPU_KVCACHE_SPACE", value="1", why="1 GiB of KV cache is enough")
+        yield Setting(
+            name="VLLM_CPU_KVCACHE_SPACE", value="1", why="1 GiB of KV cache is enough"
+        )
         yield two_threads()
         old = release < NOBIND_SINCE
         yield Setting(
@@ -221,17 +257,20 @@ class VllmEngine(Engine):
         yield Setting(
             name="VLLM_USE_FLASHINFER_SAMPLER",
             value="0",
-            why="FlashInfer's kernels are compiled at the first start, which takes a CUDA compiler "
-            "and minutes; vLLM's own sampler takes their place",
+            why="FlashInfer's kernels are compiled at the first start, which takes a "
+            "CUDA compiler and minutes; vLLM's own sampler takes their place",
         )
         old = Version(request.environment.spec.release) < KV_CACHE_BYTES_SINCE
-        sized = any(has_option(request.all_server_args, name) for name in GPU_MEMORY_OPTIONS)
+        sized = any(
+            has_option(request.all_server_args, name) for name in GPU_MEMORY_OPTIONS
+        )
         if not old and not sized:
             yield Setting(
                 name="--kv-cache-memory-bytes",
                 value=str(1 << 30),
-                why="1 GiB of KV cache is enough, as on a CPU; nine tenths of a large GPU would be "
-                "millions of a tiny model's blocks. In place of --gpu-memory-utilization",
+                why="1 GiB of KV cache is enough, as on a CPU; nine tenths of a large "
+                "GPU would be millions of a tiny model's blocks. In place of "
+                "--gpu-memory-utilization",
             )
             yield Setting(
                 name="--gpu-memory-utilization",

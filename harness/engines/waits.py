@@ -1,13 +1,13 @@
-"""Where a process of an engine stands while it waits for another one, each with its source line.
+"""Where a process of an engine stands while it waits for another one, each with its
+source line.
 
 A place is a function that calls another one and does not go on before that returns:
-``worker_busy_loop`` calls ``dequeue`` until it gets an order. Python frames that are called from
-there are waiting too, as long as they belong to :data:`PASSIVE`: code that runs on top of a wait (a
-signal handler, a finalizer) is none.
+``worker_busy_loop`` calls ``dequeue`` until it gets an order. Python frames that are
+called from there are waiting too, as long as they belong to :data:`PASSIVE`: code that
+runs on top of a wait (a signal handler, a finalizer) is none.
 
-``tests/unit/diagnose/test_waits.py`` compares each place with the installed sources of its
-releases.
-"""
+``tests/unit/diagnose/test_waits.py`` compares each place with the installed sources of
+its releases."""
 
 from __future__ import annotations
 
@@ -39,12 +39,10 @@ class Wait(StrEnum):
 class WaitPlace:
     """``function`` in ``file`` calls ``calls``.
 
-    Attributes:
-        file: the end of a path, as py-spy shortens it.
-        calls: a bare name.
-        native: ``calls`` may be a function of C, which has no Python frame.
-        releases: those whose source has it.
-        follower: it is this wait for ranks other than 0 only; rank 0, which sends, is in a
+    Attributes: file: the end of a path, as py-spy shortens it. calls: a bare name.
+        native: ``calls`` may be a function of C, which has no Python frame. releases:
+        those whose source has it. follower: it is this wait for ranks other than 0
+        only; rank 0, which sends, is in a
             collective there.
     """
 
@@ -64,15 +62,25 @@ class WaitPlace:
     def covers(self, release: str) -> bool:
         """Whether it is a place of ``release``; of an unknown one every place is."""
         try:
-            return not release or self.releases.contains(Version(release), prereleases=True)
+            return not release or self.releases.contains(
+                Version(release), prereleases=True
+            )
         except InvalidVersion:
             return True
 
 
 def _vllm(
-    wait: Wait, file: str, function: str, calls: str, releases: str = "", *, native: bool = False
+    wait: Wait,
+    file: str,
+    function: str,
+    calls: str,
+    releases: str = "",
+    *,
+    native: bool = False,
 ) -> WaitPlace:
-    return WaitPlace(wait, f"vllm/{file}", function, calls, native, SpecifierSet(releases))
+    return WaitPlace(
+        wait, f"vllm/{file}", function, calls, native, SpecifierSet(releases)
+    )
 
 
 _EXECUTOR = "v1/executor/multiproc_executor.py"
@@ -80,19 +88,48 @@ VLLM = (
     _vllm(Wait.WORK, "v1/engine/core.py", "_process_input_queue", "get"),
     _vllm(Wait.WORK, _EXECUTOR, "worker_busy_loop", "dequeue"),
     _vllm(Wait.WORKER, _EXECUTOR, "get_response", "dequeue"),
-    # Each worker has to read an order before its block of the ring can be written again.
+    # Each worker has to read an order before its block of the ring can be written
+    # again.
     _vllm(Wait.WORKER, _EXECUTOR, "collective_rpc", "enqueue"),
-    # 0.11: a thread of its own reads the answers where several batches are on their way.
+    # 0.11: a thread of its own reads the answers where several batches are on their
+    # way.
     _vllm(Wait.WORKER, _EXECUTOR, "collective_rpc", "result", "<0.12"),
     _vllm(Wait.WORKER, "v1/engine/core.py", "<lambda>", "result", "<0.12"),
-    _vllm(Wait.WORKER, "v1/engine/core.py", "step_with_batch_queue", "result", ">=0.12"),
+    _vllm(
+        Wait.WORKER, "v1/engine/core.py", "step_with_batch_queue", "result", ">=0.12"
+    ),
     _vllm(Wait.WORKER, "v1/executor/ray_utils.py", "result", "get", ">=0.12,<0.33"),
-    _vllm(Wait.WORKER, "v1/executor/ray_executor.py", "collective_rpc", "get", ">=0.12,<0.33"),
+    _vllm(
+        Wait.WORKER,
+        "v1/executor/ray_executor.py",
+        "collective_rpc",
+        "get",
+        ">=0.12,<0.33",
+    ),
     # The data parallel cores of one server step together.
     _vllm(Wait.COLLECTIVE, "config/parallel.py", "has_unfinished_dp", "all_reduce"),
-    _vllm(Wait.STAGE, "v1/worker/gpu_worker.py", "execute_model", "recv_tensor_dict", "<0.19"),
-    _vllm(Wait.STAGE, "v1/worker/gpu_worker.py", "wait_for_comm", "wait", ">=0.19", native=True),
-    _vllm(Wait.DEVICE, "v1/worker/gpu_model_runner.py", "get_output", "synchronize", native=True),
+    _vllm(
+        Wait.STAGE,
+        "v1/worker/gpu_worker.py",
+        "execute_model",
+        "recv_tensor_dict",
+        "<0.19",
+    ),
+    _vllm(
+        Wait.STAGE,
+        "v1/worker/gpu_worker.py",
+        "wait_for_comm",
+        "wait",
+        ">=0.19",
+        native=True,
+    ),
+    _vllm(
+        Wait.DEVICE,
+        "v1/worker/gpu_model_runner.py",
+        "get_output",
+        "synchronize",
+        native=True,
+    ),
 )
 """vLLM 0.11 to 0.32."""
 
@@ -100,56 +137,94 @@ _SRT = "sglang/srt"
 _RECEIVER = f"{_SRT}/managers/scheduler_components/request_receiver.py"
 SGLANG = (
     WaitPlace(
-        Wait.WORK, f"{_SRT}/managers/detokenizer_manager.py", "event_loop", "recv_pyobj",
+        Wait.WORK,
+        f"{_SRT}/managers/detokenizer_manager.py",
+        "event_loop",
+        "recv_pyobj",
         releases=SpecifierSet("<0.5.10"),
     ),
     WaitPlace(
-        Wait.WORK, f"{_SRT}/managers/detokenizer_manager.py", "event_loop", "sock_recv",
+        Wait.WORK,
+        f"{_SRT}/managers/detokenizer_manager.py",
+        "event_loop",
+        "sock_recv",
         releases=SpecifierSet(">=0.5.17"),
     ),
     WaitPlace(
-        Wait.WORK, f"{_SRT}/managers/scheduler.py", "recv_requests", "broadcast_pyobj",
-        releases=SpecifierSet("<0.5.10"), follower=True,
+        Wait.WORK,
+        f"{_SRT}/managers/scheduler.py",
+        "recv_requests",
+        "broadcast_pyobj",
+        releases=SpecifierSet("<0.5.10"),
+        follower=True,
     ),
     WaitPlace(
-        Wait.WORK, _RECEIVER, "_broadcast_reqs_across_ranks", "broadcast_pyobj",
-        releases=SpecifierSet(">=0.5.17"), follower=True,
+        Wait.WORK,
+        _RECEIVER,
+        "_broadcast_reqs_across_ranks",
+        "broadcast_pyobj",
+        releases=SpecifierSet(">=0.5.17"),
+        follower=True,
     ),
     WaitPlace(
-        Wait.WORK, _RECEIVER, "_broadcast_reqs_across_ranks", "attn_cp_tp_broadcast_pyobj",
-        releases=SpecifierSet(">=0.5.23"), follower=True,
+        Wait.WORK,
+        _RECEIVER,
+        "_broadcast_reqs_across_ranks",
+        "attn_cp_tp_broadcast_pyobj",
+        releases=SpecifierSet(">=0.5.23"),
+        follower=True,
     ),
     WaitPlace(
-        Wait.STAGE, _RECEIVER, "_pull_raw_reqs", "point_to_point_pyobj",
+        Wait.STAGE,
+        _RECEIVER,
+        "_pull_raw_reqs",
+        "point_to_point_pyobj",
         releases=SpecifierSet(">=0.5.17"),
     ),
     WaitPlace(
-        Wait.DEVICE, f"{_SRT}/managers/scheduler_output_processor_mixin.py",
-        "process_batch_result_decode", "synchronize", releases=SpecifierSet("<0.5.10"),
+        Wait.DEVICE,
+        f"{_SRT}/managers/scheduler_output_processor_mixin.py",
+        "process_batch_result_decode",
+        "synchronize",
+        releases=SpecifierSet("<0.5.10"),
     ),
     WaitPlace(
-        Wait.DEVICE, f"{_SRT}/managers/scheduler_components/batch_result_processor.py",
-        "process_batch_result_decode", "synchronize", releases=SpecifierSet(">=0.5.17"),
+        Wait.DEVICE,
+        f"{_SRT}/managers/scheduler_components/batch_result_processor.py",
+        "process_batch_result_decode",
+        "synchronize",
+        releases=SpecifierSet(">=0.5.17"),
     ),
-)  # fmt: skip
+)
 """SGLang 0.5.6 to 0.5.23."""
 
 _PYTORCH = "lmdeploy/pytorch/engine"
 LMDEPLOY = (
     WaitPlace(
-        Wait.WORK, f"{_PYTORCH}/model_agent.py", "_broadcast_inputs", "broadcast_object_list",
-        releases=SpecifierSet("<0.7"), follower=True,
+        Wait.WORK,
+        f"{_PYTORCH}/model_agent.py",
+        "_broadcast_inputs",
+        "broadcast_object_list",
+        releases=SpecifierSet("<0.7"),
+        follower=True,
     ),
     WaitPlace(
-        Wait.WORKER, f"{_PYTORCH}/executor/mp_executor.py", "collective_rpc", "receive",
+        Wait.WORKER,
+        f"{_PYTORCH}/executor/mp_executor.py",
+        "collective_rpc",
+        "receive",
         releases=SpecifierSet(">=0.8"),
     ),
     WaitPlace(
-        Wait.WORKER, f"{_PYTORCH}/executor/ray_executor.py", "collective_rpc", "get",
+        Wait.WORKER,
+        f"{_PYTORCH}/executor/ray_executor.py",
+        "collective_rpc",
+        "get",
         releases=SpecifierSet(">=0.8"),
     ),
-)  # fmt: skip
-"""LMDeploy 0.6.4 and 0.18.0. Its workers wait in an event loop, which names no order."""
+)
+"""LMDeploy 0.6.4 and 0.18.0. Its workers wait in an event loop, which names no
+order."""
 
 PLACES: Mapping[str, tuple[WaitPlace, ...]] = {
     "vllm": VLLM,
@@ -161,24 +236,53 @@ PLACES: Mapping[str, tuple[WaitPlace, ...]] = {
 PASSIVE = re.compile(
     r"(?:^|/)(?:threading|queue|selectors|contextlib|asyncio/\w+|concurrent/futures/\w+"
     r"|multiprocessing/(?:connection|synchronize|popen_\w+)|zmq/[\w/]+|ray/[\w/]+"
-    r"|shm_broadcast|torch/_ops|torch/distributed/\w+|torch/cuda/streams|torch/utils/_contextlib"
+    r"|shm_broadcast|torch/_ops|torch/distributed/\w+|torch/cuda/streams"
+    r"|torch/utils/_contextlib"
     r"|uvloop/\w+|sglang/srt/managers/io_struct)\.py$"
 )
 """Files whose functions wait for their caller."""
 
-COLLECTIVES = frozenset({
-    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_gatherv", "all_reduce",
-    "all_to_all", "all_to_all_single", "barrier", "broadcast", "broadcast_object",
-    "broadcast_object_list", "broadcast_tensor_dict", "combine", "dispatch", "gather",
-    "gather_object", "monitored_barrier", "reduce", "reduce_scatter", "reduce_scatter_tensor",
-    "reduce_scatterv", "scatter",
-})  # fmt: skip
-STAGES = frozenset({
-    "irecv_tensor_dict", "isend_tensor_dict", "recv", "recv_object", "recv_tensor_dict", "send",
-    "send_object", "send_tensor_dict",
-})  # fmt: skip
+COLLECTIVES = frozenset(
+    {
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_object",
+        "all_gatherv",
+        "all_reduce",
+        "all_to_all",
+        "all_to_all_single",
+        "barrier",
+        "broadcast",
+        "broadcast_object",
+        "broadcast_object_list",
+        "broadcast_tensor_dict",
+        "combine",
+        "dispatch",
+        "gather",
+        "gather_object",
+        "monitored_barrier",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "reduce_scatterv",
+        "scatter",
+    }
+)
+STAGES = frozenset(
+    {
+        "irecv_tensor_dict",
+        "isend_tensor_dict",
+        "recv",
+        "recv_object",
+        "recv_tensor_dict",
+        "send",
+        "send_object",
+        "send_tensor_dict",
+    }
+)
 COMMUNICATION = re.compile(
-    r"(?:^|/)(?:torch/distributed/\w+|(?:vllm|sglang/srt)/distributed/(?!kv_transfer)[\w/]+"
+    r"(?:^|/)(?:torch/distributed/\w+|(?:vllm"
+    r"|sglang/srt)/distributed/(?!kv_transfer)[\w/]+"
     r"|lmdeploy/pytorch/distributed)\.py$"
 )
 """Files of collective operations, between the ranks of one server."""
@@ -209,9 +313,14 @@ class Waiting:
 
 
 def waiting(
-    frames: Sequence[Frame], places: Sequence[WaitPlace], release: str = "", *, leader: bool = False
+    frames: Sequence[Frame],
+    places: Sequence[WaitPlace],
+    release: str = "",
+    *,
+    leader: bool = False,
 ) -> Waiting | None:
-    """What a thread with these Python ``frames``, innermost first, waits for; None: nothing known.
+    """What a thread with these Python ``frames``, innermost first, waits for; None:
+    nothing known.
 
     ``leader``: whether it is rank 0 of its group.
     """
@@ -223,7 +332,10 @@ def waiting(
             if _is(place, frame, inner) and place.covers(release):
                 wait = Wait.COLLECTIVE if place.follower and leader else place.wait
                 return Waiting(
-                    wait, operation[1] if operation else place.calls, frame, place.source
+                    wait,
+                    operation[1] if operation else place.calls,
+                    frame,
+                    place.source,
                 )
         operation = operation or _operation(frame)
         if not (_within(frame) or (operation is not None and frame.name in helpers)):
@@ -234,7 +346,9 @@ def waiting(
 
 def _within(frame: Frame) -> bool:
     """Whether a wait goes on through this frame."""
-    return any(files.search(frame.file) for files in (COMMUNICATION, PASSIVE, _DEVICE, _KV))
+    return any(
+        files.search(frame.file) for files in (COMMUNICATION, PASSIVE, _DEVICE, _KV)
+    )
 
 
 def _is(place: WaitPlace, frame: Frame, inner: Frame | None) -> bool:

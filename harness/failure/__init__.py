@@ -1,1 +1,2 @@
-"""From evidence to truth, and all that is written of a run: ``signature``, ``documents``."""
+"""From evidence to truth, and all that is written of a run: ``signature``,
+``documents``."""

@@ -1,4 +1,5 @@
-"""What follows from many runs: the state of a cell, flakiness, what changed since the night before.
+"""What follows from many runs: the state of a cell, flakiness, what changed since the
+night before.
 
-Pure functions over the records of the ledger (``failure/documents``), and the file that keeps them.
-"""
+Pure functions over the records of the ledger (``failure/documents``), and the file that
+keeps them."""

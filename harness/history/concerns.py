@@ -1,8 +1,9 @@
-"""What somebody should look at, from the run that found it until it is over; and the quarantine.
+"""What somebody should look at, from the run that found it until it is over; and the
+quarantine.
 
-An event belongs to the nightly run that finds it. A concern follows from one, and lasts until a
-later run shows otherwise by a verdict; that a cell was not run ends nothing. Pure.
-"""
+An event belongs to the nightly run that finds it. A concern follows from one, and lasts
+until a later run shows otherwise by a verdict; that a cell was not run ends nothing.
+Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import read_toml
 from mmrepro.base.records import Record, misfits
 from mmrepro.base.text.sanitize import one_line
-from mmrepro.failure.documents.ledger import Attempt, Cell, Event, EventKind, NightState, Planned
+from mmrepro.failure.documents.ledger import (
+    Attempt,
+    Cell,
+    Event,
+    EventKind,
+    NightState,
+    Planned,
+)
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.events import ALARMS, events
 from mmrepro.history.ledger import History, NightRuns
@@ -26,8 +34,11 @@ from packaging.version import InvalidVersion, Version
 from pydantic import Field, StringConstraints, ValidationError, field_validator
 
 UNKNOWN: Final = "unknown"
-OF_A_RELEASE: Final = frozenset({EventKind.BUG_RETURNED, EventKind.NEW_RELEASE_AFFECTED})
-"""A released wheel does not change: what it has ends with a release that has it no more."""
+OF_A_RELEASE: Final = frozenset(
+    {EventKind.BUG_RETURNED, EventKind.NEW_RELEASE_AFFECTED}
+)
+"""A released wheel does not change: what it has ends with a release that has it no
+more."""
 
 
 @dataclass
@@ -109,11 +120,16 @@ class _Walk:
             event, runs.night.id, track.cell, _as_expected(runs, event.cell)
         )
 
-    def _follow(self, concern: Concern, runs: NightRuns, settled: dict[str, Settled]) -> None:
+    def _follow(
+        self, concern: Concern, runs: NightRuns, settled: dict[str, Settled]
+    ) -> None:
         name, night = concern.event.cell, runs.night.id
         if name not in runs.planned:  # there is no more to be said of it
             return
-        tonight, track = settled.get(name, Settled(State.MISSING, why="no run")), self._tracks[name]
+        tonight, track = (
+            settled.get(name, Settled(State.MISSING, why="no run")),
+            self._tracks[name],
+        )
         concern.night, concern.tonight = night, tonight
         attempts = runs.attempts_of(name)
         if not concern.seen:
@@ -132,11 +148,14 @@ class _Walk:
                 continue
             if _later_release(fixed.cell, concern.cell):
                 name = fixed.cell.commit[:12] or fixed.cell.release
-                concern.over = f"It is fixed in {fixed.cell.engine} {name}, in night {fix.night}."
+                concern.over = (
+                    f"It is fixed in {fixed.cell.engine} {name}, in night {fix.night}."
+                )
 
 
 def _is_one(event: Event, planned: Planned | None) -> bool:
-    """A cell that is planned no more is none: with ``newest`` that is so with each new release."""
+    """A cell that is planned no more is none: with ``newest`` that is so with each new
+    release."""
     if event.what in ALARMS:
         return True
     if event.what is EventKind.NEW_RELEASE_AFFECTED:
@@ -156,13 +175,21 @@ def _over(concern: Concern, runs: NightRuns, now: Settled, *, shaky: bool) -> st
     as_expected = _as_expected(runs, concern.event.cell)
     if what is EventKind.FLAKY and as_expected is not False:
         return f"{told}: under its new key no run contradicts another."
-    if as_expected and (concern.expected_then is False or _drifted_before(concern, night)):
+    if as_expected and (
+        concern.expected_then is False or _drifted_before(concern, night)
+    ):
         return f"{told}, which is what the scenario expects."
     if what in (EventKind.DRIFT, EventKind.FLAKY):
         fine = as_expected is None and state is State.NOT_REPRODUCED
-        return f"{told}, and nothing fails." if fine and _drifted_before(concern, night) else ""
+        return (
+            f"{told}, and nothing fails."
+            if fine and _drifted_before(concern, night)
+            else ""
+        )
     if what is EventKind.DIFFERENT_FAILURE:
-        return "" if state is State.DIFFERENT_FAILURE else f"{told}, and fails so no more."
+        return (
+            "" if state is State.DIFFERENT_FAILURE else f"{told}, and fails so no more."
+        )
     return f"{told}." if state is State.NOT_REPRODUCED else ""
 
 
@@ -180,7 +207,8 @@ def _as_expected(runs: NightRuns, name: str) -> bool | None:
 
 
 def _later_release(fixed: Cell, concerned: Cell) -> bool:
-    """Whether ``fixed`` is a later release on the same line; of commits, any other one."""
+    """Whether ``fixed`` is a later release on the same line; of commits, any other
+    one."""
     if fixed.line != concerned.line:
         return False
     if bool(fixed.commit) != bool(concerned.commit) or fixed.id == concerned.id:
@@ -192,7 +220,9 @@ def _later_release(fixed: Cell, concerned: Cell) -> bool:
 
 
 Told = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-_EXAMPLE = 'see docs/history.md; an entry begins with [[quarantine]] and scenario = "NAME"'
+_EXAMPLE = (
+    'see docs/history.md; an entry begins with [[quarantine]] and scenario = "NAME"'
+)
 
 
 class Entry(Record):
@@ -213,7 +243,9 @@ class Entry(Record):
         try:
             SpecifierSet(text)
         except InvalidSpecifier:
-            raise ValueError(f"{text!r} is no range of releases such as '>=0.14, <0.24'") from None
+            raise ValueError(
+                f"{text!r} is no range of releases such as '>=0.14, <0.24'"
+            ) from None
         return text
 
     def covers(self, cell: Cell) -> bool:
@@ -233,45 +265,56 @@ class Entry(Record):
     @property
     def what(self) -> str:
         name = f"{self.scenario} ({self.variant})" if self.variant else self.scenario
-        return " ".join(filter(None, [name, self.engine and f"on {self.engine}", self.releases]))
+        return " ".join(
+            filter(None, [name, self.engine and f"on {self.engine}", self.releases])
+        )
 
     @property
     def says(self) -> str:
-        return f"quarantined until {self.expires}: {self.reason} ({self.issue}, {self.owner})"
+        return (
+            f"quarantined until {self.expires}: {self.reason} ({self.issue}, "
+            f"{self.owner})"
+        )
 
 
 @dataclass(frozen=True)
 class Quarantine:
-    """The entries of one file, in its order: cells whose verdict is no news, for a reason, until a
-    day. They still run and are still shown; only nobody is woken for them."""
+    """The entries of one file, in its order: cells whose verdict is no news, for a
+    reason, until a day. They still run and are still shown; only nobody is woken for
+    them."""
 
     entries: tuple[Entry, ...] = ()
     source: str = ""
 
     def entry_for(self, cell: Cell, when: date | datetime) -> Entry | None:
         """The first entry that covers ``cell`` and has not expired."""
-        return next((e for e in self.entries if e.covers(cell) and not e.expired(when)), None)
+        return next(
+            (e for e in self.entries if e.covers(cell) and not e.expired(when)), None
+        )
 
     def warnings(self, cells: Iterable[Cell], when: date | datetime) -> list[str]:
-        """A sentence for each entry that has expired, and for each that covers no cell."""
+        """A sentence for each entry that has expired, and for each that covers no
+        cell."""
         known = list(cells)
         said = []
         for entry in self.entries:
             if entry.expired(when):
                 said.append(
-                    f"The quarantine of {entry.what} expired on {entry.expires} and counts no "
-                    f"more: {entry.owner} is to look at {entry.issue}."
+                    f"The quarantine of {entry.what} expired on {entry.expires} and "
+                    f"counts no more: {entry.owner} is to look at {entry.issue}."
                 )
             elif not any(entry.covers(cell) for cell in known):
-                said.append(f"The quarantine of {entry.what} covers no cell of this plan.")
+                said.append(
+                    f"The quarantine of {entry.what} covers no cell of this plan."
+                )
         return said
 
 
 def load_quarantine(path: Path) -> Quarantine:
     """Read a TOML file of ``[[quarantine]]`` tables.
 
-    Raises:
-        UsageError: it cannot be read, or an entry lacks something; all that is wrong is told.
+    Raises: UsageError: it cannot be read, or an entry lacks something; all that is
+        wrong is told.
     """
     data = read_toml(path, _EXAMPLE)
     tables = data.pop("quarantine", [])
@@ -284,7 +327,9 @@ def load_quarantine(path: Path) -> Quarantine:
         try:
             entries.append(Entry.model_validate(table))
         except ValidationError as error:
-            wrong += [f"entry {number}{_named(table)}: {said}" for said in _said(error, table)]
+            wrong += [
+                f"entry {number}{_named(table)}: {said}" for said in _said(error, table)
+            ]
     if wrong:
         raise UsageError(f"{path}: {'; '.join(wrong)}.", hint=_EXAMPLE)
     return Quarantine(tuple(entries), str(path))

@@ -1,9 +1,8 @@
 """What changed from the nights before to this one. Pure.
 
-A released wheel with dated dependencies does not change. So a bug is fixed, or comes back, only in
-a release or commit that no former night had; another verdict on the same one is flakiness, or a
-drift of something else.
-"""
+A released wheel with dated dependencies does not change. So a bug is fixed, or comes
+back, only in a release or commit that no former night had; another verdict on the same
+one is flakiness, or a drift of something else."""
 
 from __future__ import annotations
 
@@ -15,13 +14,29 @@ from mmrepro.base.text.sanitize import one_line
 from mmrepro.failure.documents.ledger import Attempt, Cell, Event, EventKind, NightState
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import History, NightRuns
-from mmrepro.history.states import VERDICTS, Change, Settled, State, Track, changed_parts, describe
+from mmrepro.history.states import (
+    VERDICTS,
+    Change,
+    Settled,
+    State,
+    Track,
+    changed_parts,
+    describe,
+)
 from packaging.version import InvalidVersion, Version
 
 LATE = 1.5
 """Times ``every_h``: a gap of more is a night that did not run."""
 OF_A_RELEASE = frozenset(
-    ("engine", "environment", "python", "command", "variables", "model", "max_model_len")
+    (
+        "engine",
+        "environment",
+        "python",
+        "command",
+        "variables",
+        "model",
+        "max_model_len",
+    )
 )
 """Parts of a key that differ between two releases as such."""
 ALARMS = frozenset(
@@ -32,13 +47,14 @@ ALARMS = frozenset(
         EventKind.FLAKY,
     }
 )
-"""Events that make a night not as expected, unless their cell is in quarantine. A new release that
-the scenario expects to be affected is told, and is as expected."""
+"""Events that make a night not as expected, unless their cell is in quarantine. A new
+release that the scenario expects to be affected is told, and is as expected."""
 _SEQUENCE = list(EventKind)
 
 
 def events(history: History, night: NightRuns) -> list[Event]:
-    """What is new in ``night``, against all nights of ``history`` that began before it."""
+    """What is new in ``night``, against all nights of ``history`` that began before
+    it."""
     past = history.before(night.night)
     found = _Comparison(past, night).events()
     if past and (gap := late(past[-1], night.night.created.wall)) is not None:
@@ -68,8 +84,8 @@ def late(last: NightRuns, now: datetime, every_h: float | None = None) -> Event 
         night=last.night.id,
         what=EventKind.NIGHT_MISSING,
         identity=f"{EventKind.NIGHT_MISSING}:{last.night.id}",
-        text=f"{gap:.0f} h after {last.night.id} began no other night had, and one is due every "
-        f"{every:g} h.",
+        text=f"{gap:.0f} h after {last.night.id} began no other night had, and one is "
+        f"due every {every:g} h.",
     )
 
 
@@ -94,10 +110,14 @@ class _Comparison:
         self.awaited: set[str] = set()
         """Cells of the first night of their release, which was new then."""
         for former in past:
-            self.awaited |= {name for name, c in former.cells.items() if self._is_new(c)}
+            self.awaited |= {
+                name for name, c in former.cells.items() if self._is_new(c)
+            }
             self._follow(former)
             self.releases |= {_release(c) for c in former.cells.values()}
-        self.known_lines = {_sequence(t.cell) for t in self.tracks.values() if t.settled}
+        self.known_lines = {
+            _sequence(t.cell) for t in self.tracks.values() if t.settled
+        }
         self.tonight = self._follow(night)
         self.lines: dict[str, list[Track]] = {}
         for track in self.tracks.values():
@@ -110,7 +130,8 @@ class _Comparison:
         found = self._new_releases()
         for one in self.tonight:
             found += [self._flip(one, change) for change in one.changes]
-            # Lost on its release's first night, a cell is told of on the first one with a verdict.
+            # Lost on its release's first night, a cell is told of on the first one with
+            # a verdict.
             late = one.before is None and one.cell.id in self.awaited
             if self._is_new(one.cell) or late:
                 found += self._in_a_new_release(one)
@@ -119,7 +140,8 @@ class _Comparison:
         return found
 
     def _follow(self, night: NightRuns) -> list[_Tonight]:
-        """Take a night in; what it shows of each cell that it plans, or does not plan any more."""
+        """Take a night in; what it shows of each cell that it plans, or does not plan
+        any more."""
         seen = []
         for name, planned in night.planned.items():
             track = self.tracks.setdefault(name, Track(planned.cell))
@@ -129,7 +151,9 @@ class _Comparison:
                 continue
             settled, changes = track.add(night.night.id, attempts)
             expected = planned.expected or settled.expected
-            seen.append(_Tonight(planned.cell, settled, changes, before, covered, expected))
+            seen.append(
+                _Tonight(planned.cell, settled, changes, before, covered, expected)
+            )
         if night.night.shard or night.night.state is NightState.RUNNING:
             return seen
         for name, track in self.tracks.items():
@@ -138,7 +162,9 @@ class _Comparison:
                 # A commit is run once; it is not in every night's plan.
                 if not track.cell.commit:
                     gone = Settled(State.MISSING, why="it is no longer planned")
-                    seen.append(_Tonight(track.cell, gone, [], track.settled, True, None))
+                    seen.append(
+                        _Tonight(track.cell, gone, [], track.settled, True, None)
+                    )
         return seen
 
     def _is_new(self, cell: Cell) -> bool:
@@ -164,7 +190,10 @@ class _Comparison:
         if change.kind is EventKind.FLAKY:
             text = f"{_subject(one.cell)} is flaky: {change.why}."
         elif one.before is not None and one.before.state is not one.settled.state:
-            text = f"{_subject(one.cell)} was {one.before.state} and is {one.settled.state}; "
+            text = (
+                f"{_subject(one.cell)} was {one.before.state} and is "
+                f"{one.settled.state}; "
+            )
             text += f"{change.why}."
         else:
             text = f"{_subject(one.cell)} is {one.settled.state}; {change.why}."
@@ -177,12 +206,25 @@ class _Comparison:
             return []
         line = self.lines[_sequence(one.cell)]
         place = next(i for i, t in enumerate(line) if t.cell.id == one.cell.id)
-        told = [t for t in line[:place] if t.settled and t.settled.state in _HAS_OR_HAS_NOT]
-        steady = _sequence(one.cell) in self.known_lines and not any(t.ever_flaky for t in line)
+        told = [
+            t for t in line[:place] if t.settled and t.settled.state in _HAS_OR_HAS_NOT
+        ]
+        steady = _sequence(one.cell) in self.known_lines and not any(
+            t.ever_flaky for t in line
+        )
         last = told[-1] if told and steady else None
-        was = last.settled.state if last is not None and last.settled is not None else None
-        if last is not None and (was, state) == (State.REPRODUCED, State.NOT_REPRODUCED):
-            text = f"{_subject(one.cell)} is {state}, and {_name(last.cell)} still has it"
+        was = (
+            last.settled.state
+            if last is not None and last.settled is not None
+            else None
+        )
+        if last is not None and (was, state) == (
+            State.REPRODUCED,
+            State.NOT_REPRODUCED,
+        ):
+            text = (
+                f"{_subject(one.cell)} is {state}, and {_name(last.cell)} still has it"
+            )
             return [self._boundary(EventKind.FIXED_IN, one, text, last, line)]
         known = [t for t in told if steady and _leads_to(t.cell, one.cell)]
         well = known[-1] if known and _is(known[-1], State.NOT_REPRODUCED) else None
@@ -208,9 +250,15 @@ class _Comparison:
         return [self._event(EventKind.NEW_RELEASE_AFFECTED, one, text)]
 
     def _boundary(
-        self, kind: EventKind, one: _Tonight, text: str, last: Track, line: Sequence[Track]
+        self,
+        kind: EventKind,
+        one: _Tonight,
+        text: str,
+        last: Track,
+        line: Sequence[Track],
     ) -> Event:
-        """An event of a new release against the nearest earlier one, and how sure that is."""
+        """An event of a new release against the nearest earlier one, and how sure that
+        is."""
         ids = [t.cell.id for t in line]
         between = line[ids.index(last.cell.id) + 1 : ids.index(one.cell.id)]
         if between:
@@ -250,7 +298,11 @@ class _Comparison:
         )
         text = f"{_subject(one.cell)} fails in another way; {than}"
         return [
-            self._event(EventKind.DIFFERENT_FAILURE, one, f"{text}: {why}." if why else f"{text}.")
+            self._event(
+                EventKind.DIFFERENT_FAILURE,
+                one,
+                f"{text}: {why}." if why else f"{text}.",
+            )
         ]
 
     def _lost(self, one: _Tonight) -> list[Event]:
@@ -298,13 +350,21 @@ def _is(track: Track, state: State) -> bool:
 
 
 def _leads_to(earlier: Cell, later: Cell) -> bool:
-    """Whether all that the earlier release has came into the later one, too: they are of one branch
-    (0.5.18 and 0.5.19), or the earlier one is its branch's first (0.22.0 and 0.24.1). What a later
-    release of another branch has (0.22.1) may be a back-port. Commits are as they were run."""
+    """Whether all that the earlier release has came into the later one, too: they are
+    of one branch (0.5.18 and 0.5.19), or the earlier one is its branch's first (0.22.0
+    and 0.24.1). What a later release of another branch has (0.22.1) may be a back-port.
+    Commits are as they were run."""
     one, other = _version(earlier), _version(later)
-    if earlier.commit or one is None or other is None or one.base_version == other.base_version:
+    if (
+        earlier.commit
+        or one is None
+        or other is None
+        or one.base_version == other.base_version
+    ):
         return True
-    return one.post is None and (one.release[:2] == other.release[:2] or not any(one.release[2:]))
+    return one.post is None and (
+        one.release[:2] == other.release[:2] or not any(one.release[2:])
+    )
 
 
 def _name(cell: Cell) -> str:
@@ -316,7 +376,8 @@ def _subject(cell: Cell) -> str:
 
 
 def _sequence(cell: Cell) -> str:
-    """Cells with one of these stand in one order: releases by version, commits as they were run."""
+    """Cells with one of these stand in one order: releases by version, commits as they
+    were run."""
     return f"{cell.line} {'commits' if cell.commit else 'releases'}"
 
 

@@ -45,9 +45,13 @@ class NightRuns:
     attempts: list[Attempt] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     """As of its last end: a night that goes on has none, they are found anew."""
-    _of_cell: dict[str, list[Attempt]] = field(default_factory=dict, repr=False, compare=False)
+    _of_cell: dict[str, list[Attempt]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
     _counted: int = field(default=0, repr=False, compare=False)
-    _mutex: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    _mutex: threading.Lock = field(
+        default_factory=threading.Lock, repr=False, compare=False
+    )
 
     def attempts_of(self, cell: str) -> list[Attempt]:
         """Of the cell with that id, by their index. From any thread."""
@@ -72,7 +76,8 @@ class History:
     def nights(self) -> list[NightRuns]:
         """Oldest first, by the time at which they began."""
         return sorted(
-            self._nights.values(), key=lambda n: (n.night.created.wall.timestamp(), n.night.id)
+            self._nights.values(),
+            key=lambda n: (n.night.created.wall.timestamp(), n.night.id),
         )
 
     @property
@@ -89,23 +94,32 @@ class History:
         if found is None:
             known = ", ".join(n.night.id for n in reversed(self.nights[-5:])) or "none"
             raise BadLedger(
-                f"The ledger has no night {one_line(night, 80)!r}; the newest are: {known}."
+                f"The ledger has no night {one_line(night, 80)!r}; the newest are: "
+                f"{known}."
             )
         return found
 
     def before(self, night: Night) -> list[NightRuns]:
         """The nights that began before that one, oldest first."""
         began = night.created.wall.timestamp(), night.id
-        return [n for n in self.nights if (n.night.created.wall.timestamp(), n.night.id) < began]
+        return [
+            n
+            for n in self.nights
+            if (n.night.created.wall.timestamp(), n.night.id) < began
+        ]
 
     def take(self, record: AnyRecord) -> None:
-        """Add ``record``. Raises ValueError: :meth:`refusal` says why it belongs nowhere."""
+        """Add ``record``. Raises ValueError: :meth:`refusal` says why it belongs
+        nowhere."""
         why = self.refusal(record)
         if why:
             raise ValueError(why)
         if isinstance(record, Night):
             known = self._nights.setdefault(record.id, NightRuns(record))
-            if record.state is NightState.RUNNING and known.night.state is not NightState.RUNNING:
+            if (
+                record.state is NightState.RUNNING
+                and known.night.state is not NightState.RUNNING
+            ):
                 known.events.clear()
             known.night = record
             return
@@ -136,14 +150,18 @@ def _attempt_refusal(attempt: Attempt, night: NightRuns) -> str:
         return f"an attempt at {attempt.cell!r} that is not either lost or decided"
     path = PurePosixPath(attempt.incident)
     if path.is_absolute() or ".." in path.parts:
-        return f"the incident {attempt.incident!r}, which lies outside of the ledger's folder"
+        return (
+            f"the incident {attempt.incident!r}, which lies outside of the ledger's "
+            "folder"
+        )
     return ""
 
 
 class Ledger:
     """The one writer of a folder's ledger; also a context manager.
 
-    What is appended is on disk when :meth:`append` returns. A last line that a kill tore is cut
+    What is appended is on disk when :meth:`append` returns. A last line that a kill
+    tore is cut
     off: nobody was told of it. Appending is safe from any thread.
 
     Attributes:
@@ -176,8 +194,8 @@ class Ledger:
     def append(self, record: AnyRecord) -> None:
         """Write one line, redacted, and wait until the disk has it.
 
-        Raises:
-            BadLedger: it contradicts what is there, could not be read again, or is a cell that
+        Raises: BadLedger: it contradicts what is there, could not be read again, or is
+            a cell that
                 is private: redacted it would be another one.
             NoSpace: the disk is full; the file is as it was.
         """
@@ -203,12 +221,17 @@ class Ledger:
         if isinstance(record, Planned) and isinstance(public, Planned):
             _refuse_private(record, public)
         try:
-            # Not model_dump_json: it raises on a lone surrogate, from another process's words.
-            text = json.dumps(public.model_dump(mode="json"), ensure_ascii=False, allow_nan=False)
+            # Not model_dump_json: it raises on a lone surrogate, from another process's
+            # words.
+            text = json.dumps(
+                public.model_dump(mode="json"), ensure_ascii=False, allow_nan=False
+            )
             line = text.encode("utf-8", "replace")
             kept = _LINE.validate_json(line)
         except ValueError as error:
-            raise BadLedger(f"A record could not be read again: {_why(error)}.") from error
+            raise BadLedger(
+                f"A record could not be read again: {_why(error)}."
+            ) from error
         why = self.history.refusal(kept)
         if why:
             raise BadLedger(f"The ledger in {self.folder} does not take {why}.")
@@ -218,15 +241,16 @@ class Ledger:
 def read(folder: Path) -> History:
     """The ledger in ``folder``, or that file itself, as far as its lines are whole.
 
-    Raises:
-        BadLedger: there is none, or a whole line of it cannot be read; its number is told.
+    Raises: BadLedger: there is none, or a whole line of it cannot be read; its number
+        is told.
     """
     path = folder / LEDGER_FILE if is_folder(folder) else folder
     try:
         content = read_file(path, MAX_BYTES)
     except FileNotFoundError:
         raise BadLedger(
-            f"{folder} holds no {LEDGER_FILE}.", hint=f"mmrepro matrix run --out {folder}"
+            f"{folder} holds no {LEDGER_FILE}.",
+            hint=f"mmrepro matrix run --out {folder}",
         ) from None
     except OSError as error:
         raise BadLedger(f"{path} cannot be read: {error.strerror or error}.") from error
@@ -234,7 +258,8 @@ def read(folder: Path) -> History:
 
 
 def chosen_night(ledger: Path, name: str = "") -> tuple[History, NightRuns]:
-    """The history of a ledger, and ``NIGHT``, or ``DIR:NIGHT`` of another one; "": the newest.
+    """The history of a ledger, and ``NIGHT``, or ``DIR:NIGHT`` of another one; "": the
+    newest.
 
     Raises:
         BadLedger: there is none, or it cannot be read.
@@ -245,7 +270,9 @@ def chosen_night(ledger: Path, name: str = "") -> tuple[History, NightRuns]:
     if other:
         return known, known.night(other)
     if known.newest is None:
-        raise UsageError(f"{ledger} has no night.", hint=f"mmrepro matrix run --out {ledger}")
+        raise UsageError(
+            f"{ledger} has no night.", hint=f"mmrepro matrix run --out {ledger}"
+        )
     return known, known.newest
 
 
@@ -257,8 +284,8 @@ def _parsed(content: bytes, path: Path) -> History:
         except ValueError as error:
             raise BadLedger(
                 f"{path}, line {number}: {_why(error, line)}.",
-                hint="a ledger is only ever appended to; take it as it was before somebody "
-                "changed it, or begin a new one with another --out",
+                hint="a ledger is only ever appended to; take it as it was before "
+                "somebody changed it, or begin a new one with another --out",
             ) from error
     return history
 
@@ -266,7 +293,9 @@ def _parsed(content: bytes, path: Path) -> History:
 def _why(error: ValueError, line: bytes = b"") -> str:
     version = _VERSION.search(line)
     if version and int(version[1]) > LEDGER_VERSION:
-        return f"it is of version {int(version[1])}, this mmrepro reads {LEDGER_VERSION}"
+        return (
+            f"it is of version {int(version[1])}, this mmrepro reads {LEDGER_VERSION}"
+        )
     if not isinstance(error, ValidationError):
         return one_line(str(error), 200)
     return one_line(misfits(error, line)[0].text, 200)
@@ -275,7 +304,10 @@ def _why(error: ValueError, line: bytes = b"") -> str:
 def _refuse_private(record: Planned, public: Planned) -> None:
     if record.cell != public.cell:
         raise BadLedger(
-            f"A cell of {one_line(public.cell.row, 120)} names a secret or a home folder, and a "
-            "ledger is made to be shown.",
-            hint="give the scenario's file relative to this folder, and no secret to a server",
+            f"A cell of {one_line(public.cell.row, 120)} names a secret or a home "
+            "folder, and a ledger is made to be shown.",
+            hint=(
+                "give the scenario's file relative to this folder, and no "
+                "secret to a server"
+            ),
         )

@@ -41,13 +41,15 @@ class Merged:
 
 
 def merge(folders: Sequence[Path], out: Path, *, incidents: bool = True) -> Merged:
-    """Add all that the ledgers in ``folders`` hold to the one in ``out``, with its incidents.
+    """Add all that the ledgers in ``folders`` hold to the one in ``out``, with its
+    incidents.
 
-    Shards of a night become one night; its events are found anew once all shards are there. A
-    second merge of the same adds nothing. Without ``incidents`` no attempt names one.
+    Shards of a night become one night; its events are found anew once all shards are
+    there. A second merge of the same adds nothing. Without ``incidents`` no attempt
+    names one.
 
-    Raises:
-        BadLedger: one cannot be read, or two say different things of one attempt; nothing was
+    Raises: BadLedger: one cannot be read, or two say different things of one attempt;
+        nothing was
             written then.
         LedgerBusy: ``out`` is being written.
     """
@@ -58,11 +60,15 @@ def merge(folders: Sequence[Path], out: Path, *, incidents: bool = True) -> Merg
         _refuse_contradictions([(out, ledger.history), *sources])
         ids = [n.night.id for _, history in sources for n in history.nights]
         began = {
-            name: min(h.night(name).night.created.wall for _, h in sources if h.find(name))
+            name: min(
+                h.night(name).night.created.wall for _, h in sources if h.find(name)
+            )
             for name in ids
         }
         for name in sorted(began, key=lambda n: (began[n], n)):
-            parts = [(f, runs) for f, h in sources if (runs := h.find(name)) is not None]
+            parts = [
+                (f, runs) for f, h in sources if (runs := h.find(name)) is not None
+            ]
             _one_night(ledger, name, parts, merged, incidents=incidents)
     return merged
 
@@ -94,7 +100,9 @@ def _one_night(
         for attempt in runs.attempts:
             if incidents and attempt.incident:
                 _copy(folder, ledger.folder, attempt.incident, merged)
-            if all(a.index != attempt.index for a in runs_there.attempts_of(attempt.cell)):
+            if all(
+                a.index != attempt.index for a in runs_there.attempts_of(attempt.cell)
+            ):
                 ledger.append(attempt if incidents else _unlinked(attempt))
                 merged.attempts += 1
     sharded = any(runs.night.shard for _, runs in parts)
@@ -109,13 +117,17 @@ def _one_night(
 def whole(nights: Sequence[Night], there: Night | None = None) -> Night:
     """One record of a night whose shards these are.
 
-    Args:
-        there: what an earlier merge made; it counts only if it covers a shard that is not given,
+    Args: there: what an earlier merge made; it counts only if it covers a shard that is
+        not given,
             so that the same shards, gone on with since, are told as they are now.
     """
     covered = frozenset[str]().union(*(_shards(n) for n in nights))
     sharded = all(n.shard for n in nights)
-    if there is not None and sharded and (not there.shard or not _shards(there) <= covered):
+    if (
+        there is not None
+        and sharded
+        and (not there.shard or not _shards(there) <= covered)
+    ):
         nights = [*nights, there]
     shards = frozenset[str]().union(*(_shards(n) for n in nights))
     counts = {int(s.partition("/")[2]) for s in shards}
@@ -148,10 +160,10 @@ def _refuse_contradictions(sources: Sequence[tuple[Path, History]]) -> None:
                 other, first = seen.setdefault(key, (folder, attempt))
                 if _unlinked(first) != _unlinked(attempt):
                     raise BadLedger(
-                        f"{other} and {folder} say different things of attempt {attempt.index} "
-                        f"at {attempt.cell} in night {attempt.night}.",
-                        hint="two campaigns have one name: keep them in two folders, and name "
-                        "the next ones with --night",
+                        f"{other} and {folder} say different things of attempt "
+                        f"{attempt.index} at {attempt.cell} in night {attempt.night}.",
+                        hint="two campaigns have one name: keep them in two folders, "
+                        "and name the next ones with --night",
                     )
 
 

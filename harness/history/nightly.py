@@ -49,7 +49,8 @@ class Headline(NamedTuple):
 
 
 class NightView:
-    """A nightly run with what the runs before show. Every square has one state and one standing.
+    """A nightly run with what the runs before show. Every square has one state and one
+    standing.
 
     Attributes:
         before: id of the nightly run before; empty: it is the first.
@@ -61,7 +62,11 @@ class NightView:
     """
 
     def __init__(
-        self, history: History, runs: NightRuns, excused: Quarantine, folder: Path | None = None
+        self,
+        history: History,
+        runs: NightRuns,
+        excused: Quarantine,
+        folder: Path | None = None,
     ) -> None:
         before = history.before(runs.night)
         self.runs, self.excused, self.folder = runs, excused, folder
@@ -103,7 +108,9 @@ class NightView:
             if counts[s]
         ]
         tones = {EVENTS[event.what][1] for event in self.events}
-        unsure: Tone = "unsure" if parts or "unsure" in tones or not self.squares else "good"
+        unsure: Tone = (
+            "unsure" if parts or "unsure" in tones or not self.squares else "good"
+        )
         tone: Tone = "bad" if counts[Standing.SURPRISE] or "bad" in tones else unsure
         label = "All as expected" if tone == "good" else "As expected, but changed"
         if parts or not self.squares:
@@ -115,7 +122,9 @@ class NightView:
         found = len(self.events)
         if not self.before:
             first = "first nightly run of this ledger"
-            return f"{count(found, 'event')} in the {first}" if found else f"the {first}"
+            return (
+                f"{count(found, 'event')} in the {first}" if found else f"the {first}"
+            )
         nothing = "no bug came or went" if self.shifts else "nothing changed"
         return f"{count(found, 'change') if found else nothing} since {self.before}"
 
@@ -127,7 +136,10 @@ class NightView:
         lines = count(sum(len(grid.rows) for grid in self.grids), "scenario line")
         releases = count(sum(len(grid.columns) for grid in self.grids), "release")
         took = duration(sum(run.seconds for run in runs if sane(run.seconds)))
-        return f"{lines} on {releases} of {engines}; {count(len(runs), 'run')}, together {took}."
+        return (
+            f"{lines} on {releases} of {engines}; {count(len(runs), 'run')}, "
+            f"together {took}."
+        )
 
     @property
     def warning(self) -> str:
@@ -137,12 +149,17 @@ class NightView:
             return ""
         missing = self.states[State.MISSING]
         left = "have no run yet" if state is NightState.RUNNING else "did not run"
-        rest = f"; {missing} of {count(len(self.squares), 'job')} {left}" if missing else ""
+        rest = (
+            f"; {missing} of {count(len(self.squares), 'job')} {left}"
+            if missing
+            else ""
+        )
         return f"This nightly run is {NIGHT_WORDS[state]}{rest}."
 
 
 def _shifts(before: NightRuns, now: NightRuns, events: set[str]) -> list[str]:
-    """How jobs came out in the two nightly runs where they differ and no event says so."""
+    """How jobs came out in the two nightly runs where they differ and no event says
+    so."""
     found: Counter[str] = Counter()
     for name in now.planned.keys() - events:
         state = LOOKS[settle(now.attempts_of(name)).state].word
@@ -157,7 +174,8 @@ def _shifts(before: NightRuns, now: NightRuns, events: set[str]) -> list[str]:
 def strips_of(
     history: History, scenario: str = "", *, jobs: bool = False
 ) -> list[tuple[str, str, list[list[Square]]]]:
-    """Engine, name and, one nightly run after the other, the squares of each row or job."""
+    """Engine, name and, one nightly run after the other, the squares of each row or
+    job."""
     nights = history.nights
     names: dict[str, Cell] = {}
     found: dict[str, list[list[Square]]] = {}
@@ -170,27 +188,53 @@ def strips_of(
 
     def order(group: str) -> tuple[object, ...]:
         cell = names[group]
-        return cell.engine, cell.row, Column(cell.release, cell.commit).order if jobs else (), group
+        return (
+            cell.engine,
+            cell.row,
+            Column(cell.release, cell.commit).order if jobs else (),
+            group,
+        )
 
     def name(cell: Cell) -> str:
-        return f"{cell.row} on {Column(cell.release, cell.commit).label}" if jobs else cell.row
+        return (
+            f"{cell.row} on {Column(cell.release, cell.commit).label}"
+            if jobs
+            else cell.row
+        )
 
-    return [(names[g].engine, name(names[g]), found[g]) for g in sorted(names, key=order)]
+    return [
+        (names[g].engine, name(names[g]), found[g]) for g in sorted(names, key=order)
+    ]
 
 
-# --------------------------------------------------------------------------------- documents
+# ---------------------------------------------------------------------------- documents
 
 Facts = dict[str, Any]
 PLACE: Final = ("id", "line", "row", *Cell.model_fields)
 CAME: Final = (
-    *("state", "standing", "expected", "as_expected", "reproduced", "conclusive", "lost"),
-    *("fidelity", "seconds"),
+    "state",
+    "standing",
+    "expected",
+    "as_expected",
+    "reproduced",
+    "conclusive",
+    "lost",
+    "fidelity",
+    "seconds",
 )
 JOB: Final = (*PLACE, *CAME, "title", "words", "expectation", "why", "low", "high")
 RUN: Final = ("index", "role", "outcome", "lost", "key", "incident", "command")
 VERDICT: Final = ("state", "why", "expected", "reproduced", "conclusive", "low", "high")
 CONCERN: Final = (
-    *("identity", "what", "text", "before", "changed", "since", "state", "over", "night"),
+    "identity",
+    "what",
+    "text",
+    "before",
+    "changed",
+    "since",
+    "state",
+    "over",
+    "night",
 )
 
 
@@ -211,7 +255,8 @@ class NightDocument(Document, kind="nightly"):
 
 
 class NightsDocument(Document, kind="nightly-history"):
-    """Each job over the nightly runs, oldest first; one that did not plan it is left out."""
+    """Each job over the nightly runs, oldest first; one that did not plan it is left
+    out."""
 
     nights: list[str]
     cells: list[Facts]
@@ -231,7 +276,11 @@ def night_document(night: NightView) -> NightDocument:
     return NightDocument(
         night=night.runs.night,
         before=night.before or None,
-        headline={"tone": night.badge.tone, "label": night.badge.label, "text": night.changes},
+        headline={
+            "tone": night.badge.tone,
+            "label": night.badge.label,
+            "text": night.changes,
+        },
         counts={
             "cells": len(night.squares),
             "states": {state: night.states[state] for state in State},
@@ -244,9 +293,14 @@ def night_document(night: NightView) -> NightDocument:
         events=[_event(event) for event in night.events],
         cells=[_job(square) for square in night.squares],
         warning=night.warning,
-        concerns=[_concern(night, concern) for concern in concerns(night.history).values()],
+        concerns=[
+            _concern(night, concern) for concern in concerns(night.history).values()
+        ],
         nights=[
-            {**_of(("id", "state", "every_h"), one), "began": one.created.wall.isoformat()}
+            {
+                **_of(("id", "state", "every_h"), one),
+                "began": one.created.wall.isoformat(),
+            }
             for one in past
         ],
     )
@@ -256,7 +310,9 @@ def history_document(history: History, scenario: str = "") -> NightsDocument:
     names = [runs.night.id for runs in history.nights]
     lines = []
     for _, _, strip in strips_of(history, scenario, jobs=True):
-        known = [(name, group[0]) for name, group in zip(names, strip, strict=True) if group]
+        known = [
+            (name, group[0]) for name, group in zip(names, strip, strict=True) if group
+        ]
         nights = [{"night": name, **_of(CAME, s, s.settled)} for name, s in known]
         planned = known[-1][1].planned
         place = {**_of(PLACE, planned.cell), "affected": planned.affected}
@@ -267,7 +323,10 @@ def history_document(history: History, scenario: str = "") -> NightsDocument:
 def _of(names: tuple[str, ...], *sources: object) -> Facts:
     """Each attribute of the first source that has it; numbers are rounded."""
     found = {n: next(getattr(s, n) for s in sources if hasattr(s, n)) for n in names}
-    return {n: round(value, 4) if isinstance(value, float) else value for n, value in found.items()}
+    return {
+        n: round(value, 4) if isinstance(value, float) else value
+        for n, value in found.items()
+    }
 
 
 def _job(square: Square) -> Facts:
@@ -275,7 +334,9 @@ def _job(square: Square) -> Facts:
     return {
         **_of(JOB, square, square.settled, square.cell),
         "affected": square.planned.affected,
-        "quarantine": _of(("reason", "issue", "owner", "expires"), entry) if entry else None,
+        "quarantine": _of(("reason", "issue", "owner", "expires"), entry)
+        if entry
+        else None,
         "deciding": deciding.index if deciding else None,
         "runs": [
             {**_of(RUN, run), "seconds": run.seconds if sane(run.seconds) else None}
@@ -287,11 +348,17 @@ def _job(square: Square) -> Facts:
 def _event(event: Event) -> Facts:
     words, tone = EVENTS[event.what]
     alarm = event.what in ALARMS
-    return {**event.model_dump(exclude={"kind"}), "words": words, "tone": tone, "alarm": alarm}
+    return {
+        **event.model_dump(exclude={"kind"}),
+        "words": words,
+        "tone": tone,
+        "alarm": alarm,
+    }
 
 
 def _concern(night: NightView, concern: Concern) -> Facts:
-    """What an issue needs: its subject, its last verdict, and what this nightly run shows."""
+    """What an issue needs: its subject, its last verdict, and what this nightly run
+    shows."""
     runs, when = concern.runs, night.runs.night.created.wall
     tonight, verdict = concern.tonight, concern.settled
     return {

@@ -1,5 +1,5 @@
-"""The jobs of a nightly run as squares of scenarios × releases: what each came to, and what that
-means."""
+"""The jobs of a nightly run as squares of scenarios × releases: what each came to, and
+what that means."""
 
 from __future__ import annotations
 
@@ -50,18 +50,40 @@ class Look(NamedTuple):
 
 
 LOOKS: Final[dict[State, Look]] = {
-    State.REPRODUCED: Look("reproduced", "✘", "bad", "the release has this failure: symptom and "
-                           "cause were observed"),
-    State.NOT_REPRODUCED: Look("not reproduced", "✔", "good", "the trigger arrived, nothing "
-                               "failed, the engine still works"),
-    State.DIFFERENT_FAILURE: Look("different failure", "◆", "bad", "it fails, and not for the "
-                                  "cause that the scenario names"),
-    State.INCONCLUSIVE: Look("inconclusive", "?", "unsure", "too little was observed to say"),
-    State.FLAKY: Look("flaky", "≈", "unsure", "both verdicts at an unchanged key; k of n runs "
-                      "reproduced it"),
-    State.LOST: Look("lost", "∅", "unsure", "no run reached a verdict: nothing was learnt"),
-    State.MISSING: Look("did not run", "–", "unsure", "planned, and no run was made of it"),
-}  # fmt: skip
+    State.REPRODUCED: Look(
+        "reproduced",
+        "✘",
+        "bad",
+        "the release has this failure: symptom and cause were observed",
+    ),
+    State.NOT_REPRODUCED: Look(
+        "not reproduced",
+        "✔",
+        "good",
+        "the trigger arrived, nothing failed, the engine still works",
+    ),
+    State.DIFFERENT_FAILURE: Look(
+        "different failure",
+        "◆",
+        "bad",
+        "it fails, and not for the cause that the scenario names",
+    ),
+    State.INCONCLUSIVE: Look(
+        "inconclusive", "?", "unsure", "too little was observed to say"
+    ),
+    State.FLAKY: Look(
+        "flaky",
+        "≈",
+        "unsure",
+        "both verdicts at an unchanged key; k of n runs reproduced it",
+    ),
+    State.LOST: Look(
+        "lost", "∅", "unsure", "no run reached a verdict: nothing was learnt"
+    ),
+    State.MISSING: Look(
+        "did not run", "–", "unsure", "planned, and no run was made of it"
+    ),
+}
 EVENTS: Final[dict[EventKind, tuple[str, Tone]]] = {
     EventKind.BUG_RETURNED: ("bug returned", "bad"),
     EventKind.NEW_RELEASE_AFFECTED: ("new release affected", "bad"),
@@ -149,7 +171,8 @@ class Square:
 
     @property
     def mark(self) -> str:
-        """``✘``, or ``≈2/3`` of a flaky one; ``!``: not as expected; ``q``: in quarantine."""
+        """``✘``, or ``≈2/3`` of a flaky one; ``!``: not as expected; ``q``: in
+        quarantine."""
         s = self.settled
         flaky = self.state is State.FLAKY
         sign = LOOKS[self.state].mark + f"{s.reproduced}/{s.conclusive}" * flaky
@@ -168,7 +191,8 @@ class Square:
 
     @property
     def expected(self) -> Outcome | None:
-        """As the runs had it, by which they are judged; without a run, as the plan had it."""
+        """As the runs had it, by which they are judged; without a run, as the plan had
+        it."""
         return self.settled.expected or self.planned.expected
 
     @property
@@ -188,8 +212,13 @@ class Square:
 
     @property
     def deciding(self) -> Attempt | None:
-        """The newest run that has the state of the square; the newest of all where none has."""
-        same = [a for a in self.attempts if a.outcome and a.outcome.value == self.state.value]
+        """The newest run that has the state of the square; the newest of all where none
+        has."""
+        same = [
+            a
+            for a in self.attempts
+            if a.outcome and a.outcome.value == self.state.value
+        ]
         runs = same or list(self.attempts)
         return runs[-1] if runs else None
 
@@ -212,10 +241,13 @@ class Square:
 
 
 def affects(specifier: str, release: str) -> bool:
-    """Whether the declared range has that release; nothing declared or no version: no."""
+    """Whether the declared range has that release; nothing declared or no version:
+    no."""
     try:
         known = SpecifierSet(specifier)
-        return bool(specifier.strip()) and known.contains(Version(release), prereleases=True)
+        return bool(specifier.strip()) and known.contains(
+            Version(release), prereleases=True
+        )
     except (InvalidSpecifier, InvalidVersion):
         return False
 
@@ -236,7 +268,10 @@ class Point:
         self.surprises = sum(s.odd for s in squares)
         self.seconds = sum(s.seconds for s in squares)
         odd = f", {self.surprises} not as expected" if self.surprises else ""
-        self.text = f"{', '.join(state_words(squares)) or 'no jobs'}{odd}; {duration(self.seconds)}"
+        self.text = (
+            f"{', '.join(state_words(squares)) or 'no jobs'}{odd}; "
+            f"{duration(self.seconds)}"
+        )
 
 
 @dataclass
@@ -259,7 +294,8 @@ class Row:
 
     @property
     def ranges(self) -> str:
-        """Neighbours that came out alike, together: ``✘ 0.14.0–0.23.0 (4), ✔ 0.24.0``."""
+        """Neighbours that came out alike, together: ``✘ 0.14.0–0.23.0 (4), ✔
+        0.24.0``."""
         parts = []
         for mark, group in groupby(self.squares.items(), key=lambda item: item[1].mark):
             names = [one_line(column.label, 40) for column, _ in group]
@@ -289,11 +325,15 @@ def grids_of(squares: Iterable[Square]) -> list[Grid]:
         row.squares[square.column] = square
     grids = []
     for engine, rows in sorted(engines.items()):
-        named = sorted(rows.items(), key=lambda i: (i[1].name, i[1].planned.cell.device, i[0]))
+        named = sorted(
+            rows.items(), key=lambda i: (i[1].name, i[1].planned.cell.device, i[0])
+        )
         found = {column for row in rows.values() for column in row.squares}
         order = sorted(found, key=lambda column: column.order)
         for row in rows.values():
-            row.squares = {column: row.squares[column] for column in order if column in row.squares}
+            row.squares = {
+                column: row.squares[column] for column in order if column in row.squares
+            }
         grids.append(Grid(engine, order, [row for _, row in named]))
     return grids
 

@@ -1,9 +1,8 @@
-"""What attempts at one cell show together, in one night and over several: its state, how sure that
-is, whether it surprises, and what is new about it.
+"""What attempts at one cell show together, in one night and over several: its state,
+how sure that is, whether it surprises, and what is new about it.
 
-Pure functions. A cell is good only by a conclusive run; what was lost or inconclusive is told and
-decides nothing.
-"""
+Pure functions. A cell is good only by a conclusive run; what was lost or inconclusive
+is told and decides nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +34,8 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 
 
 def fisher(first: tuple[int, int], second: tuple[int, int]) -> float:
-    """Two-sided p of Fisher's exact test that two samples of two kinds are of one source.
+    """Two-sided p of Fisher's exact test that two samples of two kinds are of one
+    source.
 
     Counted in whole numbers, so that tables that are equally likely are seen to be.
     """
@@ -47,7 +47,9 @@ def fisher(first: tuple[int, int], second: tuple[int, int]) -> float:
 
     observed = ways(first[0])
     possible = range(max(0, size + kinds - total), min(size, kinds) + 1)
-    return sum(w for x in possible if (w := ways(x)) <= observed) / math.comb(total, size)
+    return sum(w for x in possible if (w := ways(x)) <= observed) / math.comb(
+        total, size
+    )
 
 
 class State(StrEnum):
@@ -73,12 +75,11 @@ VERDICTS = frozenset((State.REPRODUCED, State.DIFFERENT_FAILURE, State.NOT_REPRO
 class Settled:
     """What the attempts at one cell come to.
 
-    Attributes:
-        reproduced: of the ``conclusive`` attempts; ``low`` and ``high`` are its 95 % interval.
-        why: one clause: what was counted, and what else is to be known.
-        as_expected: None: nothing was expected, or nothing was learnt.
-        keys: of the attempts with an outcome.
-        differing: the parts of the keys that differ where verdicts do, if those are of different
+    Attributes: reproduced: of the ``conclusive`` attempts; ``low`` and ``high`` are its
+        95 % interval. why: one clause: what was counted, and what else is to be known.
+        as_expected: None: nothing was expected, or nothing was learnt. keys: of the
+        attempts with an outcome. differing: the parts of the keys that differ where
+        verdicts do, if those are of different
             keys: the cell drifted within its night and is not flaky.
     """
 
@@ -99,17 +100,19 @@ class Settled:
 def settle(attempts: Sequence[Attempt]) -> Settled:
     """The state of the cell of these attempts.
 
-    FLAKY: two verdicts under one key, whichever two they are. Under different keys they are no
-    contradiction: the worst one is the cell's, and ``why`` names what differs between them.
-    Attempts whose key nobody knows count as being of one.
-    """
+    FLAKY: two verdicts under one key, whichever two they are. Under different keys they
+        are no
+    contradiction: the worst one is the cell's, and ``why`` names what differs between
+    them. Attempts whose key nobody knows count as being of one."""
     count = Counter(a.outcome for a in attempts if a.outcome is not None)
     lost = sum(a.outcome is None for a in attempts)
     decided = [a for a in attempts if a.outcome in CONCLUSIVE]
     state, differing = _state(attempts, decided)
     reproduced = count[Outcome.REPRODUCED]
     low, high = wilson(reproduced, len(decided))
-    expected = next((a.expected for a in reversed(attempts) if a.expected is not None), None)
+    expected = next(
+        (a.expected for a in reversed(attempts) if a.expected is not None), None
+    )
     return Settled(
         state=state,
         count=count,
@@ -129,11 +132,11 @@ def settle(attempts: Sequence[Attempt]) -> Settled:
 def surprise(
     now: Settled | Attempt, before: Settled | None, expected: Outcome | None = None
 ) -> str:
-    """Why this is not what was expected; "": it is, or nothing was, or nothing was learnt.
+    """Why this is not what was expected; "": it is, or nothing was, or nothing was
+    learnt.
 
-    Expected is what ``before``, the last night, settled on for this cell if the key is the same;
-    else what the scenario says.
-    """
+    Expected is what ``before``, the last night, settled on for this cell if the key is
+    the same; else what the scenario says."""
     seen = settle([now]) if isinstance(now, Attempt) else now
     if seen.state in (State.LOST, State.MISSING):
         return ""
@@ -146,7 +149,10 @@ def surprise(
             if seen.state is before.state:
                 return ""
             if before.state in VERDICTS:
-                return f"{seen.state}, but {before.state} the night before, under the same key"
+                return (
+                    f"{seen.state}, but {before.state} the night before, under the "
+                    "same key"
+                )
     if seen.state is State.FLAKY:
         return f"more than one verdict under one key: {seen.why}"
     wanted = expected if expected is not None else seen.expected
@@ -155,8 +161,11 @@ def surprise(
     return f"{seen.state}, but {wanted} is expected"
 
 
-def changed_parts(some: Iterable[Attempt], others: Iterable[Attempt]) -> tuple[str, ...]:
-    """Names of the parts of the key of which some have another value than the others."""
+def changed_parts(
+    some: Iterable[Attempt], others: Iterable[Attempt]
+) -> tuple[str, ...]:
+    """Names of the parts of the key of which some have another value than the
+    others."""
     first, second = [a.parts for a in some], [a.parts for a in others]
     names = dict.fromkeys(name for parts in (*first, *second) for name in parts)
     return tuple(
@@ -177,7 +186,9 @@ def _state(
     if not attempts:
         return State.MISSING, ()
     if not decided:
-        return (State.INCONCLUSIVE if any(a.outcome for a in attempts) else State.LOST), ()
+        return (
+            State.INCONCLUSIVE if any(a.outcome for a in attempts) else State.LOST
+        ), ()
     by_key: dict[str, set[Outcome | None]] = {}
     for attempt in decided:
         by_key.setdefault(attempt.key, set()).add(attempt.outcome)
@@ -195,14 +206,21 @@ def _state(
 def _why(attempts: Sequence[Attempt], state: State, differing: Sequence[str]) -> str:
     if state is State.MISSING:
         return "no run"
-    words = Counter(a.outcome.value if a.outcome else f"lost ({a.lost})" for a in attempts)
+    words = Counter(
+        a.outcome.value if a.outcome else f"lost ({a.lost})" for a in attempts
+    )
     said = ", ".join(f"{number} × {word}" for word, number in words.most_common())
     if state is State.FLAKY:
-        under = "one key" if all(a.key for a in attempts if a.outcome) else "a key nobody knows"
+        under = (
+            "one key"
+            if all(a.key for a in attempts if a.outcome)
+            else "a key nobody knows"
+        )
         return f"{said}, under {under}"
     if differing:
-        return f"{said}; the verdicts are of different keys, which differ in: " + ", ".join(
-            differing
+        return (
+            f"{said}; the verdicts are of different keys, which differ in: "
+            + ", ".join(differing)
         )
     return said
 
@@ -219,7 +237,8 @@ MIN_DRIFT_RUNS = 2
 
 @dataclass(frozen=True)
 class Change:
-    """Another verdict on the same release: what it is, and a clause why it is not chance, or is."""
+    """Another verdict on the same release: what it is, and a clause why it is not
+    chance, or is."""
 
     kind: EventKind
     why: str
@@ -249,7 +268,9 @@ class Track:
     shaky: bool = False
     ever_flaky: bool = False
 
-    def add(self, night: str, attempts: Sequence[Attempt]) -> tuple[Settled, list[Change]]:
+    def add(
+        self, night: str, attempts: Sequence[Attempt]
+    ) -> tuple[Settled, list[Change]]:
         """A night's attempts: what they come to, and what that changes."""
         settled = settle(attempts)
         self.covered = settled.state in VERDICTS or settled.state is State.FLAKY
@@ -278,17 +299,23 @@ class Track:
             p = _chance(before, tonight)
             if p < UNLIKELY:
                 self.pools[key] = tonight
-                changes.append(Change(EventKind.DRIFT, _not_in_the_key(before, tonight, p)))
+                changes.append(
+                    Change(EventKind.DRIFT, _not_in_the_key(before, tonight, p))
+                )
             else:
                 changes.append(Change(EventKind.FLAKY, _share(both, known=bool(key))))
         return changes
 
-    def _under_another_key(self, now: Settled, decided: Sequence[Attempt]) -> list[Change]:
+    def _under_another_key(
+        self, now: Settled, decided: Sequence[Attempt]
+    ) -> list[Change]:
         known = {(a.key, a.outcome) for a in self.attempts}
         if all((a.key, a.outcome) in known for a in decided):
             return []
         if now.differing and (self.settled is None or not self.settled.differing):
-            return [Change(EventKind.DRIFT, f"within one night: {now.why}", now.differing)]
+            return [
+                Change(EventKind.DRIFT, f"within one night: {now.why}", now.differing)
+            ]
         if self.settled is None or self.settled.state is now.state or self.shaky:
             return []
         parts = changed_parts(self.attempts, decided) or ("key",)
@@ -312,7 +339,13 @@ def describe(part: str, before: Sequence[Attempt], now: Sequence[Attempt]) -> st
     """The part of the key, and how it changed where that is short enough to be read."""
     word = WORDS.get(part, part)
     old, new = _value(part, before), _value(part, now)
-    if not old or not new or max(len(old), len(new)) > 60 or _is_digest(old) or _is_digest(new):
+    if (
+        not old
+        or not new
+        or max(len(old), len(new)) > 60
+        or _is_digest(old)
+        or _is_digest(new)
+    ):
         return word
     return f"{word} ({old} → {new})"
 
@@ -327,17 +360,21 @@ def _is_digest(value: str) -> bool:
 
 
 def _chance(before: Counter[Outcome], tonight: Counter[Outcome]) -> float:
-    """That nights which agree each with itself differ by chance; 1 where they do not agree."""
+    """That nights which agree each with itself differ by chance; 1 where they do not
+    agree."""
     if len(before) != 1 or len(tonight) != 1 or tonight.total() < MIN_DRIFT_RUNS:
         return 1.0
     return fisher((before.total(), 0), (0, tonight.total()))
 
 
-def _not_in_the_key(before: Counter[Outcome], tonight: Counter[Outcome], p: float) -> str:
+def _not_in_the_key(
+    before: Counter[Outcome], tonight: Counter[Outcome], p: float
+) -> str:
     (old,), (new,) = before, tonight
     return (
-        f"the key is unchanged: {old} in all {before.total()} runs before, {new} in all "
-        f"{tonight.total()} now (p = {p:.2g}), so that something changed that is not in the key"
+        f"the key is unchanged: {old} in all {before.total()} runs before, {new} in "
+        f"all {tonight.total()} now (p = {p:.2g}), so that something changed that is "
+        "not in the key"
     )
 
 
@@ -346,6 +383,6 @@ def _share(both: Counter[Outcome], *, known: bool) -> str:
     low, high = wilson(both[Outcome.REPRODUCED], both.total())
     under = "one key" if known else "a key nobody knows"
     return (
-        f"{said} under {under}: it reproduces in {both[Outcome.REPRODUCED]} of {both.total()} "
-        f"runs (95 %: {low:.0%} to {high:.0%})"
+        f"{said} under {under}: it reproduces in {both[Outcome.REPRODUCED]} of "
+        f"{both.total()} runs (95 %: {low:.0%} to {high:.0%})"
     )

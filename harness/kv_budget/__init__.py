@@ -1,4 +1,5 @@
-"""KV budget arithmetic: memory and one setting in, blocks and the longest prompt out, and back.
+"""KV budget arithmetic: memory and one setting in, blocks and the longest prompt out,
+and back.
 
 Forward::
 
@@ -9,9 +10,9 @@ Backward: the smallest setting, with so many decimals, that holds a prompt::
 
     smallest(plan, tokens=3446, decimals=2).setting.setting     # Decimal("0.26")
 
-Nothing here starts an engine or needs one. ``eras`` holds how each release range computes and where
-that was read (``plan.sources``); ``docs/kv-budget.md`` compares it with what the real engines log.
-"""
+Nothing here starts an engine or needs one. ``eras`` holds how each release range
+computes and where that was read (``plan.sources``); ``docs/kv-budget.md`` compares it
+with what the real engines log."""
 
 from mmrepro.kv_budget.base import (
     Budget as Budget,

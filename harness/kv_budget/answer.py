@@ -1,4 +1,5 @@
-"""The answer to a question: forward, backward, in other releases, and as one JSON document."""
+"""The answer to a question: forward, backward, in other releases, and as one JSON
+document."""
 
 from __future__ import annotations
 
@@ -59,12 +60,16 @@ class Answer:
 
     @property
     def works(self) -> bool:
-        """Whether the engine starts at the setting asked for, and some setting holds the need."""
+        """Whether the engine starts at the setting asked for, and some setting holds
+        the need."""
         budget, least = self.here.budget, self.here.smallest
-        return (budget is None or budget.starts) and (least is None or least.setting is not None)
+        return (budget is None or budget.starts) and (
+            least is None or least.setting is not None
+        )
 
     def document(self) -> Json:
-        """For machines; numbers in bytes and tokens, settings as text, digit for digit."""
+        """For machines; numbers in bytes and tokens, settings as text, digit for
+        digit."""
         plan, need = self.plan, self.need
         return {
             "engine": plan.engine.name,
@@ -76,16 +81,19 @@ class Answer:
             "groups": plan.groups,
             "replicas": self.replicas,
             **self.here.document(),
-            "need": need and {
+            "need": need
+            and {
                 "tokens": need.tokens,
                 "text_tokens": need.text,
                 "images": need.images,
                 "tokens_per_image": need.image_tokens,
                 "requests": need.requests,
             },
-            "other_releases": [{"release": o.release, **o.document()} for o in self.others],
+            "other_releases": [
+                {"release": o.release, **o.document()} for o in self.others
+            ],
             "sources": [asdict(source) for source in plan.sources],
-        }  # fmt: skip
+        }
 
 
 def need_of(asked: KvBudgetCommand) -> Need | None:
@@ -96,7 +104,9 @@ def need_of(asked: KvBudgetCommand) -> Need | None:
     """
     if not asked.images:
         if asked.image_tokens or asked.image_size:
-            raise UsageError("--image-tokens and --image-size need --images: how many there are.")
+            raise UsageError(
+                "--image-tokens and --image-size need --images: how many there are."
+            )
         if asked.need == 0:
             raise UsageError("--need 0 is no prompt: it has at least one token.")
         if asked.requests > 1 and not asked.need:
@@ -111,12 +121,15 @@ def need_of(asked: KvBudgetCommand) -> Need | None:
                 "How many tokens an image becomes is not known: give --image-tokens"
                 + (f" ({name} has no rule here)." if name else ".")
             )
-        each = (rule.tokens(*asked.image_size) if asked.image_size else rule.largest) + rule.around
+        each = (
+            rule.tokens(*asked.image_size) if asked.image_size else rule.largest
+        ) + rule.around
     return Need(asked.need or 0, asked.images, each, asked.requests)
 
 
 def answer(asked: KvBudgetCommand) -> Answer:
-    """Forward at the question's setting (or the engine's default), backward for the need.
+    """Forward at the question's setting (or the engine's default), backward for the
+    need.
 
     Raises:
         UsageError: see ``plan_for``; nothing was asked; the engine refuses the setting.
@@ -128,7 +141,10 @@ def answer(asked: KvBudgetCommand) -> Answer:
         setting = plan.default
         if setting is None:
             raise UsageError(
-                f"Neither {engine.option} nor --need is given: there is nothing to compute.",
+                (
+                    f"Neither {engine.option} nor --need is given: there is nothing to "
+                    "compute."
+                ),
                 hint="mmrepro kv-budget --help",
             )
     if setting is not None and not plan.takes(setting):
@@ -138,7 +154,9 @@ def answer(asked: KvBudgetCommand) -> Answer:
         return Computed(
             plan.release,
             plan.forward(setting) if setting is not None else None,
-            smallest(plan, need.tokens, asked.decimals, need.requests) if need else None,
+            smallest(plan, need.tokens, asked.decimals, need.requests)
+            if need
+            else None,
         )
 
     others = []

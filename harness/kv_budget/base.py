@@ -1,9 +1,9 @@
 """A setting in, a budget out: what the engines' arithmetic has in common.
 
-A ``MemoryPlan`` holds everything that is fixed before the server starts (memory, model, release);
-``forward`` answers what one value of the engine's own setting gives. It uses the engine's
-operations in the engine's order, so that it also truncates where the engine does.
-"""
+A ``MemoryPlan`` holds everything that is fixed before the server starts (memory, model,
+release); ``forward`` answers what one value of the engine's own setting gives. It uses
+the engine's operations in the engine's order, so that it also truncates where the
+engine does."""
 
 from __future__ import annotations
 
@@ -24,18 +24,16 @@ MAX_DECIMALS = 4
 class Budget:
     """What one setting gives.
 
-    Attributes:
-        setting: value of the engine's option, as typed.
-        pool_bytes: memory for the KV cache, rounded down to whole bytes; may be negative.
-        reserve_bytes: what was set aside for everything else.
-        blocks: whole blocks that fit, as the engine counts them.
-        block_size: tokens a block.
-        max_tokens: tokens of the longest prompt that the engine takes; 0 when it does not start.
-        limited_by: what sets ``max_tokens``: ``kv``, ``context`` or ``window``.
-        refusal: why the engine does not start, in its own words; empty when it does.
-        concurrency: requests of the whole context that fit at once; None: the engine has no such.
-        notes: what else the engine changes by itself at this setting.
-        log: the line of the engine's log that follows, as far as it can be computed.
+    Attributes: setting: value of the engine's option, as typed. pool_bytes: memory for
+        the KV cache, rounded down to whole bytes; may be negative. reserve_bytes: what
+        was set aside for everything else. blocks: whole blocks that fit, as the engine
+        counts them. block_size: tokens a block. max_tokens: tokens of the longest
+        prompt that the engine takes; 0 when it does not start. limited_by: what sets
+        ``max_tokens``: ``kv``, ``context`` or ``window``. refusal: why the engine does
+        not start, in its own words; empty when it does. concurrency: requests of the
+        whole context that fit at once; None: the engine has no such. notes: what else
+        the engine changes by itself at this setting. log: the line of the engine's log
+        that follows, as far as it can be computed.
     """
 
     setting: Decimal
@@ -86,7 +84,8 @@ class MemoryPlan(ABC):
 
     @property
     def default(self) -> Decimal | None:
-        """What the engine takes without the option; None when it works one out itself."""
+        """What the engine takes without the option; None when it works one out
+        itself."""
         return self.engine.default(self.release)
 
     @property
@@ -101,7 +100,8 @@ class MemoryPlan(ABC):
 
     @abstractmethod
     def forward(self, setting: Decimal) -> Budget:
-        """The budget at that setting. Never raises for a setting that the engine takes."""
+        """The budget at that setting. Never raises for a setting that the engine
+        takes."""
 
     def blocks_for(self, tokens: int, requests: int = 1) -> int:
         """Blocks that hold so many requests of so many tokens at once."""
@@ -112,35 +112,56 @@ class MemoryPlan(ABC):
         engine = self.engine
         if engine.whole and setting != setting.to_integral_value():
             return False
-        return 0 < setting < engine.top or (engine.top_included and setting == engine.top)
+        return 0 < setting < engine.top or (
+            engine.top_included and setting == engine.top
+        )
 
     def _budget(
-        self, setting: Decimal, pool: int, reserve: int, blocks: int = 0, tokens: int = 0,
-        *, limited_by: str = "kv", refusal: str = "", notes: tuple[str, ...] = (), log: str = "",
+        self,
+        setting: Decimal,
+        pool: int,
+        reserve: int,
+        blocks: int = 0,
+        tokens: int = 0,
+        *,
+        limited_by: str = "kv",
+        refusal: str = "",
+        notes: tuple[str, ...] = (),
+        log: str = "",
         concurrency: float | None = None,
-    ) -> Budget:  # fmt: skip
-        """A budget in this plan's blocks; a server that does not start takes no prompt."""
+    ) -> Budget:
+        """A budget in this plan's blocks; a server that does not start takes no
+        prompt."""
         if refusal:
             tokens, log, concurrency = 0, "", None
         size = self.tokens_per_block
         return Budget(
-            setting, pool, reserve, blocks, size, tokens, limited_by, refusal, notes, log,
+            setting,
+            pool,
+            reserve,
+            blocks,
+            size,
+            tokens,
+            limited_by,
+            refusal,
+            notes,
+            log,
             concurrency,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
 class Smallest:
     """Answer to "which setting holds a prompt of N tokens?".
 
-    Attributes:
-        tokens: N.
-        blocks: blocks needed for it; ``bytes``: of them, on one device.
-        requests: that many at once.
-        setting: smallest step from which on every larger step holds N; None when no step does.
-        lowest: smallest step that holds N at all. Differs from ``setting`` where an engine sets
-            aside less by itself when memory is scarce (LMDeploy halves its prefill batch).
-        below: the budget one step below ``setting``; it does not hold N. None at the first step.
+    Attributes: tokens: N. blocks: blocks needed for it; ``bytes``: of them, on one
+        device. requests: that many at once. setting: smallest step from which on every
+        larger step holds N; None when no step does. lowest: smallest step that holds N
+        at all. Differs from ``setting`` where an engine sets
+            aside less by itself when memory is scarce (LMDeploy halves its prefill
+            batch).
+        below: the budget one step below ``setting``; it does not hold N. None at the
+            first step.
         best: the budget of the step that holds most.
     """
 
@@ -167,11 +188,14 @@ def steps(plan: MemoryPlan, decimals: int) -> list[Decimal]:
     return [s for s in (unit * k for k in range(1, last + 1)) if plan.takes(s)]
 
 
-def smallest(plan: MemoryPlan, tokens: int, decimals: int = 2, requests: int = 1) -> Smallest:
+def smallest(
+    plan: MemoryPlan, tokens: int, decimals: int = 2, requests: int = 1
+) -> Smallest:
     """Find the smallest setting that holds so many requests of ``tokens`` at once.
 
-    Every step is tried with ``forward`` itself: there is no second formula that could disagree
-    with it at a block's boundary, and budgets need not grow with the setting everywhere.
+    Every step is tried with ``forward`` itself: there is no second formula that could
+    disagree with it at a block's boundary, and budgets need not grow with the setting
+    everywhere.
 
     Raises:
         ValueError: tokens not positive, or decimals outside 1..4.
@@ -180,7 +204,9 @@ def smallest(plan: MemoryPlan, tokens: int, decimals: int = 2, requests: int = 1
         raise ValueError("a prompt has at least one token")
     budgets = [plan.forward(step) for step in steps(plan, decimals)]
     blocks = plan.blocks_for(tokens, requests)
-    holding = [b.holds(tokens) and (requests == 1 or b.blocks >= blocks) for b in budgets]
+    holding = [
+        b.holds(tokens) and (requests == 1 or b.blocks >= blocks) for b in budgets
+    ]
     # The first step behind the last one that does not hold N.
     first = len(budgets) - next(
         (k for k, holds in enumerate(reversed(holding)) if not holds), len(budgets)

@@ -1,9 +1,10 @@
-"""vLLM's groups: which layers share a block, how large it is, and the blocks that a request takes.
+"""vLLM's groups: which layers share a block, how large it is, and the blocks that a
+request takes.
 
-Layers of one kind make groups of as many layers as the rarest kind has; every group has its own
-block table, and all draw from one pool (0.32.0 v1/core/kv_cache_utils.py:1362). So a block is one
-page of each layer of a group, and a request takes the sum of what each group needs.
-"""
+Layers of one kind make groups of as many layers as the rarest kind has; every group has
+its own block table, and all draw from one pool (0.32.0 v1/core/kv_cache_utils.py:1362).
+So a block is one page of each layer of a group, and a request takes the sum of what
+each group needs."""
 
 from __future__ import annotations
 
@@ -16,22 +17,23 @@ from mmrepro.kv_budget.eras import Era
 from mmrepro.kv_budget.layers import CHUNK, FULL, STATE, WINDOW, Kind, Layers
 
 KERNEL = {"gpu": 16, "cpu": 32}
-"""Tokens of the smallest block that a kernel takes: FlashAttention's, the CPU backend's."""
+"""Tokens of the smallest block that a kernel takes: FlashAttention's, the CPU
+backend's."""
 
 
 @dataclass(frozen=True)
 class Serving:
     """What a server's options change of a cache.
 
-    Attributes:
-        element: bytes of an element of keys and values; ``model``: of the model's type.
-        cell: bytes of an element of a recurrent state; 0: as the model says.
-        drafts: draft tokens a step (``num_speculative_tokens``).
-        drafter: what the layers of the draft model, MTP or EAGLE head keep.
-        in_flight: tokens that are scheduled and not settled: ``--max-num-batched-tokens``, times
+    Attributes: element: bytes of an element of keys and values; ``model``: of the
+        model's type. cell: bytes of an element of a recurrent state; 0: as the model
+        says. drafts: draft tokens a step (``num_speculative_tokens``). drafter: what
+        the layers of the draft model, MTP or EAGLE head keep. in_flight: tokens that
+        are scheduled and not settled: ``--max-num-batched-tokens``, times
             the batches in flight where the release counts them.
         prefix_caching: of states; None: the release's default.
-        hybrid: each kind has groups of its own; not so with a connector that does not support it.
+        hybrid: each kind has groups of its own; not so with a connector that does not
+            support it.
         aligned: the device's smallest kernel block.
     """
 
@@ -116,8 +118,8 @@ class Layout:
         return sum(group.pages(tokens, self.serving) for group in self.groups)
 
     def longest(self, blocks: int) -> int:
-        """Tokens of the longest request that so many blocks hold, by halving, as vLLM estimates it
-        (0.32.0 v1/core/kv_cache_utils.py:2369); 0: not one token."""
+        """Tokens of the longest request that so many blocks hold, by halving, as vLLM
+        estimates it (0.32.0 v1/core/kv_cache_utils.py:2369); 0: not one token."""
         if self.pages(1) > blocks:
             return 0
         low, high = 1, 2
@@ -125,11 +127,15 @@ class Layout:
             low, high = high, high * 2
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.pages(middle) <= blocks else (low, middle)
+            low, high = (
+                (middle, high) if self.pages(middle) <= blocks else (low, middle)
+            )
         return low
 
 
-def layout_of(layers: Layers, era: Era, block: int, serving: Serving, context: int) -> Layout:
+def layout_of(
+    layers: Layers, era: Era, block: int, serving: Serving, context: int
+) -> Layout:
     """The layout of a model's cache.
 
     Args:
@@ -156,7 +162,9 @@ def layout_of(layers: Layers, era: Era, block: int, serving: Serving, context: i
         for start, end in _stages(len(layers), serving.pp)
     ]
     for kind in serving.drafter:
-        stages[-1].append(Group(kind, block, block * kind.token_bytes(serving.tp, serving.element)))
+        stages[-1].append(
+            Group(kind, block, block * kind.token_bytes(serving.tp, serving.element))
+        )
     every = [group for stage in stages for group in stage]
     names = {(g.kind.name, g.kind.reach, g.block) for g in every}
     if len(names) == 1 and (every[0].kind.name != STATE or len({*every}) == 1):
@@ -177,21 +185,25 @@ def _without_windows(layers: Layers) -> Layers:
         return layers
     if STATE in kinds:
         raise UsageError(
-            "vLLM does not start: a model with states needs a KV connector that supports several "
-            "groups."
+            "vLLM does not start: a model with states needs a KV connector that "
+            "supports several groups."
         )
     if FULL not in kinds:
         return layers
-    return tuple(tuple(replace(k, name=FULL, reach=0) for k in layer) for layer in layers)
+    return tuple(
+        tuple(replace(k, name=FULL, reach=0) for k in layer) for layer in layers
+    )
 
 
 def _sized(
     kinds: Sequence[Kind], era: Era, block: int, serving: Serving, context: int
 ) -> tuple[int, dict[Kind, tuple[int, int]], str, tuple[str, ...]]:
-    """Tokens of a block of attention; of each kind the bytes and tokens of its page; the mode of
-    states; and sentences. vLLM 0.32.0 platforms/interface.py:939."""
+    """Tokens of a block of attention; of each kind the bytes and tokens of its page;
+    the mode of states; and sentences. vLLM 0.32.0 platforms/interface.py:939."""
     notes: tuple[str, ...] = ()
-    caching = era.caches_states if serving.prefix_caching is None else serving.prefix_caching
+    caching = (
+        era.caches_states if serving.prefix_caching is None else serving.prefix_caching
+    )
     attention = [kind for kind in kinds if kind.name != STATE]
     states = [kind for kind in kinds if kind.name == STATE]
     each = {
@@ -216,7 +228,12 @@ def _sized(
         else:
             needed = kernel * -(-most // (kernel * token))
         if needed > block:
-            notes = (f"vLLM raises the block size to {needed} tokens: one state fits a block",)
+            notes = (
+                (
+                    f"vLLM raises the block size to {needed} tokens: one state fits a "
+                    "block"
+                ),
+            )
             block = needed
         padded = block * token
     own = block if mode != "none" else context or block
@@ -227,8 +244,8 @@ def _sized(
 
 
 def _stages(count: int, pp: int) -> list[tuple[int, int]]:
-    """First and last layer of each pipeline stage (0.32.0 distributed/utils.py, get_pp_indices):
-    what is left over goes to the last stages but one."""
+    """First and last layer of each pipeline stage (0.32.0 distributed/utils.py,
+    get_pp_indices): what is left over goes to the last stages but one."""
     sizes = [count // pp] * pp
     for n in range(2, count % pp + 2):
         sizes[-n] += 1
@@ -245,13 +262,15 @@ def _unified(stage: list[Group], page: int, era: Era) -> list[Group]:
         elif group.kind.name == STATE and era.pads_pages:
             made.append(replace(group, page=page))
         elif group.kind.name != STATE and page % group.page == 0:
-            made.append(replace(group, page=page, block=group.block * (page // group.page)))
+            made.append(
+                replace(group, page=page, block=group.block * (page // group.page))
+            )
         elif group.kind.name != STATE and era.pads_pages and not group.kind.mla:
             made.append(replace(group, page=page))
         else:
             raise UsageError(
-                f"vLLM does not start: pages of {group.page:,} and of {page:,} bytes cannot be "
-                "made equal."
+                f"vLLM does not start: pages of {group.page:,} and of {page:,} bytes "
+                "cannot be made equal."
             )
     return made
 

@@ -1,4 +1,5 @@
-"""A model's Hugging Face ``config.json``: the size of its KV cache, and the tokens of an image."""
+"""A model's Hugging Face ``config.json``: the size of its KV cache, and the tokens of
+an image."""
 
 from __future__ import annotations
 
@@ -30,17 +31,14 @@ Json = dict[str, object]
 class Geometry:
     """One model's attention, as far as its cache is concerned.
 
-    Attributes:
-        layers: that keep keys and values.
-        kv_heads: of one layer, before tensor parallelism; 1 for latent attention (MLA).
-        k_dim: elements of a key per head; latent plus rotary elements for MLA.
-        v_dim: elements of a value per head; 0 for MLA, whose cache holds no values of its own.
-        dtype_bytes: of one element of the model's type.
-        vocab_size: 0 when unknown.
-        context: longest sequence that the model is made for; 0 when unknown.
-        window: of sliding attention in all layers; 0 for none.
-        mla: latent attention.
-        plain_head_dim: hidden size over attention heads; differs from ``k_dim`` in models that
+    Attributes: layers: that keep keys and values. kv_heads: of one layer, before tensor
+        parallelism; 1 for latent attention (MLA). k_dim: elements of a key per head;
+        latent plus rotary elements for MLA. v_dim: elements of a value per head; 0 for
+        MLA, whose cache holds no values of its own. dtype_bytes: of one element of the
+        model's type. vocab_size: 0 when unknown. context: longest sequence that the
+        model is made for; 0 when unknown. window: of sliding attention in all layers; 0
+        for none. mla: latent attention. plain_head_dim: hidden size over attention
+        heads; differs from ``k_dim`` in models that
             set ``head_dim``, which old LMDeploy ignores. 0 when unknown.
         kinds: what each layer keeps.
         odd: why there is no formula for these layers; empty: there is.
@@ -78,11 +76,14 @@ class Geometry:
         """Not every layer keeps keys and values of all tokens."""
         return bool(self.odd) or any(kinds != (self.full,) for kinds in self.kinds)
 
-    def token_bytes(self, engine: Engine, *, tp: int = 1, kv_dtype: str = "auto") -> int:
-        """Bytes of one token over all layers on one of ``tp`` devices, as vLLM and SGLang count.
+    def token_bytes(
+        self, engine: Engine, *, tp: int = 1, kv_dtype: str = "auto"
+    ) -> int:
+        """Bytes of one token over all layers on one of ``tp`` devices, as vLLM and
+        SGLang count.
 
-        With more devices than KV heads each device keeps one (vLLM 0.32.0 config/model.py:1670,
-        SGLang 0.5.6 configs/model_config.py:506).
+        With more devices than KV heads each device keeps one (vLLM 0.32.0
+        config/model.py:1670, SGLang 0.5.6 configs/model_config.py:506).
 
         Raises:
             UsageError: an unknown type of cache, or layers of several kinds.
@@ -100,8 +101,8 @@ class Geometry:
         sizes = engine.element_bytes
         if kv_dtype not in sizes:
             raise UsageError(
-                f"No formula here for {engine.title}'s KV cache type {kv_dtype!r}; there is: "
-                f"{', '.join(sizes)}."
+                f"No formula here for {engine.title}'s KV cache type {kv_dtype!r}; "
+                f"there is: {', '.join(sizes)}."
             )
         return sizes[kv_dtype] or self.dtype_bytes
 
@@ -110,10 +111,9 @@ class Geometry:
 class ImageRule:
     """How many tokens an image becomes in one family of models.
 
-    Attributes:
-        largest: tokens of the largest image, without those of ``around``.
-        around: tokens that the template puts around each image.
-        of_size: tokens by width and height in pixels; None where every image has ``largest``.
+    Attributes: largest: tokens of the largest image, without those of ``around``.
+        around: tokens that the template puts around each image. of_size: tokens by
+        width and height in pixels; None where every image has ``largest``.
     """
 
     largest: int
@@ -128,13 +128,16 @@ class ImageRule:
 def _patches(width: int, height: int, *, factor: int, least: int, most: int) -> int:
     """Qwen2-VL and later: as many tokens as merged patches fit after a resize.
 
-    transformers models/qwen2_vl/image_processing_qwen2_vl.py, ``smart_resize``; ``factor`` is a
-    token's side in pixels: patch size times merge size.
-    """
+    transformers models/qwen2_vl/image_processing_qwen2_vl.py, ``smart_resize``;
+    ``factor`` is a token's side in pixels: patch size times merge size."""
     try:
-        h, w = smart_resize(height, width, min_pixels=least, max_pixels=most, factor=factor)
+        h, w = smart_resize(
+            height, width, min_pixels=least, max_pixels=most, factor=factor
+        )
     except ValueError as error:
-        raise UsageError(f"An image of {width}x{height} is refused: {error}.") from error
+        raise UsageError(
+            f"An image of {width}x{height} is refused: {error}."
+        ) from error
     return (h // factor) * (w // factor)
 
 
@@ -173,11 +176,11 @@ class Model:
 def read_model(path: Path) -> Model:
     """Read a model's folder, or its config.json.
 
-    Element sizes are those of ``auto``: LMDeploy, vLLM and SGLang all serve a model that was saved
-    in 32 bits in 16.
+    Element sizes are those of ``auto``: LMDeploy, vLLM and SGLang all serve a model
+    that was saved in 32 bits in 16.
 
-    Raises:
-        UsageError: no such file, no JSON, or a field that the arithmetic needs is missing.
+    Raises: UsageError: no such file, no JSON, or a field that the arithmetic needs is
+        missing.
     """
     file = path / "config.json" if path.is_dir() else path
     top = _load(file)
@@ -190,7 +193,10 @@ def read_model(path: Path) -> Model:
     if not own_dim and not hidden:
         raise UsageError(f"{file} has neither head_dim nor hidden_size.")
     plain = hidden // heads if hidden else 0
-    latent, rotary = _number(text, ("kv_lora_rank",)), _number(text, ("qk_rope_head_dim",))
+    latent, rotary = (
+        _number(text, ("kv_lora_rank",)),
+        _number(text, ("qk_rope_head_dim",)),
+    )
     mla = bool(latent and rotary)
     key = latent + rotary if mla else own_dim or plain
     kv_heads = 1 if mla else _number(text, _KV_HEADS) or heads
@@ -212,7 +218,8 @@ def read_model(path: Path) -> Model:
             model_type=name,
             kinds=kinds,
             odd=odd,
-            drafts=_number(text, ("num_nextn_predict_layers", "mtp_num_hidden_layers")) or 1,
+            drafts=_number(text, ("num_nextn_predict_layers", "mtp_num_hidden_layers"))
+            or 1,
         ),
         images=_image_rule(top, file.parent),
     )
@@ -233,7 +240,8 @@ def _load(file: Path) -> Json:
 
 
 def _text_config(top: Json) -> Json:
-    """The language model's part, which vision models nest under one of several names."""
+    """The language model's part, which vision models nest under one of several
+    names."""
     thinker = top.get("thinker_config")
     if isinstance(thinker, dict):
         top = thinker
@@ -245,7 +253,8 @@ def _text_config(top: Json) -> Json:
 
 
 def _number(config: Json, names: tuple[str, ...]) -> int:
-    """The first of these fields that holds a sensible whole number; 0 when none does."""
+    """The first of these fields that holds a sensible whole number; 0 when none
+    does."""
     for name in names:
         value = config.get(name)
         if type(value) is int and 0 < value < 1 << 32:
@@ -257,7 +266,8 @@ def _needed(config: Json, names: tuple[str, ...], file: Path) -> int:
     value = _number(config, names)
     if not value:
         raise UsageError(
-            f"{file} has no usable {names[0]}. Give --layers, --kv-heads and --head-dim instead."
+            f"{file} has no usable {names[0]}. Give --layers, --kv-heads and "
+            "--head-dim instead."
         )
     return value
 
@@ -268,7 +278,8 @@ def _word(text: Json, top: Json, name: str) -> str:
 
 
 def _window(text: Json) -> int:
-    """The sliding window as LMDeploy takes it (pytorch/configurations/default.py:21)."""
+    """The sliding window as LMDeploy takes it
+    (pytorch/configurations/default.py:21)."""
     used = text.get("use_sliding_window", True)
     return _number(text, ("sliding_window",)) if used else 0
 
@@ -299,13 +310,16 @@ def _image_rule(top: Json, folder: Path) -> ImageRule | None:
             return each * (tiles + (extra if tiles > 1 else 0))
 
         return ImageRule(
-            tokens(most), 2, lambda w, h: tokens(_tiles(w, h, side=side, least=least, most=most))
+            tokens(most),
+            2,
+            lambda w, h: tokens(_tiles(w, h, side=side, least=least, most=most)),
         )
     return ImageRule((side // patch) ** 2) if kind == "llava" else None
 
 
 def _pixels(processor: Path) -> tuple[int, int]:
-    """Fewest and most pixels of an image; transformers' own defaults where nothing is declared."""
+    """Fewest and most pixels of an image; transformers' own defaults where nothing is
+    declared."""
     settings = _load(processor) if processor.is_file() else {}
     size = settings.get("size")
     edges = size if isinstance(size, dict) else {}

@@ -1,4 +1,5 @@
-"""The answer for people: what a setting gives, which setting is needed, the curve, the sources."""
+"""The answer for people: what a setting gives, which setting is needed, the curve, the
+sources."""
 
 from __future__ import annotations
 
@@ -17,10 +18,13 @@ from rich.table import Table
 
 
 def show(answer: Answer, curve: list[Point], console: Console, *, full: bool) -> None:
-    """Print the answer; with ``full`` what it stands among before it, as plain lines."""
+    """Print the answer; with ``full`` what it stands among before it, as plain
+    lines."""
 
     def line(text: str, style: str = "") -> None:
-        console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            text, style=style or None, markup=False, highlight=False, soft_wrap=True
+        )
 
     plan, engine, here = answer.plan, answer.plan.engine, answer.here
     newer = Version(plan.release) > Version(engine.newest)
@@ -47,7 +51,10 @@ def show(answer: Answer, curve: list[Point], console: Console, *, full: bool) ->
             line(f"  {source.says}")
             line(f"    {source}", "dim")
     else:
-        line("every setting, other releases and where the formulas are from: --full", "dim")
+        line(
+            "every setting, other releases and where the formulas are from: --full",
+            "dim",
+        )
     if here.budget is not None:
         line(f"\n{engine.setting} {here.budget.setting}", "bold")
         for text, style in _forward(here.budget):
@@ -64,7 +71,8 @@ def show(answer: Answer, curve: list[Point], console: Console, *, full: bool) ->
 
 
 def _groups(plan: MemoryPlan, replicas: int) -> Iterator[str]:
-    """Equal groups in one line; and what a number is of, where there are several caches."""
+    """Equal groups in one line; and what a number is of, where there are several
+    caches."""
     lines = Counter(
         f"{g['kind']}, {g['layers']} layers, blocks of {g['block_size']} tokens"
         for g in plan.groups
@@ -85,13 +93,27 @@ def _forward(budget: Budget) -> list[Line]:
         last = f"does not start  {budget.refusal}", "red"
     return [
         (f"set aside       {size(budget.reserve_bytes, 2)}", ""),
-        (f"for the cache   {size(budget.pool_bytes, 2)} ({budget.pool_bytes:,} bytes)", ""),
+        (
+            (
+                f"for the cache   {size(budget.pool_bytes, 2)} ({budget.pool_bytes:,} "
+                "bytes)"
+            ),
+            "",
+        ),
         (f"blocks          {budget.blocks:,}", ""),
         last,
         *(
             []
             if budget.concurrency is None
-            else [(f"at once         {budget.concurrency:.2f} requests of the whole context", "")]
+            else [
+                (
+                    (
+                        f"at once         {budget.concurrency:.2f} requests of the "
+                        "whole context"
+                    ),
+                    "",
+                )
+            ]
         ),
         *([(f"in its log      {budget.log}", "")] if budget.log else []),
         *((f"note            {note}", "yellow") for note in budget.notes),
@@ -101,16 +123,27 @@ def _forward(budget: Budget) -> list[Line]:
 def _backward(least: Smallest, name: str) -> list[Line]:
     got, below, lowest, best = least.setting, least.below, least.lowest, least.best
     if got is None:
-        most = f"{best.setting} holds {longest(best)}" if best and best.starts else "none starts"
+        most = (
+            f"{best.setting} holds {longest(best)}"
+            if best and best.starts
+            else "none starts"
+        )
         return [(f"no {name} holds it: {most}.", "red")]
     works = f"{got.setting} ({got.blocks:,} blocks, {longest(got)})"
     lines = [(f"smallest {name} that works: {works}", "green")]
     if below is not None:
         why = longest(below) if below.starts else f"does not start: {below.refusal}"
-        lines.append((f"one step less, {below.setting}: {below.blocks:,} blocks, {why}", ""))
+        lines.append(
+            (f"one step less, {below.setting}: {below.blocks:,} blocks, {why}", "")
+        )
     if lowest is not None and lowest.setting != got.setting:
-        works = f"{lowest.setting} works as well ({lowest.blocks:,} blocks, {longest(lowest)})"
-        lines.append((f"{works}, but not every value up to {got.setting} does", "yellow"))
+        works = (
+            f"{lowest.setting} works as well ({lowest.blocks:,} blocks, "
+            f"{longest(lowest)})"
+        )
+        lines.append(
+            (f"{works}, but not every value up to {got.setting} does", "yellow")
+        )
         lines += [(f"  there {note}", "yellow") for note in lowest.notes]
     return lines
 
@@ -123,7 +156,10 @@ def _table(plan: MemoryPlan, chosen: Budget | None, need: Need | None) -> Table:
     if need:
         table.add_column(f"holds {need.tokens:,}", no_wrap=True)
     whole = plan.engine.whole
-    ticks = {Decimal(1 << n) if whole else Decimal(n + 1) / 10 for n in range(8 if whole else 10)}
+    ticks = {
+        Decimal(1 << n) if whole else Decimal(n + 1) / 10
+        for n in range(8 if whole else 10)
+    }
     for setting in sorted(ticks | ({chosen.setting} if chosen else set())):
         if not plan.takes(setting):
             continue
@@ -132,14 +168,20 @@ def _table(plan: MemoryPlan, chosen: Budget | None, need: Need | None) -> Table:
         cells = [str(setting), size(budget.pool_bytes, 2), f"{budget.blocks:,}", prompt]
         if need:
             cells.append("yes" if budget.holds(need.tokens) else "no")
-        table.add_row(*cells, style="bold" if chosen and setting == chosen.setting else None)
+        table.add_row(
+            *cells, style="bold" if chosen and setting == chosen.setting else None
+        )
     return table
 
 
 def _other(other: Computed) -> str:
     parts = []
     if (b := other.budget) is not None:
-        parts.append(f"{b.blocks:,} blocks, {longest(b)}" if b.starts else f"no start: {b.refusal}")
+        parts.append(
+            f"{b.blocks:,} blocks, {longest(b)}"
+            if b.starts
+            else f"no start: {b.refusal}"
+        )
     if other.smallest is not None:
         least = other.smallest.setting
         parts.append(f"needs {least.setting}" if least else "no setting holds it")
@@ -151,7 +193,9 @@ def longest(budget: Budget, *, short: bool = False) -> str:
     if budget.unlimited:
         return "no limit" if short else "no limit (sliding window)"
     if short:
-        return f"{budget.max_tokens:,}" + (" (context)" if budget.limited_by == "context" else "")
+        return f"{budget.max_tokens:,}" + (
+            " (context)" if budget.limited_by == "context" else ""
+        )
     words = {"context": " (the context's limit)", "window": " (sliding window)"}
     return f"{budget.max_tokens:,} tokens{words.get(budget.limited_by, '')}"
 
@@ -173,8 +217,11 @@ def points(plan: MemoryPlan, decimals: int = 2, most: int = 1 << 40) -> list[Poi
     return [Point(b.setting, min(b.max_tokens, most)) for b in budgets]
 
 
-def text_curve(curve: list[Point], need: int = 0, *, width: int = 60, height: int = 8) -> list[str]:
-    """Rows of block characters, highest first; a row of dashes where ``need`` tokens are."""
+def text_curve(
+    curve: list[Point], need: int = 0, *, width: int = 60, height: int = 8
+) -> list[str]:
+    """Rows of block characters, highest first; a row of dashes where ``need`` tokens
+    are."""
     top = max([p.tokens for p in curve] + [need])
     if not top:
         return []
@@ -196,7 +243,8 @@ def text_curve(curve: list[Point], need: int = 0, *, width: int = 60, height: in
 
 
 def svg_curve(answer: Answer, curve: list[Point]) -> str:
-    """A standalone SVG: steps, the needed tokens as a line. No script, no outside resource."""
+    """A standalone SVG: steps, the needed tokens as a line. No script, no outside
+    resource."""
     engine, need = answer.plan.engine, answer.need.tokens if answer.need else 0
     title = escape(f"{engine.title} {answer.plan.release}: longest prompt in tokens")
     width, height, left, bottom, top = 720, 360, 90, 50, 50
@@ -211,12 +259,16 @@ def svg_curve(answer: Answer, curve: list[Point]) -> str:
         return floor - tokens / highest * (floor - top)
 
     def text(x: float, y: float, anchor: str, words: str, more: str = "") -> str:
-        return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{words}</text>'
+        return (
+            f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{words}</text>'
+        )
 
     path = f"M{x(curve[0].setting):.1f} {y(curve[0].tokens):.1f}"
     path += "".join(f"H{x(p.setting):.1f}V{y(p.tokens):.1f}" for p in curve[1:])
     quarters = [highest * share // 4 for share in range(5)]
-    marked = [curve[at] for at in sorted({round(n * (len(curve) - 1) / 6) for n in range(7)})]
+    marked = [
+        curve[at] for at in sorted({round(n * (len(curve) - 1) / 6) for n in range(7)})
+    ]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="13" role="img">',
@@ -230,7 +282,10 @@ def svg_curve(answer: Answer, curve: list[Point]) -> str:
     ]
     if need:
         parts += [
-            f'<path d="M{left} {y(need):.1f}H{right}" stroke="#c22" stroke-dasharray="5 4"/>',
+            (
+                f'<path d="M{left} {y(need):.1f}H{right}" stroke="#c22" '
+                f'stroke-dasharray="5 4"/>'
+            ),
             text(right - 4, y(need) - 6, "end", f"{need:,} tokens", ' fill="#c22"'),
         ]
     parts.append(f'<path d="{path}" fill="none" stroke="#1a6" stroke-width="2"/></svg>')

@@ -1,7 +1,8 @@
-"""The pytest plugin: ``pytest nightly.mmrepro.toml``, ``@pytest.mark.mmrepro``, ``mmrepro_run``.
+"""The pytest plugin: ``pytest nightly.mmrepro.toml``, ``@pytest.mark.mmrepro``,
+``mmrepro_run``.
 
-It is loaded into every pytest run of an environment that has mmrepro, and does nothing there: what
-runs engines is imported when a file, a marker or the fixture asks for it.
+It is loaded into every pytest run of an environment that has mmrepro, and does nothing
+there: what runs engines is imported when a file, a marker or the fixture asks for it.
 """
 
 from __future__ import annotations
@@ -34,39 +35,51 @@ class MmreproWarning(pytest.PytestWarning):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("mmrepro", "real engines, driven into known failures (mmrepro)")
+    group = parser.getgroup(
+        "mmrepro", "real engines, driven into known failures (mmrepro)"
+    )
     group.addoption(
         "--mmrepro",
         action="store_true",
         dest="mmrepro_collect",
-        help=f"collect *{SUFFIX} below the folders that are named too, not only files that are.",
+        help=(
+            f"collect *{SUFFIX} below the folders that are named too, not only files "
+            "that are."
+        ),
     )
     group.addoption(
         "--mmrepro-out",
         metavar="DIR",
-        help="where the incidents go, and stay.  [default: mmrepro_out of the ini file, "
-        "else mmrepro-runs]",
+        help="where the incidents go, and stay.  [default: mmrepro_out of the ini "
+        "file, else mmrepro-runs]",
     )
     group.addoption(
         "--mmrepro-inconclusive",
         choices=INCONCLUSIVE,
-        help="what a run is that could not tell.  [default: mmrepro_inconclusive of the ini "
-        "file, else error]",
+        help="what a run is that could not tell.  [default: mmrepro_inconclusive of "
+        "the ini file, else error]",
     )
-    parser.addini("mmrepro_out", "where the incidents go, relative to this file.", default="")
     parser.addini(
-        "mmrepro_inconclusive", "what a run is that could not tell: error or skip.", default="error"
+        "mmrepro_out", "where the incidents go, relative to this file.", default=""
+    )
+    parser.addini(
+        "mmrepro_inconclusive",
+        "what a run is that could not tell: error or skip.",
+        default="error",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if (said := config.getini("mmrepro_inconclusive")) not in INCONCLUSIVE:
-        raise pytest.UsageError(f"mmrepro_inconclusive is {said!r}; it is error or skip.")
+        raise pytest.UsageError(
+            f"mmrepro_inconclusive is {said!r}; it is error or skip."
+        )
     config.addinivalue_line(
         "markers",
-        f"{MARKER}(scenario, release='', variant='', device='auto', mitigations=(), options=(), "
-        "server_args=(), timeout=600): run a scenario of mmrepro on a real engine before the "
-        f"test; it has to end as the scenario expects, or the test looks itself, by {FIXTURE}.",
+        f"{MARKER}(scenario, release='', variant='', device='auto', mitigations=(), "
+        "options=(), server_args=(), timeout=600): run a scenario of mmrepro on a real "
+        "engine before the test; it has to end as the scenario expects, or the test "
+        f"looks itself, by {FIXTURE}.",
     )
 
 
@@ -95,7 +108,9 @@ def out_folder(config: pytest.Config) -> Path:
 
 
 def skips_inconclusive(config: pytest.Config) -> bool:
-    said = config.getoption("mmrepro_inconclusive") or config.getini("mmrepro_inconclusive")
+    said = config.getoption("mmrepro_inconclusive") or config.getini(
+        "mmrepro_inconclusive"
+    )
     return bool(said == "skip")
 
 
@@ -105,21 +120,24 @@ def skips_inconclusive(config: pytest.Config) -> bool:
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> MatrixToml | None:
     if not file_path.name.endswith(SUFFIX):
         return None
-    if not (parent.session.isinitpath(file_path) or parent.config.getoption("mmrepro_collect")):
+    if not (
+        parent.session.isinitpath(file_path)
+        or parent.config.getoption("mmrepro_collect")
+    ):
         return None
     from mmrepro.pytest_plugin.items import MatrixToml
 
     return MatrixToml.from_parent(parent, path=file_path)
 
 
-# ---------------------------------------------------------------- the marker and the fixture
+# ----------------------------------------------------------- the marker and the fixture
 
 
 @pytest.fixture
 def mmrepro_run(request: pytest.FixtureRequest) -> MmreproRun:
-    """The finished run of ``@pytest.mark.mmrepro``: outcome, expected, as_expected, explanation,
-    incident, folder, report, command. Called, it runs another one: ``mmrepro_run("SCENARIO")``.
-    """
+    """The finished run of ``@pytest.mark.mmrepro``: outcome, expected, as_expected,
+    explanation, incident, folder, report, command. Called, it runs another one:
+    ``mmrepro_run("SCENARIO")``."""
     from mmrepro.pytest_plugin.items import fixture_of
 
     return fixture_of(request.node)
@@ -151,7 +169,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         (kind, report)
         for kind, reports in terminalreporter.stats.items()
         for report in reports
-        if any(name.startswith(PROPERTY) for name, _ in getattr(report, "user_properties", ()))
+        if any(
+            name.startswith(PROPERTY)
+            for name, _ in getattr(report, "user_properties", ())
+        )
     ]
     if ran:
         from mmrepro.pytest_plugin.running import tell_reports

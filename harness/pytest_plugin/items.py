@@ -1,5 +1,5 @@
-"""What pytest collects and runs of mmrepro: the jobs of a ``*.mmrepro.toml``, and what the marker
-``@pytest.mark.mmrepro`` and its fixture ``mmrepro_run`` ask for."""
+"""What pytest collects and runs of mmrepro: the jobs of a ``*.mmrepro.toml``, and what
+the marker ``@pytest.mark.mmrepro`` and its fixture ``mmrepro_run`` ask for."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ class MatrixToml(pytest.File):
             made = plan(self._night, self.given.cell, over, self.given.matrix)
         except MmreproError as error:
             raise self.CollectError(sentence(error)) from None
-        warnings = self.quarantine.warnings((p.cell for p in made.cells), datetime.now(UTC))
+        warnings = self.quarantine.warnings(
+            (p.cell for p in made.cells), datetime.now(UTC)
+        )
         for text in (*(f"Left out: {note}." for note in made.notes), *warnings):
             self.warn(MmreproWarning(f"{self.name}: {text}"))
         for group in groups_of(made.cells):
@@ -118,8 +120,8 @@ class MatrixToml(pytest.File):
 class EnvironmentCells(pytest.Collector):
     """The cells of one environment; while they are run its engine stays imported.
 
-    A scope of its own, so that ``--dist loadscope`` of pytest-xdist gives them to one worker.
-    """
+    A scope of its own, so that ``--dist loadscope`` of pytest-xdist gives them to one
+    worker."""
 
     def __init__(self, *, group: Group, **rest: Any) -> None:
         super().__init__(**rest)
@@ -143,7 +145,8 @@ class EnvironmentCells(pytest.Collector):
 
 
 class CellItem(pytest.Item):
-    """A cell: it is run in the set-up, where a failure is an error, and judged as a test."""
+    """A cell: it is run in the set-up, where a failure is an error, and judged as a
+    test."""
 
     ran: Ran | None = None
 
@@ -191,11 +194,13 @@ class CellItem(pytest.Item):
 
 
 def _row(cell: Cell, folder: Path) -> str:
-    """As ``Cell.row``, with a scenario's file named relative to ``folder``: the name of a test does
-    not depend on where pytest is started."""
+    """As ``Cell.row``, with a scenario's file named relative to ``folder``: the name of
+    a test does not depend on where pytest is started."""
     if not cell.scenario.endswith(".py"):
         return cell.row
-    return cell.model_copy(update={"scenario": os.path.relpath(cell.scenario, folder)}).row
+    return cell.model_copy(
+        update={"scenario": os.path.relpath(cell.scenario, folder)}
+    ).row
 
 
 _RAN = pytest.StashKey[Ran]()
@@ -234,13 +239,19 @@ class Asked(BaseModel):
             options=tuple(self.options),
         )
         spec = target(scenario, wanted)
-        return planned("", scenario, cell_of(scenario, wanted, spec.device, release=spec.release))
+        return planned(
+            "", scenario, cell_of(scenario, wanted, spec.device, release=spec.release)
+        )
 
 
 def prepare(item: pytest.Item) -> None:
     """Run what the marker of ``item`` asks for, unless that was done."""
     marker = item.get_closest_marker(MARKER)
-    if marker is None or _RAN in item.stash or item.config.getoption("setupplan", False):
+    if (
+        marker is None
+        or _RAN in item.stash
+        or item.config.getoption("setupplan", False)
+    ):
         return
     try:
         ran = _run(item, marker.args, marker.kwargs)
@@ -254,8 +265,11 @@ def prepare(item: pytest.Item) -> None:
 
 
 def judge(item: pytest.Item) -> None:
-    """Fail ``item`` for a verdict that was not expected, if it does not ask for the run itself."""
-    if FIXTURE not in getattr(item, "fixturenames", ()) and (ran := item.stash.get(_RAN, None)):
+    """Fail ``item`` for a verdict that was not expected, if it does not ask for the run
+    itself."""
+    if FIXTURE not in getattr(item, "fixturenames", ()) and (
+        ran := item.stash.get(_RAN, None)
+    ):
         ran.check_expected()
 
 
@@ -347,7 +361,8 @@ class MmreproRun(FinishedRun):
         self._item = item
 
     def __call__(self, *arguments: Any, **named: Any) -> FinishedRun:
-        """Run a scenario; the arguments are the marker's. What is inconclusive comes back as well.
+        """Run a scenario; the arguments are the marker's. What is inconclusive comes
+        back as well.
 
         Raises:
             UsageError: there is no such scenario, release, variant, ….
@@ -359,7 +374,9 @@ class MmreproRun(FinishedRun):
         except UsageError as error:  # shown where it was called
             raise type(error)(error.message, hint=error.hint) from None
         if ran.folder is not None:
-            self._item.user_properties += [p for p in ran.properties if p[0] == _INCIDENT]
+            self._item.user_properties += [
+                p for p in ran.properties if p[0] == _INCIDENT
+            ]
         try:
             if ran.settled.state is not State.INCONCLUSIVE:
                 ran.check_learnt(self._item.config)
@@ -371,7 +388,9 @@ class MmreproRun(FinishedRun):
 _INCIDENT = f"{PROPERTY}incident"
 
 
-def _run(item: pytest.Item, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Ran:
+def _run(
+    item: pytest.Item, arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> Ran:
     asked = _asked(item, arguments, named)
     one = asked.planned()
     root, (group,) = out_folder(item.config), groups_of([one])
@@ -391,7 +410,9 @@ def _run(item: pytest.Item, arguments: tuple[Any, ...], named: Mapping[str, Any]
     )
 
 
-def _asked(item: pytest.Item, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Asked:
+def _asked(
+    item: pytest.Item, arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> Asked:
     """Raises UsageError: one argument, or more, is not as it has to be."""
     example = f'{MARKER}("ghost-key-eviction", release="0.23.0")'
     if len(arguments) > 1:

@@ -1,4 +1,5 @@
-"""Runs of engines from pytest's main thread, which Ctrl-C and pytest-timeout may interrupt.
+"""Runs of engines from pytest's main thread, which Ctrl-C and pytest-timeout may
+interrupt.
 
 What came of them is in pytest's words: pass, failure, error or skip, with its reason.
 """
@@ -59,12 +60,16 @@ class Ran:
     @property
     def expected(self) -> Outcome | None:
         """As the runs say, and those without an outcome cannot."""
-        return self.planned.expected if self.settled.expected is None else self.settled.expected
+        return (
+            self.planned.expected
+            if self.settled.expected is None
+            else self.settled.expected
+        )
 
     @cached_property
     def shown(self) -> Attempt | None:
-        """The attempt that shows it best: of a flaky one what was not expected, else the last of
-        those that decided."""
+        """The attempt that shows it best: of a flaky one what was not expected, else
+        the last of those that decided."""
         said = [a for a in self.attempts if a.outcome is not None]
         if self.settled.state is State.FLAKY:
             odd = [a for a in said if a.outcome is not a.expected]
@@ -96,19 +101,28 @@ class Ran:
             "incident": self._path(self.folder) if self.folder else "",
             "command": shown.command if shown else "",
         }
-        return ((f"{PROPERTY}{name}", str(value)) for name, value in told.items() if value)
+        return (
+            (f"{PROPERTY}{name}", str(value)) for name, value in told.items() if value
+        )
 
     # ------------------------------------------------------------------ judged
 
     def check_learnt(self, config: pytest.Config) -> None:
-        """Raises what makes an error, or a skip, of it: nothing is known of the engine."""
+        """Raises what makes an error, or a skip, of it: nothing is known of the
+        engine."""
         state = self.settled.state
         if state in VERDICTS or state is State.FLAKY:
             return
         if state is State.LOST:
             assert self.shown is not None
-            tried = f" in each of {len(self.attempts)} runs" if len(self.attempts) > 1 else ""
-            self._fail(f"nothing was learnt, {self.shown.lost}{tried}", self.shown.error)
+            tried = (
+                f" in each of {len(self.attempts)} runs"
+                if len(self.attempts) > 1
+                else ""
+            )
+            self._fail(
+                f"nothing was learnt, {self.shown.lost}{tried}", self.shown.error
+            )
         if self.shown is None:
             first, why = "not run: no run would have ended within max-time", ""
         else:
@@ -118,15 +132,25 @@ class Ran:
         self._fail(first, why)
 
     def check_expected(self) -> None:
-        """Raises what makes a failure of it: its verdict was not expected, or not one."""
+        """Raises what makes a failure of it: its verdict was not expected, or not
+        one."""
         settled, wanted = self.settled, self.expected
         if settled.state is State.FLAKY:
-            told = f"flaky: {settled.reproduced} of {settled.conclusive} runs reproduced it"
-            self._fail(f"{told}; {wanted} was expected" if wanted else told, settled.why)
+            told = (
+                f"flaky: {settled.reproduced} of {settled.conclusive} runs reproduced "
+                "it"
+            )
+            self._fail(
+                f"{told}; {wanted} was expected" if wanted else told, settled.why
+            )
         if settled.as_expected is False:
             assert self.shown is not None
             several = settled.why if len(self.attempts) > 1 else ""
-            self._fail(f"{settled.state}; {wanted} was expected", self.shown.explanation, several)
+            self._fail(
+                f"{settled.state}; {wanted} was expected",
+                self.shown.explanation,
+                several,
+            )
 
     def _fail(self, first: str, *more: str) -> NoReturn:
         raise failure("\n".join(self._lines(first, more)))
@@ -142,7 +166,9 @@ class Ran:
             yield f"to repeat it: {self.shown.command}"
 
     def _path(self, path: Path) -> str:
-        return str(path.relative_to(self.here) if path.is_relative_to(self.here) else path)
+        return str(
+            path.relative_to(self.here) if path.is_relative_to(self.here) else path
+        )
 
 
 def failure(text: str) -> BaseException:
@@ -202,9 +228,8 @@ class How:
 class Runs:
     """Runs cells one after another; the engine of the last environment stays imported.
 
-    Without a campaign: pytest says what is run next, item by item, and what interrupts an item is
-    raised in its main thread, where it ends that item alone.
-    """
+    Without a campaign: pytest says what is run next, item by item, and what interrupts
+    an item is raised in its main thread, where it ends that item alone."""
 
     def __init__(self, how: How) -> None:
         self.how = how
@@ -212,8 +237,11 @@ class Runs:
         self._redactor = Redactor()
         self._places: LocalPlaces | None = None
 
-    def run(self, group: Group, planned: Planned, ahead: Group | None = None) -> list[Attempt]:
-        """Run the cell until it is whole: planned runs, a retry, those that confirm a surprise.
+    def run(
+        self, group: Group, planned: Planned, ahead: Group | None = None
+    ) -> list[Attempt]:
+        """Run the cell until it is whole: planned runs, a retry, those that confirm a
+        surprise.
 
         Args:
             group: all cells of its environment that are to be run.
@@ -239,11 +267,13 @@ class Runs:
                 ended.set()
 
         with turn(self.how.root, self.how.turns):
-            # A daemon: who presses Ctrl-C twice does not wait for it; its run is killed with it.
+            # A daemon: who presses Ctrl-C twice does not wait for it; its run is killed
+            # with it.
             thread = threading.Thread(target=do, name="mmrepro", daemon=True)
             try:
                 thread.start()
-                # Not join: a thread that was joined when a signal came is taken for ended.
+                # Not join: a thread that was joined when a signal came is taken for
+                # ended.
                 while not ended.wait(POLL_S):
                     pass
             except BaseException:
@@ -261,7 +291,8 @@ class Runs:
             self._places.there()[0].here.leave()
 
     def close(self) -> None:
-        """End all that runs, what is fetched and the last fork server; a later run begins anew."""
+        """End all that runs, what is fetched and the last fork server; a later run
+        begins anew."""
         places, self._places = self._places, None
         if places is not None:
             try:
@@ -295,13 +326,17 @@ class Runs:
             if isinstance(step, Attempt):
                 if step.outcome is not None:
                     self._estimates.note(planned.cell, step.seconds)
-                print(_told(step), flush=True)  # pytest shows it with what fails, or with -s
+                print(
+                    _told(step), flush=True
+                )  # pytest shows it with what fails, or with -s
                 yield step
 
     def _provided(self) -> LocalPlaces:
         how, bound = self.how, None
         if how.disk is not None:
-            bound = Bound(how.disk, how.root / f".disk-{how.night.replace('/', '-')}.json")
+            bound = Bound(
+                how.disk, how.root / f".disk-{how.night.replace('/', '-')}.json"
+            )
         provisions = Provisions(how.options, bound, print)
         return LocalPlaces(Trials(how.options), provisions, machine=how.options.machine)
 
@@ -310,10 +345,11 @@ class Runs:
 def turn(root: Path, count: int) -> Iterator[None]:
     """Wait until fewer than ``count`` engines run below ``root``, and be one of them.
 
-    Workers of pytest-xdist share that folder: a hang is told by its time, and engines that take the
-    cores from each other are slow.
-    """
-    locks = [FileLock(root / f".turn-{n}.lock", thread_local=False) for n in range(count)]
+    Workers of pytest-xdist share that folder: a hang is told by its time, and engines
+    that take the cores from each other are slow."""
+    locks = [
+        FileLock(root / f".turn-{n}.lock", thread_local=False) for n in range(count)
+    ]
     while True:
         for lock in locks:
             with contextlib.suppress(Timeout):

@@ -1,15 +1,15 @@
-"""How much a metric changed from one server to another: intervals over blocks, looked at more than
-once, for several metrics at a time.
+"""How much a metric changed from one server to another: intervals over blocks, looked
+at more than once, for several metrics at a time.
 
-A block is a fresh server of each side, measured in turn: what drifts falls on both, and what
-differs from one start to the next (addresses, caches, clocks) is between blocks, where the interval
-accounts for it. The change of a block is the logarithm of new over old, over the same requests. The
-interval is Student's t over blocks. Its error is spent over a fixed number of looks, half of it on
-the last one, and, by weight, over all metrics (Bonferroni): all intervals of a comparison hold
-together, whenever it stops, and so does each difference. That there is none above some size is two
-one-sided tests of one metric by itself (Schuirmann 1987): of several metrics all must pass, so that
-nothing is to be paid for their number (Berger 1982).
-"""
+A block is a fresh server of each side, measured in turn: what drifts falls on both, and
+what differs from one start to the next (addresses, caches, clocks) is between blocks,
+where the interval accounts for it. The change of a block is the logarithm of new over
+old, over the same requests. The interval is Student's t over blocks. Its error is spent
+over a fixed number of looks, half of it on the last one, and, by weight, over all
+metrics (Bonferroni): all intervals of a comparison hold together, whenever it stops,
+and so does each difference. That there is none above some size is two one-sided tests
+of one metric by itself (Schuirmann 1987): of several metrics all must pass, so that
+nothing is to be paid for their number (Berger 1982)."""
 
 from __future__ import annotations
 
@@ -25,20 +25,27 @@ from mmrepro.failure.documents.upgrade import Area, Block, Difference, Outcome
 
 CONFIDENCE = 0.99
 NONE_TIMES = 5
-"""How much more often "no difference above 4 %" may be wrong of a change that is just above than a
-difference where there is none: 5 %, as is usual for tests of equivalence, against 1 %."""
+"""How much more often "no difference above 4 %" may be wrong of a change that is just
+above than a difference where there is none: 5 %, as is usual for tests of equivalence,
+against 1 %."""
 LOOKS: Final = (6, 8, 11, 15, 21, 30, 42)
 """Blocks after which it is decided whether to go on."""
 LAST_SHARE = 0.5
-"""The share of the error that the last look may spend: the time or the blocks are over. On a noisy
-machine most comparisons end there. The other looks share the rest."""
+"""The share of the error that the last look may spend: the time or the blocks are over.
+On a noisy machine most comparisons end there. The other looks share the rest."""
 FEWEST = 3
 """Blocks without which no interval is given."""
 DECIDING_SHARE = 0.8
 """Of the error, for the metrics that decide when to stop."""
 TIMES: Final = (
-    *("ttft", "itl", "tpot", "latency", "throughput"),
-    *("itl-saturated", "tpot-saturated", "latency-saturated"),
+    "ttft",
+    "itl",
+    "tpot",
+    "latency",
+    "throughput",
+    "itl-saturated",
+    "tpot-saturated",
+    "latency-saturated",
 )
 """Metrics that ``--worse 5%`` is of."""
 BUSY = 0.7
@@ -49,15 +56,14 @@ BUSY = 0.7
 class Metric:
     """What is measured of a server.
 
-    Attributes:
-        words: for people.
-        unit: "s", "tokens/s", "bytes" …; of the values.
-        worse: the direction that is bad.
-        verbs: of a change to the worse and to the better.
-        threshold: a change to the worse that matters, 0.03 is 3 %.
-        decides: the comparison goes on until it is settled; else what is too noisy is only noted.
-            At saturation no core sleeps between requests, and a block scatters by half as much.
-        points: the change is a difference, in points of 0.01, and no ratio: it may be of 0.
+    Attributes: words: for people. unit: "s", "tokens/s", "bytes" …; of the values.
+        worse: the direction that is bad. verbs: of a change to the worse and to the
+        better. threshold: a change to the worse that matters, 0.03 is 3 %. decides: the
+        comparison goes on until it is settled; else what is too noisy is only noted.
+            At saturation no core sleeps between requests, and a block scatters by half
+            as much.
+        points: the change is a difference, in points of 0.01, and no ratio: it may be
+            of 0.
     """
 
     name: str
@@ -98,7 +104,11 @@ METRICS: Final = {
         Metric("tpot", "TPOT, median", "s", threshold=0.03),
         Metric("latency", "latency, median", "s"),
         Metric(
-            *("throughput", "throughput at saturation", "tokens/s", "lower", _LESS_MORE),
+            name="throughput",
+            words="throughput at saturation",
+            unit="tokens/s",
+            worse="lower",
+            verbs=_LESS_MORE,
             decides=True,
         ),
         Metric("ttft-p90", "TTFT, 90th percentile", "s", threshold=0.15),
@@ -107,41 +117,81 @@ METRICS: Final = {
         Metric("tpot-saturated", "TPOT at saturation, median", "s", threshold=0.04),
         Metric("latency-saturated", "latency at saturation, median", "s", decides=True),
         Metric(
-            *("itl-saturated", "inter-token latency at saturation, median", "s"),
+            "itl-saturated",
+            "inter-token latency at saturation, median",
+            "s",
             threshold=0.04,
             decides=True,
         ),
         Metric("start", "start-up time", "s", threshold=0.25),
         Metric(
-            *("kv-cache", "KV cache size", "tokens", "lower", _LESS_MORE, 0.02),
+            name="kv-cache",
+            words="KV cache size",
+            unit="tokens",
+            worse="lower",
+            verbs=_LESS_MORE,
+            threshold=0.02,
             area=Area.MEMORY,
         ),
         Metric(
-            *("hit-rate", "prefix cache hit rate", "", "lower", _LESS_MORE, 0.05),
+            name="hit-rate",
+            words="prefix cache hit rate",
+            unit="",
+            worse="lower",
+            verbs=_LESS_MORE,
+            threshold=0.05,
             area=Area.MEMORY,
             points=True,
         ),
         Metric(
-            *("acceptance", "accepted tokens a draft", "tokens", "lower", _LESS_MORE, 0.05),
+            name="acceptance",
+            words="accepted tokens a draft",
+            unit="tokens",
+            worse="lower",
+            verbs=_LESS_MORE,
+            threshold=0.05,
             area=Area.MEMORY,
         ),
         Metric(
-            *("preemptions", "preemptions a request", "", "higher", _MORE_LESS, 0.05),
+            name="preemptions",
+            words="preemptions a request",
+            unit="",
+            worse="higher",
+            verbs=_MORE_LESS,
+            threshold=0.05,
             area=Area.MEMORY,
             points=True,
         ),
-        Metric("rss", "memory", "bytes", "higher", _MORE_LESS, 0.05, area=Area.MEMORY),
-        Metric("gpu", "GPU memory", "bytes", "higher", _MORE_LESS, 0.02, area=Area.MEMORY),
+        Metric(
+            name="rss",
+            words="memory",
+            unit="bytes",
+            worse="higher",
+            verbs=_MORE_LESS,
+            threshold=0.05,
+            area=Area.MEMORY,
+        ),
+        Metric(
+            name="gpu",
+            words="GPU memory",
+            unit="bytes",
+            worse="higher",
+            verbs=_MORE_LESS,
+            threshold=0.02,
+            area=Area.MEMORY,
+        ),
     )
 }
 
 
 def metric_of(name: str, said: str) -> Metric:
-    """The metric called ``name``. Raises UsageError that begins with ``said``: there is none."""
+    """The metric called ``name``. Raises UsageError that begins with ``said``: there is
+    none."""
     if name not in METRICS:
         guess = did_you_mean(name, [*METRICS])
         raise UsageError(
-            f"{said}: there is no metric {name!r}.{guess}", hint=f"one of {', '.join(METRICS)}"
+            f"{said}: there is no metric {name!r}.{guess}",
+            hint=f"one of {', '.join(METRICS)}",
         )
     return METRICS[name]
 
@@ -156,23 +206,27 @@ def thresholds(words: Sequence[str]) -> dict[str, float]:
     for word in words:
         name, sign, text = word.rpartition("=")
         try:
-            value = float(text.strip().removesuffix("%")) / (100 if text.endswith("%") else 1)
+            value = float(text.strip().removesuffix("%")) / (
+                100 if text.endswith("%") else 1
+            )
         except ValueError:
             value = math.nan
         if not 0 < value < 10:
-            raise UsageError(f"--worse {word}: {text!r} is no share.", hint="--worse tpot=3%")
+            raise UsageError(
+                f"--worse {word}: {text!r} is no share.", hint="--worse tpot=3%"
+            )
         if sign:
             metric_of(name, f"--worse {word}")
         made |= dict.fromkeys([name] if sign else TIMES, value)
     return made
 
 
-# ------------------------------------------------------------------------------------- Student's t
+# -------------------------------------------------------------------------- Student's t
 
 
 def tail(t: float, df: int) -> float:
-    """The probability of more than ``t``, for a whole number of degrees of freedom (Abramowitz and
-    Stegun, 26.7.3 and 26.7.4)."""
+    """The probability of more than ``t``, for a whole number of degrees of freedom
+    (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     angle = math.atan2(t, math.sqrt(df))
     sine, square = math.sin(angle), math.cos(angle) ** 2
     term = math.cos(angle) if df % 2 else 1.0
@@ -196,18 +250,16 @@ def quantile(error: float, df: int) -> float:
     return high
 
 
-# --------------------------------------------------------------------------------------- intervals
+# ---------------------------------------------------------------------------- intervals
 
 
 @dataclass(frozen=True)
 class Change:
     """What blocks say of one metric; changes as :meth:`Metric.change` has them.
 
-    Attributes:
-        blocks: that measured it.
-        low, high: hold together with those of all other metrics.
-        bound: the largest change, in either direction, that this metric by itself does not exclude.
-        old, new: medians of the values.
+    Attributes: blocks: that measured it. low, high: hold together with those of all
+        other metrics. bound: the largest change, in either direction, that this metric
+        by itself does not exclude. old, new: medians of the values.
     """
 
     metric: Metric
@@ -259,9 +311,9 @@ def changes(
     only: str = "",
     last: bool = False,
 ) -> list[Change]:
-    """Of each metric that enough blocks measured, in the order of :data:`METRICS`, or of one; the
-    intervals hold together with ``confidence``, at every look. ``last``: nothing of what was seen
-    before ended it; else it is one of :data:`LOOKS`."""
+    """Of each metric that enough blocks measured, in the order of :data:`METRICS`, or
+    of one; the intervals hold together with ``confidence``, at every look. ``last``:
+    nothing of what was seen before ended it; else it is one of :data:`LOOKS`."""
     names = [only] if only else METRICS
     found = {name: [b for b in blocks if name in b.changes] for name in names}
     seen = [METRICS[name] for name, some in found.items() if len(some) >= FEWEST]
@@ -283,7 +335,9 @@ def _change(
     values = [block.changes[metric.name] for block in blocks]
     number = len(values)
     mean = math.fsum(values) / number
-    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (number - 1))
+    spread = math.sqrt(
+        math.fsum((value - mean) ** 2 for value in values) / (number - 1)
+    )
     scale = spread / math.sqrt(number)
     half = quantile(error * share / len(kin) / 2, number - 1) * scale
     return Change(
@@ -300,13 +354,16 @@ def _change(
 
 
 def enough(found: Sequence[Change]) -> bool:
-    """Whether no further block is worth its time: what decides is settled, or one of it matters."""
+    """Whether no further block is worth its time: what decides is settled, or one of it
+    matters."""
     deciding = [one for one in found if one.metric.decides or len(found) == 1]
     settled = [one for one in deciding if one.settled]
-    return bool(deciding) and (len(settled) == len(deciding) or any(s.matters for s in settled))
+    return bool(deciding) and (
+        len(settled) == len(deciding) or any(s.matters for s in settled)
+    )
 
 
-# -------------------------------------------------------------------------------------- statements
+# --------------------------------------------------------------------------- statements
 
 
 def percent(share: float) -> str:
@@ -333,7 +390,8 @@ def difference(change: Change) -> Difference:
         said = f"no difference above {most} {unit}" if float(most) else "the same"
     else:
         said = (
-            f"too noisy to tell: from {percent(low)} {unit} {down} to {percent(high)} {unit} {up}"
+            f"too noisy to tell: from {percent(low)} {unit} {down} to "
+            f"{percent(high)} {unit} {up}"
         )
     return Difference(
         area=metric.area,

@@ -1,5 +1,6 @@
-"""From evidence to the verdict: a pure function, for runs and for what was recorded of them. Before
-it the rule that decides, from the latencies of the gate, when silence counts as a hang."""
+"""From evidence to the verdict: a pure function, for runs and for what was recorded of
+them. Before it the rule that decides, from the latencies of the gate, when silence
+counts as a hang."""
 
 from __future__ import annotations
 
@@ -54,12 +55,21 @@ def judge(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> Verdict:
     results = evaluate(scenario.conditions(facts), evidence)
     gate = guarded(scenario.gate_check, evidence)
     healthy = guarded(lambda seen: scenario.healthy_after(seen, facts), evidence)
-    passed = gate.truth is Truth.MET and (facts.run is None or facts.run.passed is not False)
-    refused = guarded(scenario.refused_at_start, evidence) if evidence.never_ready else None
-    outcome, why = decide(results, gate_passed=passed, healthy_after=healthy, refused=refused)
+    passed = gate.truth is Truth.MET and (
+        facts.run is None or facts.run.passed is not False
+    )
+    refused = (
+        guarded(scenario.refused_at_start, evidence) if evidence.never_ready else None
+    )
+    outcome, why = decide(
+        results, gate_passed=passed, healthy_after=healthy, refused=refused
+    )
     if doubts:
         told = "; ".join(f"{what}: {reason}" for what, reason in doubts.items())
-        outcome, why = Outcome.INCONCLUSIVE, f"the evidence does not belong together: {told}"
+        outcome, why = (
+            Outcome.INCONCLUSIVE,
+            f"the evidence does not belong together: {told}",
+        )
     if facts.misfit:
         outcome, why = Outcome.INCONCLUSIVE, f"it cannot be tested: {facts.misfit}"
     expected, because = expectation(scenario, facts)
@@ -74,8 +84,9 @@ def judge(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> Verdict:
 
 
 def held(evidence: Evidence, facts: RunFacts) -> tuple[Mapping[str, str], Evidence]:
-    """``evidence`` against itself and what the run says of itself: what is doubted and why, and the
-    evidence of which a condition that reads something doubted is unknown."""
+    """``evidence`` against itself and what the run says of itself: what is doubted and
+    why, and the evidence of which a condition that reads something doubted is
+    unknown."""
     from mmrepro.failure.signature.coherence import doubts  # only what judges needs it
 
     found = {} if facts.run is None else doubts(evidence, facts.run)
@@ -86,8 +97,8 @@ def held(evidence: Evidence, facts: RunFacts) -> tuple[Mapping[str, str], Eviden
 class Effect:
     """What a run tells of the mitigations that it had, all together.
 
-    Attributes:
-        prevented: symptom and cause are gone; False: the failure is there, or its cause; None: it
+    Attributes: prevented: symptom and cause are gone; False: the failure is there, or
+        its cause; None: it
             does not tell.
         hides: the symptom is gone, and the cause was seen to be still there.
     """
@@ -100,44 +111,61 @@ class Effect:
     def word(self) -> str:
         if self.hides:
             return "hidden"
-        return {True: "prevented", False: "not-prevented", None: "not-told"}[self.prevented]
+        return {True: "prevented", False: "not-prevented", None: "not-told"}[
+            self.prevented
+        ]
 
 
-def effect(scenario: Scenario, evidence: Evidence, facts: RunFacts, verdict: Verdict) -> Effect:
+def effect(
+    scenario: Scenario, evidence: Evidence, facts: RunFacts, verdict: Verdict
+) -> Effect:
     """Whether the run's mitigations prevented the failure, or only its symptom."""
     if verdict.outcome is Outcome.REPRODUCED:
         return Effect(False, verdict.explanation)
     if verdict.outcome is not Outcome.NOT_REPRODUCED:
         return Effect(None, verdict.explanation)
-    upgraded = any(m.release for m in scenario.mitigations if m.name in facts.mitigations)
+    upgraded = any(
+        m.release for m in scenario.mitigations if m.name in facts.mitigations
+    )
     if not upgraded and not scenario.affects(facts.release, facts.fidelity.device):
-        return Effect(None, f"{facts.release} needs no cure: affected is {scenario.affected_where}")
+        return Effect(
+            None,
+            f"{facts.release} needs no cure: affected is {scenario.affected_where}",
+        )
     remains = guarded(lambda seen: scenario.cause_remains(seen, facts), evidence)
     told = f"no symptom; the cause: {remains.observed}"
     if remains.truth is Truth.UNKNOWN:
         return Effect(None, told)
-    return Effect(remains.truth is Truth.NOT_MET, told, hides=remains.truth is Truth.MET)
+    return Effect(
+        remains.truth is Truth.NOT_MET, told, hides=remains.truth is Truth.MET
+    )
 
 
 def expectation(scenario: Scenario, facts: RunFacts) -> tuple[Outcome | None, str]:
     """What is expected of such a run, and why; of one with flipped factors nothing."""
     if facts.flips:  # what a factor does is to be found out
-        return None, f"flipped: {', '.join(sorted(facts.flips))}; nothing is expected of that"
+        return (
+            None,
+            f"flipped: {', '.join(sorted(facts.flips))}; nothing is expected of that",
+        )
     return scenario.expected_on(facts.fidelity.device, facts.release, facts.mitigations)
 
 
 def facts_of(incident: Incident, scenario: Scenario) -> RunFacts:
-    """What of the set-up a recorded run was judged with. Its fidelity is the engine's own, if that
-    has one: runs of minivllm that are older than it were recorded as ``cpu``.
+    """What of the set-up a recorded run was judged with. Its fidelity is the engine's
+    own, if that has one: runs of minivllm that are older than it were recorded as
+    ``cpu``.
 
-    Raises:
-        UsageError: the incident's release is no version: no range can be compared with it.
+    Raises: UsageError: the incident's release is no version: no range can be compared
+        with it.
     """
     try:
         Version(incident.engine.release)
     except InvalidVersion as error:
         raise UsageError(f"The incident's release is no version: {error}.") from error
-    gate = incident.gate.deadline_s if incident.gate else None  # all that older incidents tell
+    gate = (
+        incident.gate.deadline_s if incident.gate else None
+    )  # all that older incidents tell
     applied = frozenset(m.name for m in incident.mitigations if m.applied)
     known = {f.name for f in scenario.factors}
     settings = (s.name.partition("factor ") for s in incident.engine.settings)
@@ -163,11 +191,16 @@ def _run_of(incident: Incident, scenario: Scenario) -> Run:
     known = "" if told.name in ENGINES else f"no engine is called {told.name}"
     if told.name in ENGINES and told.name != scenario.engine:
         known = f"the run is of {told.name}, the scenario of {scenario.engine}"
-    if incident.scenario.name == scenario.name and incident.scenario.variant not in variants:
+    if (
+        incident.scenario.name == scenario.name
+        and incident.scenario.variant not in variants
+    ):
         known = f"{scenario.name} has no variant {incident.scenario.variant!r}"
     engine = get_engine(scenario.engine)
     latencies = gate.latencies_s if gate and not incident.evidence.never_ready else None
-    measured = [r.latency_s for r in incident.evidence.requests_in("gate") if r.answered]
+    measured = [
+        r.latency_s for r in incident.evidence.requests_in("gate") if r.answered
+    ]
     rules = [gate.deadline_s] if gate and gate.deadline_s else []
     if rules and measured:
         rules.append(derive(measured).answer_s)
@@ -220,7 +253,8 @@ class Rejudged:
 
     @property
     def differs(self) -> bool:
-        """Whether the verdict is another one: what of the parts differs is only shown."""
+        """Whether the verdict is another one: what of the parts differs is only
+        shown."""
         return self.then.outcome is not self.now.outcome
 
     @property
@@ -261,7 +295,8 @@ class JudgeDocument(Document, kind="judge"):
 
 
 def rejudge(incident: Incident, scenario: Scenario) -> Rejudged:
-    """Judge what ``incident`` recorded by ``scenario``, which need not be the one it was run for.
+    """Judge what ``incident`` recorded by ``scenario``, which need not be the one it
+    was run for.
 
     Raises:
         UsageError: it holds no verdict (a run that did not end, or a diagnosis).
@@ -295,7 +330,9 @@ def _told(
 ) -> dict[tuple[str, str], tuple[str, str, str]]:
     """Kind, truth or status, and what was observed, by what it is and its id."""
     return {
-        **{("condition", r.id): (r.part, r.truth.value, r.observed) for r in conditions},
+        **{
+            ("condition", r.id): (r.part, r.truth.value, r.observed) for r in conditions
+        },
         **{("claim", c.id): ("claim", c.status.value, c.observed) for c in claims},
     }
 
@@ -304,12 +341,14 @@ FLOOR_S = 6.0
 CEILING_S = 120.0
 FACTOR = 30.0
 SUSPECT_SHARE = 0.4
-"""Part of the deadline after which the check begins, while the request goes on waiting."""
+"""Part of the deadline after which the check begins, while the request goes on
+waiting."""
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """``answer_s``: silence from then on is a hang; ``suspect_s``: time to look. In seconds."""
+    """``answer_s``: silence from then on is a hang; ``suspect_s``: time to look. In
+    seconds."""
 
     answer_s: float
     suspect_s: float
@@ -319,9 +358,12 @@ class Deadlines:
 def of_gate(
     finding: Finding, latencies_s: Sequence[float], before: Deadlines
 ) -> tuple[GateFacts, Deadlines]:
-    """What a gate gave; where it failed, the deadlines stay those ``before``. Raises as derive."""
+    """What a gate gave; where it failed, the deadlines stay those ``before``. Raises as
+    derive."""
     passed = finding.truth is Truth.MET
-    facts = GateFacts(passed=passed, why=finding.observed, latencies_s=list(latencies_s))
+    facts = GateFacts(
+        passed=passed, why=finding.observed, latencies_s=list(latencies_s)
+    )
     if not passed:
         return facts, before
     deadlines = derive(latencies_s)
@@ -330,9 +372,11 @@ def of_gate(
 
 
 def derive(latencies_s: Sequence[float]) -> Deadlines:
-    """Deadlines from the gate's latencies in seconds, in order; the first one warmed up.
+    """Deadlines from the gate's latencies in seconds, in order; the first one warmed
+    up.
 
-    The slowest warm request times 30, at least 6 s and at most 120 s: a hang is not slowness.
+    The slowest warm request times 30, at least 6 s and at most 120 s: a hang is not
+    slowness.
 
     Raises:
         ValueError: no latency was measured.
@@ -349,7 +393,7 @@ def derive(latencies_s: Sequence[float]) -> Deadlines:
     )
 
 
-# ---------------------------------------------------------------------- what the evidence shows
+# -------------------------------------------------------------- what the evidence shows
 
 T = TypeVar("T")
 LINES_EACH = 3
@@ -362,10 +406,11 @@ MAX_PICTURE_BYTES = 1 << 20
 def note_judged(
     incident: Incident, scenario: Scenario, facts: RunFacts, environment: Environment
 ) -> None:
-    """Symptoms, stack, log lines, sources, claims and mitigations of an incident with a verdict.
+    """Symptoms, stack, log lines, sources, claims and mitigations of an incident with a
+    verdict.
 
-    A scenario's table that fails leaves its part empty and a warning: the verdict stands.
-    """
+    A scenario's table that fails leaves its part empty and a warning: the verdict
+    stands."""
     evidence, (_, checked) = incident.evidence, held(incident.evidence, facts)
 
     def guarded(build: Callable[[], T], otherwise: T, name: str) -> T:
@@ -376,31 +421,50 @@ def note_judged(
             incident.failure_detail.append(why)
             return otherwise
 
-    incident.symptoms = guarded(lambda: scenario.symptom_rows(checked, facts), [], "symptom_rows")
-    exhibits: list[Exhibit] = guarded(lambda: scenario.exhibits(evidence, facts), [], "exhibits")
-    incident.exhibits = with_pictures(exhibits, Path(incident.incident_dir) / EVIDENCE_DIR)
-    incident.key_stack = guarded(lambda: scenario.key_stack(evidence), None, "key_stack")
-    incident.claims = guarded(lambda: scenario.claim_results(checked, facts), [], "claims")
+    incident.symptoms = guarded(
+        lambda: scenario.symptom_rows(checked, facts), [], "symptom_rows"
+    )
+    exhibits: list[Exhibit] = guarded(
+        lambda: scenario.exhibits(evidence, facts), [], "exhibits"
+    )
+    incident.exhibits = with_pictures(
+        exhibits, Path(incident.incident_dir) / EVIDENCE_DIR
+    )
+    incident.key_stack = guarded(
+        lambda: scenario.key_stack(evidence), None, "key_stack"
+    )
+    incident.claims = guarded(
+        lambda: scenario.claim_results(checked, facts), [], "claims"
+    )
     incident.log_lines = log_excerpts(evidence, scenario)
     count_stand_ins(incident)
     if incident.verdict is not None:
-        note_effects(incident.mitigations, effect(scenario, evidence, facts, incident.verdict))
-    excerpts = (read_definition(environment.site_packages, ref) for ref in scenario.sources)
+        note_effects(
+            incident.mitigations, effect(scenario, evidence, facts, incident.verdict)
+        )
+    excerpts = (
+        read_definition(environment.site_packages, ref) for ref in scenario.sources
+    )
     incident.sources = [excerpt for excerpt in excerpts if excerpt is not None]
 
 
 def with_pictures(exhibits: list[Exhibit], folder: Path) -> list[Exhibit]:
-    """The exhibits with the pictures that they name, read from ``folder``; without those that are
-    not there, or are too large for an incident."""
+    """The exhibits with the pictures that they name, read from ``folder``; without
+    those that are not there, or are too large for an incident."""
     for shown in (shown for exhibit in exhibits for shown in exhibit.shown):
         file = folder / shown.file
-        if not shown.png and file.is_file() and file.stat().st_size <= MAX_PICTURE_BYTES:
+        if (
+            not shown.png
+            and file.is_file()
+            and file.stat().st_size <= MAX_PICTURE_BYTES
+        ):
             shown.png = file.read_bytes()
     return exhibits
 
 
 def note_effects(mitigations: Iterable[MitigationFacts], told: Effect) -> None:
-    """Of those that were not applied, a run tells nothing; the others it tells of together."""
+    """Of those that were not applied, a run tells nothing; the others it tells of
+    together."""
     for mitigation in mitigations:
         if mitigation.applied:
             mitigation.effective, mitigation.hides = told.prevented, told.hides
@@ -408,10 +472,11 @@ def note_effects(mitigations: Iterable[MitigationFacts], told: Effect) -> None:
 
 
 def count_stand_ins(incident: Incident) -> None:
-    """How often each stand-in reported itself, and calls of what it only pretends to have.
+    """How often each stand-in reported itself, and calls of what it only pretends to
+    have.
 
-    Counted are the lines of the engine's log that match the patterns ``NAME-loaded`` and
-    ``NAME-called``, where the engine or the scenario has such; without a log: None.
+    Counted are the lines of the engine's log that match the patterns ``NAME-loaded``
+    and ``NAME-called``, where the engine or the scenario has such; without a log: None.
     """
     for stand_in in incident.stand_ins:
         stand_in.loaded = log_count(incident.evidence, f"{stand_in.name}-loaded")
@@ -420,7 +485,9 @@ def count_stand_ins(incident: Incident) -> None:
 
 def log_excerpts(evidence: Evidence, scenario: Scenario) -> list[LogExcerpt]:
     """The quoted lines: the scenario's patterns, and each process's last word."""
-    data = next((d for _, d in reversed(list(evidence.results(LogsData, partial=True)))), None)
+    data = next(
+        (d for _, d in reversed(list(evidence.results(LogsData, partial=True)))), None
+    )
     if data is None:
         return []
     lines: list[LogExcerpt] = []
@@ -450,10 +517,11 @@ def excerpt(file: str, line: LogLine, note: str) -> LogExcerpt:
 
 
 def read_definition(site_packages: Path, ref: SourceRef) -> SourceExcerpt | None:
-    """The lines of ``ref`` as installed; None if the file or the definition is not there.
+    """The lines of ``ref`` as installed; None if the file or the definition is not
+    there.
 
-    Docstrings stay; a definition longer than 45 lines is cut around its highlighted lines.
-    """
+    Docstrings stay; a definition longer than 45 lines is cut around its highlighted
+    lines."""
     path = site_packages / ref.file
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -465,7 +533,8 @@ def read_definition(site_packages: Path, ref: SourceRef) -> SourceExcerpt | None
     if node is None or node.end_lineno is None:
         return None
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-    # As the parser counts: splitlines() would also split at form feeds and other separators.
+    # As the parser counts: splitlines() would also split at form feeds and other
+    # separators.
     numbered = list(enumerate(text.split("\n")[first - 1 : node.end_lineno], first))
     marked = [n for n, line in numbered if any(h in line for h in ref.highlight)]
     if len(numbered) > MAX_LINES:
@@ -485,7 +554,8 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def _find(tree: ast.AST, names: list[str]) -> Definition | None:
-    """The last definition of that qualified name: overloads come before the real one."""
+    """The last definition of that qualified name: overloads come before the real
+    one."""
     last: Definition | None = None
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, Definition) and node.name == names[0]:

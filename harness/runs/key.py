@@ -1,8 +1,8 @@
-"""What decides a run's outcome, as a digest: two runs with equal keys are the same experiment.
+"""What decides a run's outcome, as a digest: two runs with equal keys are the same
+experiment.
 
-The code in it is the import closure of scenario and runner: the files that a module's code can
-reach, read without importing any of them.
-"""
+The code in it is the import closure of scenario and runner: the files that a module's
+code can reach, read without importing any of them."""
 
 from __future__ import annotations
 
@@ -38,27 +38,32 @@ _IMPORT = re.compile(
     rf"(\((?:[^)#]|\#[^\n]*\n)*\)|(?:[^\n;\\]|\\\n)+)|import{_GAP}((?:[^\n;\\]|\\\n)+))",
     re.MULTILINE,
 )
-"""Reads what :mod:`ast` would, many times as fast. A line of a docstring that looks like an import
-counts as one: a file too many in a key does no harm, a file too few does."""
+"""Reads what :mod:`ast` would, many times as fast. A line of a docstring that looks
+like an import counts as one: a file too many in a key does no harm, a file too few
+does."""
 _TYPES_ONLY = re.compile(
-    r"^([ \t]*)if (?:\w+\.)?TYPE_CHECKING:[^\n]*\n(?:(?:\1[ \t]+[^\n]*|[ \t]*)(?:\n|\Z))*",
+    (
+        r"^([ \t]*)if (?:\w+\.)?TYPE_CHECKING:[^\n]*\n(?:(?:\1[ \t]+[^\n]*"
+        r"|[ \t]*)(?:\n|\Z))*"
+    ),
     re.MULTILINE,
 )
 _LAZY = re.compile(r"^ *def __getattr__\(name", re.MULTILINE)
-"""A module that imports a name when it is asked for, as ``mmrepro.scenario.more`` does: its imports
-for type checkers are those."""
+"""A module that imports a name when it is asked for, as ``mmrepro.scenario.more`` does:
+its imports for type checkers are those."""
 _COMMENT = re.compile(r"#[^\n]*")
 
 Imported = tuple[str, tuple[str, ...]]
-"""A module, with its leading dots if it is relative, and the names that are taken from it."""
+"""A module, with its leading dots if it is relative, and the names that are taken from
+it."""
 
 
 def closure(starts: Collection[str], stops: Collection[str] = ()) -> dict[str, Path]:
     """Files by module, sorted: ``starts`` and all that they import, however far.
 
-    Imports within functions count, those below ``if TYPE_CHECKING`` do not, but in a module
-    with a ``__getattr__``. Of what lies outside
-    mmrepro, only modules of the same package as a start, or beside it, are followed.
+    Imports within functions count, those below ``if TYPE_CHECKING`` do not, but in a
+    module with a ``__getattr__``. Of what lies outside mmrepro, only modules of the
+    same package as a start, or beside it, are followed.
 
     Args:
         starts: modules that are loaded.
@@ -81,7 +86,9 @@ def closure(starts: Collection[str], stops: Collection[str] = ()) -> dict[str, P
         for module, names in _imports(path, state(path)):
             if module.startswith("."):
                 try:
-                    module = resolve_name(module, name if inside else name.rpartition(".")[0])
+                    module = resolve_name(
+                        module, name if inside else name.rpartition(".")[0]
+                    )
                 except ImportError:  # beyond the package: a line of a docstring
                     continue
             waiting.append(module)
@@ -92,7 +99,8 @@ def closure(starts: Collection[str], stops: Collection[str] = ()) -> dict[str, P
 
 
 class _Finder:
-    """Finds the file of a module of mmrepro, of a start's package, or beside a start."""
+    """Finds the file of a module of mmrepro, of a start's package, or beside a
+    start."""
 
     def __init__(self, starts: Iterable[str]) -> None:
         self._files: dict[str, Path | None] = {}
@@ -124,11 +132,14 @@ class _Finder:
             return _file_in(folder, below[1:]) if folder is not None else None
         if top in self._packages:
             return _file_in(self._packages[top], below)
-        return next((f for home in self._homes if (f := _file_in(home / top, below))), None)
+        return next(
+            (f for home in self._homes if (f := _file_in(home / top, below))), None
+        )
 
 
 def folder_of(part: str) -> Path | None:
-    """The folder of a part of mmrepro, which a checkout has elsewhere than an installation.
+    """The folder of a part of mmrepro, which a checkout has elsewhere than an
+    installation.
 
     A part that is one file is named without its suffix; "": mmrepro itself.
     """
@@ -174,10 +185,23 @@ def _words(listed: str) -> tuple[str, ...]:
 
 
 ENGINE_VARIABLES = (
-    "VLLM_", "SGLANG_", "LMDEPLOY_", "TORCH", "PYTORCH_", "OMP_", "KMP_", "MKL_", "CUDA_", "NCCL_",
-    "HF_", "TRANSFORMERS_", "TOKENIZERS_", "MINIVLLM_",
-)  # fmt: skip
-"""Of the variables that the engine inherits, those that engines and their libraries read."""
+    "VLLM_",
+    "SGLANG_",
+    "LMDEPLOY_",
+    "TORCH",
+    "PYTORCH_",
+    "OMP_",
+    "KMP_",
+    "MKL_",
+    "CUDA_",
+    "NCCL_",
+    "HF_",
+    "TRANSFORMERS_",
+    "TOKENIZERS_",
+    "MINIVLLM_",
+)
+"""Of the variables that the engine inherits, those that engines and their libraries
+read."""
 
 START_MODE = "start mode"
 """The part that the run itself may change, when it finds that a mode cannot be used."""
@@ -185,9 +209,8 @@ START_MODE = "start mode"
 KEY_VERSION = "2"
 """Changes once with what a key is made of, where the same run would get another key.
 
-2: the code is the import closure of the scenario and the runner, not most of the package; the code
-of an engine that comes with mmrepro is a part of it.
-"""
+2: the code is the import closure of the scenario and the runner, not most of the
+package; the code of an engine that comes with mmrepro is a part of it. """
 
 RUNNER = "mmrepro.runs.runner"
 BUILDERS = (
@@ -195,8 +218,8 @@ BUILDERS = (
     "mmrepro.engines.environments.index",
     "mmrepro.engines.environments.uv",
 )
-"""Modules that build an environment, which is in the key as it was built: its lock file, its Python
-and its commit."""
+"""Modules that build an environment, which is in the key as it was built: its lock
+file, its Python and its commit."""
 
 DATA = {
     "mmrepro.engines.supervise.warm": ("", "engines/supervise/fork*.py"),
@@ -206,8 +229,8 @@ DATA = {
     "mmrepro.scenarios.data": ("scenarios", "data/pad_value_pair/*"),
     "mmrepro.traffic.case.files": ("scenarios", "data/pad_value_pair/*"),
 }
-"""Files that a module reads or has another interpreter run: a part of mmrepro, and a pattern of
-names in it."""
+"""Files that a module reads or has another interpreter run: a part of mmrepro, and a
+pattern of names in it."""
 
 
 def decisive_parts(
@@ -220,8 +243,8 @@ def decisive_parts(
 ) -> dict[str, str]:
     """All that decides a run's outcome, named, so that two keys can be compared.
 
-    The port is chosen anew for every run, and so is one of several like GPUs; folders differ
-    between machines: none of these is in it.
+    The port is chosen anew for every run, and so is one of several like GPUs; folders
+    differ between machines: none of these is in it.
 
     Args:
         gpus: models of those that the run takes; None: of those that it would take now.
@@ -249,7 +272,9 @@ def decisive_parts(
         "mmrepro": mmrepro.__version__,
         "scenario": scenario.full_name,
         "code": code_digest(scenario, plan),
-        "engine": f"{scenario.engine} {environment.spec.release} {environment.spec.commit}".strip(),
+        "engine": (
+            f"{scenario.engine} {environment.spec.release} {environment.spec.commit}"
+        ).strip(),
         "environment": digest([environment.lock_file]),
         "python": environment.python_version,
         "model": digest(p for p in sorted(model.rglob("*")) if p.is_file()),
@@ -273,7 +298,8 @@ def run_key(parts: dict[str, str]) -> str:
 
 
 def code_digest(scenario: Scenario, plan: LaunchPlan | None = None) -> str:
-    """Digest of the code that runs, observes and judges; the same wherever mmrepro lies."""
+    """Digest of the code that runs, observes and judges; the same wherever mmrepro
+    lies."""
     return digest(code_files(scenario, plan))
 
 
@@ -284,35 +310,52 @@ def code_files(scenario: Scenario, plan: LaunchPlan | None = None) -> list[Path]
     """
     modules = closure(_starts(scenario), _stops(scenario.engine))
     files = list(modules.values())
-    for part, pattern in sorted({data for module, data in DATA.items() if module in modules}):
+    for part, pattern in sorted(
+        {data for module, data in DATA.items() if module in modules}
+    ):
         if (folder := folder_of(part)) is not None:
             files += sorted(folder.glob(pattern.format(engine=scenario.engine)))
     standins = reproducer_path("standins")
     folders = {standins / p.folder for p in scenario.patches}
     folders |= {standins / f.patch.folder for f in scenario.factors if f.patch}
     if plan is not None:
-        folders |= {Path(p) for p in plan.env.get("MMREPRO_STAND_INS", "").split(os.pathsep) if p}
+        folders |= {
+            Path(p)
+            for p in plan.env.get("MMREPRO_STAND_INS", "").split(os.pathsep)
+            if p
+        }
     engine = reproducer_path(scenario.engine)  # minivllm alone comes with mmrepro
-    inside = {path for top in (standins / BOOT, engine, *folders) for path in top.rglob("*.py")}
+    inside = {
+        path
+        for top in (standins / BOOT, engine, *folders)
+        for path in top.rglob("*.py")
+    }
     inside |= {reproducer_path(name) for name in scenario.reproducers}
     return files + sorted(inside)
 
 
 def _starts(scenario: Scenario) -> list[str]:
-    own = [c for c in type(scenario).__mro__ if issubclass(c, Scenario) and c is not Scenario]
+    own = [
+        c
+        for c in type(scenario).__mro__
+        if issubclass(c, Scenario) and c is not Scenario
+    ]
     return [RUNNER, f"mmrepro.engines.{scenario.engine}", *(c.__module__ for c in own)]
 
 
 def _stops(engine: str) -> list[str]:
     """Builders, and the engines that this run does not start."""
-    return [*BUILDERS, *(f"mmrepro.engines.{name}" for name in ENGINES if name != engine)]
+    return [
+        *BUILDERS,
+        *(f"mmrepro.engines.{name}" for name in ENGINES if name != engine),
+    ]
 
 
 def _inherited(plan: LaunchPlan, device: str) -> dict[str, str]:
     """What the engine finds in its environment although nobody set it for this run.
 
-    Digests of the values: parts are written down, and a value may be a token (``HF_TOKEN``).
-    """
+    Digests of the values: parts are written down, and a value may be a token
+    (``HF_TOKEN``)."""
     return {
         name: hashlib.sha256(value.encode("utf-8", "replace")).hexdigest()[:12]
         for name, value in child_environment(plan.env).items()
@@ -323,8 +366,11 @@ def _inherited(plan: LaunchPlan, device: str) -> dict[str, str]:
 
 
 def gpu_models(device: str = "cuda") -> list[str]:
-    """Models of what a GPU run would take now; if others use everything, of what they use."""
+    """Models of what a GPU run would take now; if others use everything, of what they
+    use."""
     if device == "cpu":
         return []
     choice = choose(reading := read_gpus())
-    return choice.names or [d.name for d in visible(reading, os.environ.get(VISIBLE))][:1]
+    return (
+        choice.names or [d.name for d in visible(reading, os.environ.get(VISIBLE))][:1]
+    )

@@ -1,5 +1,6 @@
-"""What observes a server: probes, a baseline after the gate and the whole set after the trigger,
-and single-file reproducers, which the engine's own interpreter runs beside the server."""
+"""What observes a server: probes, a baseline after the gate and the whole set after the
+trigger, and single-file reproducers, which the engine's own interpreter runs beside the
+server."""
 
 from __future__ import annotations
 
@@ -36,23 +37,26 @@ CHECK_S = 20.0
 MIN_STACK_SAMPLES, MAX_STACK_SAMPLES = 10, 40
 PAUSING_SAMPLES = 20
 RARE_STACK_SAMPLES, RARE_S = 80, 45.0
-"""Where a hang shows what is looked for only now and then: on a machine that it keeps busy, a
-sample takes half a second, and few of them catch it."""
+"""Where a hang shows what is looked for only now and then: on a machine that it keeps
+busy, a sample takes half a second, and few of them catch it."""
 SPACING_S, QUIET_SPACING_S = 2.0, 1.0
-"""Between the two readings of the progress counters: where a request waits, and where none does."""
+"""Between the two readings of the progress counters: where a request waits, and where
+none does."""
 SYSCALLS_S, QUIET_SYSCALLS_S = 1.5, 0.5
 
 
 @dataclass(frozen=True)
 class Probing:
-    """What looks at a server, by the scenario's wishes; all that it gets goes to the recorder."""
+    """What looks at a server, by the scenario's wishes; all that it gets goes to the
+    recorder."""
 
     server: Started
     scenario: Scenario
     recorder: Recorder
 
     async def baseline(self) -> None:
-        """What healthy and idle looks like: the column that symptoms are held against."""
+        """What healthy and idle looks like: the column that symptoms are held
+        against."""
         core = self.server.core_pid
         probes: list[Probe[ProbeData]] = [
             HttpProbe(self.server.url, self.server.spec.engine.endpoints),
@@ -61,21 +65,32 @@ class Probing:
             GpuProbe(samples=1),
         ]
         if core is not None:
-            probes += [StacksProbe([core], samples=1), SyscallsProbe(core, window_s=0.5)]
+            probes += [
+                StacksProbe([core], samples=1),
+                SyscallsProbe(core, window_s=0.5),
+            ]
         await asyncio.gather(*(self._run(probe, BASELINE_S) for probe in probes))
 
-    async def check(self, deadline_s: float, interpreter: Interpreter, *, waiting: bool) -> None:
-        """Every probe, once the trigger has ended; the metrics twice, the stacks many times.
+    async def check(
+        self, deadline_s: float, interpreter: Interpreter, *, waiting: bool
+    ) -> None:
+        """Every probe, once the trigger has ended; the metrics twice, the stacks many
+        times.
 
-        ``waiting``: a request of the trigger is unanswered. If none is, what is looked at is an
-        idle server or one that has ended: shorter windows show all that there is.
-        """
+        ``waiting``: a request of the trigger is unanswered. If none is, what is looked
+        at is an idle server or one that has ended: shorter windows show all that there
+        is."""
         started = time.monotonic()
         core = self.server.core_pid
         await self._run(self._metrics(), BASELINE_S, label="metrics-1")
         waits = [
-            self._run(InferenceProbe(self.server.url, SERVED_MODEL, deadline_s), deadline_s + 5),
-            self._run(HttpProbe(self.server.url, self.server.spec.engine.endpoints), CHECK_S),
+            self._run(
+                InferenceProbe(self.server.url, SERVED_MODEL, deadline_s),
+                deadline_s + 5,
+            ),
+            self._run(
+                HttpProbe(self.server.url, self.server.spec.engine.endpoints), CHECK_S
+            ),
             self._run(self._processes(1.0), CHECK_S),
             self._run(GpuProbe(), CHECK_S),
             self._core_probes(core, waiting=waiting),
@@ -89,11 +104,15 @@ class Probing:
 
     async def logs(self) -> None:
         server = self.server
-        await read_log(server.process.log, server.spec.engine, self.scenario, self.recorder)
+        await read_log(
+            server.process.log, server.spec.engine, self.scenario, self.recorder
+        )
 
     def _processes(self, window_s: float) -> ProcessesProbe:
         server = self.server
-        return ProcessesProbe(server.process.engine_pid, window_s, server.spec.engine.role_of)
+        return ProcessesProbe(
+            server.process.engine_pid, window_s, server.spec.engine.role_of
+        )
 
     def _metrics(self) -> MetricsProbe:
         return MetricsProbe(self.server.url + self.server.spec.engine.metrics_path)
@@ -102,7 +121,8 @@ class Probing:
         """Stacks first, then system calls: strace stops what py-spy reads."""
         if core is None:
             self.recorder.event(
-                f"no process {self.server.spec.engine.core_role} is left to look at", level="error"
+                f"no process {self.server.spec.engine.core_role} is left to look at",
+                level="error",
             )
             return
         locals_too = self.scenario.looks_for_locals
@@ -120,7 +140,9 @@ class Probing:
         window_s = SYSCALLS_S if waiting or locals_too else QUIET_SYSCALLS_S
         await self._run(SyscallsProbe(core, window_s=window_s), CHECK_S)
 
-    async def _run(self, probe: Probe[ProbeData], seconds: float, label: str = "") -> None:
+    async def _run(
+        self, probe: Probe[ProbeData], seconds: float, label: str = ""
+    ) -> None:
         await _observe(self.recorder, probe, seconds, label)
 
     async def _reproducers(self, interpreter: Interpreter) -> None:
@@ -131,10 +153,14 @@ class Probing:
             self.recorder.evidence.reproducers.append(result)
             outcome = result.error or f"ended with {result.exit_code}"
             forked = ", forked from the fork server" if result.forked else ""
-            self.recorder.event(f"reproducer {name}: {outcome} in {result.seconds:.2f} s{forked}")
+            self.recorder.event(
+                f"reproducer {name}: {outcome} in {result.seconds:.2f} s{forked}"
+            )
 
 
-async def read_log(log: Path, engine: Engine, scenario: Scenario, recorder: Recorder) -> None:
+async def read_log(
+    log: Path, engine: Engine, scenario: Scenario, recorder: Recorder
+) -> None:
     """Keep what the engine's and the scenario's patterns find in a server's log."""
     patterns = {**engine.log_patterns, **scenario.log_patterns}
     await _observe(recorder, LogsProbe(log, patterns, engine.progress_pattern), 120.0)
@@ -157,12 +183,11 @@ POLL_S = 0.02
 class Interpreter:
     """What runs a reproducer.
 
-    Attributes:
-        python: the engine's interpreter.
-        env: what the engine itself got besides the cleaned environment: a patch that the engine
+    Attributes: python: the engine's interpreter. env: what the engine itself got
+        besides the cleaned environment: a patch that the engine
             has, the reproducer has too.
-        parent: where the server was forked from it, the reproducer is too: most of its time is the
-            engine's import.
+        parent: where the server was forked from it, the reproducer is too: most of its
+            time is the engine's import.
     """
 
     python: Path
@@ -170,17 +195,22 @@ class Interpreter:
     parent: ForkServer | None = None
 
     def run(self, name: str, folder: Path) -> ReproducerResult:
-        """Run the reproducer ``name``; the last line that it prints is a JSON object of facts.
+        """Run the reproducer ``name``; the last line that it prints is a JSON object of
+        facts.
 
         ``folder``: an existing one for what it prints where it is forked. Never raises.
         """
         started = time.monotonic()
         result = ReproducerResult(name=name, exit_code=None, seconds=0.0)
         try:
-            result.forked, (result.exit_code, output, error) = self._outcome(name, folder)
+            result.forked, (result.exit_code, output, error) = self._outcome(
+                name, folder
+            )
             if result.exit_code == 0:
                 facts = json.loads(output.strip().splitlines()[-1])
-                result = ReproducerResult.model_validate({**result.model_dump(), "facts": facts})
+                result = ReproducerResult.model_validate(
+                    {**result.model_dump(), "facts": facts}
+                )
             else:
                 result.error = error.strip()[-500:]
         except TimeoutError:
@@ -208,10 +238,14 @@ class Interpreter:
             )
         except subprocess.TimeoutExpired as expired:
             raise TimeoutError from expired
-        output, error = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
+        output, error = (
+            stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr)
+        )
         return done.returncode, output, error
 
-    def _forked(self, name: str, folder: Path, parent: ForkServer) -> tuple[int, str, str]:
+    def _forked(
+        self, name: str, folder: Path, parent: ForkServer
+    ) -> tuple[int, str, str]:
         script = reproducer_path(name)
         log = folder / f"{script.stem}.log"
         process = parent.start(

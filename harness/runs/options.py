@@ -25,7 +25,8 @@ NOT_OF_ONE_RUN = {"origins", "full", "json", "quiet", "verbose", "out", "repeat"
 
 @dataclass(frozen=True)
 class NamedScenario(Command):
-    """A scenario as the user typed it: a name or a file. NAME:VARIANT is both at once."""
+    """A scenario as the user typed it: a name or a file. NAME:VARIANT is both at
+    once."""
 
     scenario: str = common.SCENARIO("")
     variant: str = common.VARIANT("")
@@ -41,8 +42,8 @@ class NamedScenario(Command):
 class ScenarioCommand(NamedScenario):
     """What a single run, an ablation and a bisection have in common.
 
-    ``timeout_s`` bounds a run from the engine's start on; building an environment is not in it.
-    """
+    ``timeout_s`` bounds a run from the engine's start on; building an environment is
+    not in it."""
 
     device: str = common.DEVICE("auto")
     server_args: tuple[str, ...] = common.SERVER_ARG(())
@@ -81,8 +82,9 @@ class RunCommand(ScenarioCommand):
     contract_probe: bool = common.CONTRACT_PROBE(False)
     start_mode: StartMode = common.START_MODE(
         StartMode.AUTO,
-        help="cold: the engine's own start; fork: one import of the engine; warm: forked from a "
-        "process that has imported it; auto: warm for several starts, else fork.",
+        help="cold: the engine's own start; fork: one import of the engine; warm: "
+        "forked from a process that has imported it; auto: warm for several starts, "
+        "else fork.",
     )
     repeat: int = common.REPEAT(1, once=True)
     keep_server: bool = option(

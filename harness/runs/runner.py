@@ -51,12 +51,13 @@ from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.evidence.recorder import Listener
 
 
-def begin(scenario: Scenario, options: RunCommand, listener: Listener | None = None) -> Journal:
+def begin(
+    scenario: Scenario, options: RunCommand, listener: Listener | None = None
+) -> Journal:
     """The folder of a run that can be made, and what it holds at first.
 
-    Raises:
-        UsageError: no such release, mitigation, factor or option; or the folder cannot be made.
-        NoSpace: as ``make_run_dir``.
+    Raises: UsageError: no such release, mitigation, factor or option; or the folder
+        cannot be made. NoSpace: as ``make_run_dir``.
     """
     spec = target(scenario, options)
     folder = make_run_dir(options.out, scenario.full_name, spec.release)
@@ -88,7 +89,9 @@ def execute(
         with journal.stage("environment"):
             environment = have_environment(wanted, journal)
             note_environment(journal, environment)
-        held.enter_context(environment.in_use())  # `mmrepro env prune` beside us leaves it alone
+        held.enter_context(
+            environment.in_use()
+        )  # `mmrepro env prune` beside us leaves it alone
         with journal.stage("model"):
             model, journal.incident.model = model_of(scenario.model, options.model)
         models = journal.incident.host.gpus
@@ -123,8 +126,11 @@ def _note_key(incident: Incident, parts: dict[str, str]) -> None:
     incident.decided_by, incident.key = parts, run_key(parts)
 
 
-def _control(spec: ServerSpec, journal: Journal, starter: Starter) -> tuple[Setting, ...]:
-    """The other server, if the scenario has one: start, traffic, log, stop. Its restarts."""
+def _control(
+    spec: ServerSpec, journal: Journal, starter: Starter
+) -> tuple[Setting, ...]:
+    """The other server, if the scenario has one: start, traffic, log, stop. Its
+    restarts."""
     control, recorder = spec.scenario.control_server, journal.recorder
     if control is None:
         return ()
@@ -133,7 +139,9 @@ def _control(spec: ServerSpec, journal: Journal, starter: Starter) -> tuple[Sett
         recorder.event(f"control server: {control.description}")
         server = start(replace(spec, control=control), journal, starter)
         with in_service(server, journal):
-            asyncio.run(_bounded(_control_traffic(server, journal), spec.options.timeout_s))
+            asyncio.run(
+                _bounded(_control_traffic(server, journal), spec.options.timeout_s)
+            )
         recorder.phase = "start"
     journal.save()
     return server.restarts
@@ -171,7 +179,9 @@ async def _observe(server: Started, journal: Journal, starter: Starter) -> None:
             recorder.phase = "check"
             with journal.stage("probes"):
                 interpreter = _interpreter(server, drive, starter)
-                await probing.check(drive.deadline_s, interpreter, waiting=bool(drive.pending))
+                await probing.check(
+                    drive.deadline_s, interpreter, waiting=bool(drive.pending)
+                )
                 await drive.collect()
             journal.incident.deadline_s = drive.deadline_s
     finally:
@@ -193,7 +203,9 @@ async def _gate(drive: Drive, probing: Probing, journal: Journal) -> bool:
     if facts.passed:
         await probing.baseline()
     outcome = "passed" if facts.passed else "failed"
-    recorder.event(f"gate {outcome}: {facts.why}", level="info" if facts.passed else "error")
+    recorder.event(
+        f"gate {outcome}: {facts.why}", level="info" if facts.passed else "error"
+    )
     return facts.passed
 
 
@@ -222,7 +234,9 @@ async def driving(server: Started, journal: Journal) -> AsyncIterator[Drive]:
         await drive.traffic.close()
 
 
-def _note_never_ready(spec: ServerSpec, journal: Journal, error: EngineStartError) -> None:
+def _note_never_ready(
+    spec: ServerSpec, journal: Journal, error: EngineStartError
+) -> None:
     """The verdict on a server that ended as it started, by what it logged."""
     recorder, scenario = journal.recorder, spec.scenario
     evidence = recorder.evidence
@@ -300,15 +314,20 @@ def model_of(tiny: TinyModel, given: Path | None) -> tuple[Path, ModelFacts]:
     )
 
 
-def mitigation_table(scenario: Scenario, applied: Collection[str]) -> list[MitigationFacts]:
-    """Every mitigation; of none it is known yet whether it helps. ``applied``: names."""
+def mitigation_table(
+    scenario: Scenario, applied: Collection[str]
+) -> list[MitigationFacts]:
+    """Every mitigation; of none it is known yet whether it helps. ``applied``:
+    names."""
     variant = f" --variant {scenario.variant}" if scenario.variant else ""
     return [
         MitigationFacts(
             name=mitigation.name,
             description=mitigation.description,
             applied=mitigation.name in applied,
-            command=f"mmrepro run {scenario.name}{variant} --mitigation {mitigation.name}",
+            command=(
+                f"mmrepro run {scenario.name}{variant} --mitigation {mitigation.name}"
+            ),
         )
         for mitigation in scenario.mitigations
     ]

@@ -1,8 +1,7 @@
 """From what was asked for to a server that is ready, and to its end.
 
-``start`` gives a ``Started``: the server, and all that its start decided. ``Started.note`` is where
-that is written into the incident.
-"""
+``start`` gives a ``Started``: the server, and all that its start decided.
+``Started.note`` is where that is written into the incident."""
 
 from __future__ import annotations
 
@@ -45,7 +44,8 @@ from packaging.version import InvalidVersion, Version
 
 READY_POLL_S = 0.05
 REPLACED_START_LIMIT_S = 120.0
-"""For a start in a mode that replaces something; a cold one may take the run's whole time."""
+"""For a start in a mode that replaces something; a cold one may take the run's whole
+time."""
 CHILDREN_POLL_S, STANDS_S = 1.0, 4.0
 STANDS_SHARE = 0.1
 """Of one core, all processes together: below it a starting server does no work."""
@@ -54,11 +54,12 @@ USAGE_CODE = 2
 GRACE_HUNG_S, GRACE_S = 1.0, 6.0
 START_ATTEMPTS = 5
 
-# ---------------------------------------------------------------------- what was asked for
+# ------------------------------------------------------------------- what was asked for
 
 
 def chosen_release(scenario: Scenario, options: RunCommand) -> str:
-    """The release that is run: a mitigation's, the one asked for, or the scenario's own.
+    """The release that is run: a mitigation's, the one asked for, or the scenario's
+    own.
 
     Raises:
         UsageError: a mitigation that is a release contradicts ``--release``.
@@ -75,7 +76,8 @@ def chosen_release(scenario: Scenario, options: RunCommand) -> str:
         return target(scenario, options).release
     if replaced and options.release and options.release != replaced[0]:
         raise UsageError(
-            f"--mitigation release means {replaced[0]}, but --release says {options.release}."
+            f"--mitigation release means {replaced[0]}, but --release says "
+            f"{options.release}."
         )
     release = (replaced or [options.release or scenario.release])[0]
     try:
@@ -94,8 +96,8 @@ def chosen_release(scenario: Scenario, options: RunCommand) -> str:
 def check(scenario: Scenario, options: RunCommand) -> None:
     """What can be told of ``options`` before anything is fetched.
 
-    Raises:
-        UsageError: the scenario has no such option, factor or mitigation; the folder holds no
+    Raises: UsageError: the scenario has no such option, factor or mitigation; the
+        folder holds no
             model; as ``Engine.given``.
     """
     if options.model is not None and not is_file(options.model / "config.json"):
@@ -111,8 +113,8 @@ def check(scenario: Scenario, options: RunCommand) -> None:
 
 
 def target(scenario: Scenario, options: RunCommand) -> EnvironmentSpec:
-    """The environment that is run, as asked for. Raises as :func:`check`, ``chosen_release`` and
-    ``spec_for``."""
+    """The environment that is run, as asked for. Raises as :func:`check`,
+    ``chosen_release`` and ``spec_for``."""
     check(scenario, options)
     if options.commit:
         return spec_for(
@@ -126,14 +128,19 @@ def target(scenario: Scenario, options: RunCommand) -> EnvironmentSpec:
 
 
 def changes(scenario: Scenario, flips: Iterable[str]) -> list[Setting]:
-    """What a run sets on purpose: toggled factors, the options of its control server."""
+    """What a run sets on purpose: toggled factors, the options of its control
+    server."""
     settings = [
-        Setting(name=f"factor {f.name}", value=f.setting, why=f"flipped; was {f.failing}")
+        Setting(
+            name=f"factor {f.name}", value=f.setting, why=f"flipped; was {f.failing}"
+        )
         for f in map(scenario.factor, flips)
     ]
     if (control := scenario.control_server) is not None:
         options = shlex.join(control.server_args)
-        settings.append(Setting(name="control server", value=options, why=control.description))
+        settings.append(
+            Setting(name="control server", value=options, why=control.description)
+        )
     return settings
 
 
@@ -141,10 +148,9 @@ def changes(scenario: Scenario, flips: Iterable[str]) -> list[Setting]:
 class ServerSpec:
     """A server that is to be started: the run's own, or its ``control`` server.
 
-    Attributes:
-        control: given, the server has its options and no mitigation.
-        gpu: what a GPU run takes.
-        tries_cold: if it does not start, in a mode that replaces nothing; not where that is known
+    Attributes: control: given, the server has its options and no mitigation. gpu: what
+        a GPU run takes. tries_cold: if it does not start, in a mode that replaces
+        nothing; not where that is known
             to make no difference.
     """
 
@@ -182,7 +188,9 @@ class ServerSpec:
                 max_model_len=scenario.max_model_len,
                 server_args=(
                     *scenario.server_args_with(options.options),
-                    *engine.known(scenario.server_if_known, self.environment.site_packages),
+                    *engine.known(
+                        scenario.server_if_known, self.environment.site_packages
+                    ),
                     *options.server_args,
                     *(self.control.server_args if self.control else ()),
                 ),
@@ -198,7 +206,8 @@ class ServerSpec:
 
 
 def have_environment(wanted: EnvironmentSpec, journal: Journal) -> Environment:
-    """The environment, found or built; the journal gets the progress. Raises as ``ensure``."""
+    """The environment, found or built; the journal gets the progress. Raises as
+    ``ensure``."""
 
     def progress(text: str) -> None:
         source = BUILD_NOTICE if isinstance(text, Notice) else BUILD
@@ -213,7 +222,9 @@ def note_gpu(choice: Choice, journal: Journal) -> None:
     host.gpus, host.gpu_facts = choice.names, choice.facts()
     names = ", ".join(device.label for device in choice.devices)
     journal.recorder.event(
-        f"the run takes {names}" if names else f"the GPU cannot be looked at: {choice.unseen}",
+        f"the run takes {names}"
+        if names
+        else f"the GPU cannot be looked at: {choice.unseen}",
         level="info" if names else "warning",
     )
     for sentence in choice.passed_over:
@@ -245,13 +256,12 @@ def note_environment(journal: Journal, environment: Environment) -> None:
 class Started:
     """A start of a server: what it decided, and the server that came of it.
 
-    Attributes:
-        refusals: why the mode is no faster one.
-        restarts: starts of the run so far that were repeated, for a reason that is chance.
-        began: monotonic seconds; ``seconds``: until it was ready, by ``stages``; None: it is not.
-        parent: the fork server whose fork it is.
-        isolation: the box that it runs in; (): none.
-        process, sampler: there once the process is; of a control server nothing is sampled.
+    Attributes: refusals: why the mode is no faster one. restarts: starts of the run so
+        far that were repeated, for a reason that is chance. began: monotonic seconds;
+        ``seconds``: until it was ready, by ``stages``; None: it is not. parent: the
+        fork server whose fork it is. isolation: the box that it runs in; (): none.
+        process, sampler: there once the process is; of a control server nothing is
+        sampled.
     """
 
     spec: ServerSpec
@@ -283,7 +293,8 @@ class Started:
 
     @property
     def other_pids(self) -> list[int]:
-        """The processes that run the model beside :attr:`core_pid`: workers, other replicas."""
+        """The processes that run the model beside :attr:`core_pid`: workers, other
+        replicas."""
         engine = self.spec.engine
         first = self.core_pid
         found = []
@@ -308,24 +319,35 @@ class Started:
 
     def note(self, incident: Incident) -> None:
         """Write the start down; nothing else does."""
-        # Where mmrepro itself lies is no fact of the run: reports are the same from any checkout.
+        # Where mmrepro itself lies is no fact of the run: reports are the same from any
+        # checkout.
         here = str(reproducer_path("").absolute())
-        variables = {k: v.replace(here, "{reproducers}") for k, v in self.plan.env.items()}
+        variables = {
+            k: v.replace(here, "{reproducers}") for k, v in self.plan.env.items()
+        }
         engine, plan = incident.engine, self.plan
-        engine.command, engine.environment, engine.settings = plan.argv, variables, self.settings
+        engine.command, engine.environment, engine.settings = (
+            plan.argv,
+            variables,
+            self.settings,
+        )
         engine.start_mode, engine.warm_parent = self.mode, self.parent
         engine.start_seconds, engine.start_stages = self.seconds, self.stages
         incident.stand_ins, incident.fidelity = plan.stand_ins, plan.fidelity
 
 
 def start(
-    spec: ServerSpec, journal: Journal, starter: Starter, restarts: tuple[Setting, ...] = ()
+    spec: ServerSpec,
+    journal: Journal,
+    starter: Starter,
+    restarts: tuple[Setting, ...] = (),
 ) -> Started:
-    """Start a server and wait until it is ready; one that does not become ready is stopped.
+    """Start a server and wait until it is ready; one that does not become ready is
+    stopped.
 
-    A port that was taken, and a start that an engine is known to fail at random, are tried anew;
-    one that failed in a mode that replaces something is tried cold. The incident holds the last
-    attempt, whatever came of it. ``restarts``: earlier ones.
+    A port that was taken, and a start that an engine is known to fail at random, are
+    tried anew; one that failed in a mode that replaces something is tried cold. The
+    incident holds the last attempt, whatever came of it. ``restarts``: earlier ones.
 
     Raises:
         EngineStartError: it ended, or was not ready in time, at the last attempt.
@@ -343,13 +365,21 @@ def start(
             _launch(started, journal, starter)
             _until_ready(started, journal, starter, failed)
             return started
-        except (Refused, ForkServerDied) as refusal:  # nothing was started: it counts as no attempt
+        except (
+            Refused,
+            ForkServerDied,
+        ) as refusal:  # nothing was started: it counts as no attempt
             cold = isinstance(refusal, Refused) and refusal.cold
             if isinstance(refusal, Refused):  # one that died may live the next time
                 for unusable in (mode, StartMode.FORK) if cold else (mode,):
-                    starter.note_unusable(unusable, plan, environment, str(refusal), certain=True)
+                    starter.note_unusable(
+                        unusable, plan, environment, str(refusal), certain=True
+                    )
             because = f"not {mode}: {refusal}"
-            mode, refusals = StartMode.COLD if cold else SAFER[mode], [*refusals, because]
+            mode, refusals = (
+                StartMode.COLD if cold else SAFER[mode],
+                [*refusals, because],
+            )
         except EngineStartError as error:
             race = error.race
             by_mode = not (error.usage or error.refused)
@@ -361,7 +391,10 @@ def start(
             number += 1
             if race:
                 because = f"{race}; starting it again"
-                restarts = (*restarts, Setting(name="start-up", value="repeated", why=race))
+                restarts = (
+                    *restarts,
+                    Setting(name="start-up", value="repeated", why=race),
+                )
             else:
                 because = f"a start in mode {mode} failed: {error.message}"
                 failed.append((mode, error.message))
@@ -372,14 +405,20 @@ def start(
 
 
 def _launch(started: Started, journal: Journal, starter: Starter) -> None:
-    """Make the server's process. Raises Refused, ForkServerDied or SupervisorError: none."""
+    """Make the server's process. Raises Refused, ForkServerDied or SupervisorError:
+    none."""
     spec, plan, mode = started.spec, started.plan, started.mode
     if mode is StartMode.WARM and not starter.parent_of(plan, spec.environment):
         with journal.stage("fork server"):
             starter.warm(plan, spec.environment)
     started.began = time.monotonic()
     started.process, started.parent = starter.start(
-        plan, spec.environment, mode, cwd=journal.folder, log=spec.log(journal), grace_s=GRACE_S
+        plan,
+        spec.environment,
+        mode,
+        cwd=journal.folder,
+        log=spec.log(journal),
+        grace_s=GRACE_S,
     )
     if started.process.isolation:
         boxed = Setting(name="isolation", value="box", why=started.process.isolation)
@@ -396,25 +435,32 @@ def _launch(started: Started, journal: Journal, starter: Starter) -> None:
 
 
 def _until_ready(
-    started: Started, journal: Journal, starter: Starter, failed: Sequence[tuple[StartMode, str]]
+    started: Started,
+    journal: Journal,
+    starter: Starter,
+    failed: Sequence[tuple[StartMode, str]],
 ) -> None:
     """Wait for a server that exists; stop it if it fails. Raises EngineStartError.
 
-    ``failed``: modes in which it did not become ready, and why: if it does now, it was the mode.
-    """
+    ``failed``: modes in which it did not become ready, and why: if it does now, it was
+    the mode."""
     spec, plan, recorder = started.spec, started.plan, journal.recorder
     try:
         if spec.control is None:
             started.sampler.start()
         pid = started.process.engine_pid
         recorder.event(f"engine started as process {pid}, start mode {started.mode}")
-        stages = StartStages(spec.engine.start_marks, started.process.log, started.began)
+        stages = StartStages(
+            spec.engine.start_marks, started.process.log, started.began
+        )
         ready = _wait(started, stages)
         started.sampler.read_metrics()
         started.seconds = round(ready - started.began, 2)
         started.stages = stages.ended(ready)
         recorder.event(f"engine ready after {started.seconds:.1f} s")
-        starter.note(started.mode, plan, spec.environment, started.seconds, started.parent)
+        starter.note(
+            started.mode, plan, spec.environment, started.seconds, started.parent
+        )
         for mode, why in failed:
             starter.note_unusable(mode, plan, spec.environment, why, certain=False)
     except BaseException:
@@ -423,7 +469,8 @@ def _until_ready(
 
 
 def _wait(started: Started, stages: StartStages) -> float:
-    """When it was ready, monotonic seconds. Raises EngineStartError: it ended, or is late."""
+    """When it was ready, monotonic seconds. Raises EngineStartError: it ended, or is
+    late."""
     spec, limit_s = started.spec, started.spec.options.timeout_s
     if started.mode in SAFER:
         limit_s = min(limit_s, REPLACED_START_LIMIT_S)
@@ -432,7 +479,10 @@ def _wait(started: Started, stages: StartStages) -> float:
         stages.look()
         code = started.process.exit_code
         if code is None and (child := children.lost()):
-            what = f"lost its process {child} while it started, and nothing has moved since"
+            what = (
+                f"lost its process {child} while it started, and nothing has moved "
+                "since"
+            )
             raise _failed(started, what, None)
         if code is not None or time.monotonic() - started.began > limit_s:
             late = f"was not ready after {duration(limit_s)}"
@@ -443,8 +493,9 @@ def _wait(started: Started, stages: StartStages) -> float:
 
 
 class _Children:
-    """The processes of a server that starts: an engine whose child died may wait for it until the
-    time limit. It is given up once nothing moves: no line in its log, no work on a processor."""
+    """The processes of a server that starts: an engine whose child died may wait for it
+    until the time limit. It is given up once nothing moves: no line in its log, no work
+    on a processor."""
 
     def __init__(self, started: Started) -> None:
         self._started = started
@@ -454,7 +505,8 @@ class _Children:
         self._log_bytes = self._ticks = 0
 
     def lost(self) -> str:
-        """The child that ended, as reports name it, once the server stands still; "": none."""
+        """The child that ended, as reports name it, once the server stands still; "":
+        none."""
         now = time.monotonic()
         if now - self._looked < CHILDREN_POLL_S:
             return ""
@@ -469,7 +521,10 @@ class _Children:
             size, self._log_bytes = self._log_bytes, process.log.stat().st_size
             self._moved = now if size != self._log_bytes else self._moved
         stats = [stat for pid in pids if (stat := processes.stat(pid)) is not None]
-        ticks, self._ticks = self._ticks, sum(s.user_ticks + s.system_ticks for s in stats)
+        ticks, self._ticks = (
+            self._ticks,
+            sum(s.user_ticks + s.system_ticks for s in stats),
+        )
         if abs(self._ticks - ticks) > STANDS_SHARE * elapsed * processes.TICKS_PER_S:
             self._moved = now
         return self._lost if now - self._moved >= STANDS_S else ""
@@ -506,17 +561,23 @@ def _failed(started: Started, what: str, code: int | None) -> EngineStartError:
 
 
 def _refused(started: Started) -> bool:
-    """Whether the log holds the words with which a release refuses what the scenario needs."""
+    """Whether the log holds the words with which a release refuses what the scenario
+    needs."""
     words = started.spec.scenario.log_patterns.get(REFUSED)
     try:
-        return bool(words and re.search(words, started.process.log.read_text(errors="replace")))
+        return bool(
+            words and re.search(words, started.process.log.read_text(errors="replace"))
+        )
     except OSError:
         return False
 
 
 @contextlib.contextmanager
-def in_service(server: Started, journal: Journal, *, keep: bool = False) -> Iterator[None]:
-    """While a server is observed; then it is stopped, or, all being well, left if ``keep``."""
+def in_service(
+    server: Started, journal: Journal, *, keep: bool = False
+) -> Iterator[None]:
+    """While a server is observed; then it is stopped, or, all being well, left if
+    ``keep``."""
     try:
         yield
     except BaseException:

@@ -1,5 +1,5 @@
-"""How a server is started: cold, forked, or from a fork server; what that replaces, and the time
-of each stage."""
+"""How a server is started: cold, forked, or from a fork server; what that replaces, and
+the time of each stage."""
 
 from __future__ import annotations
 
@@ -20,10 +20,21 @@ from mmrepro.base.machine.gpu import ORDER
 from mmrepro.base.machine.host import child_environment
 from mmrepro.engines import LaunchPlan
 from mmrepro.engines.base import BOOT
-from mmrepro.engines.environments.spec import Environment, ModeSeen, note_start, starts_seen
+from mmrepro.engines.environments.spec import (
+    Environment,
+    ModeSeen,
+    note_start,
+    starts_seen,
+)
 from mmrepro.engines.models.tiny import MODELS_DIR
 from mmrepro.engines.supervise import EngineProcess, start_engine
-from mmrepro.engines.supervise.warm import FORK, SCRIPTS, ForkServer, ForkServers, ForkServerSpec
+from mmrepro.engines.supervise.warm import (
+    FORK,
+    SCRIPTS,
+    ForkServer,
+    ForkServers,
+    ForkServerSpec,
+)
 from mmrepro.failure.documents import Setting, WarmParentFacts
 from mmrepro.reproducers import reproducer_path
 from mmrepro.runs.options import StartMode
@@ -33,17 +44,18 @@ ROOT_VARIABLE = "MMREPRO_WARM_DIR"
 LAST_STAGE = "HTTP up"
 MAX_BYTES = 8 << 20
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""With it torch.cuda.is_available() asks NVML; else it initialises CUDA, and an import that asks it
-leaves a parent whose forks cannot use the GPU."""
+"""With it torch.cuda.is_available() asks NVML; else it initialises CUDA, and an import
+that asks it leaves a parent whose forks cannot use the GPU."""
 
 REPLACES = {
     StartMode.COLD: "the engine's own start method, nothing replaced",
-    StartMode.FORK: "the engine is imported once: a process that it asks multiprocessing to spawn "
-    "is forked, with the files and signals that a spawned one has (not one that has initialised "
-    "CUDA)",
-    StartMode.WARM: "forked from a process that had imported the engine before, and otherwise as "
-    "with fork; the hash seed of str, and what libraries read of their variables as they were "
-    "imported, are the parent's; single-file reproducers are forked from it too",
+    StartMode.FORK: "the engine is imported once: a process that it asks "
+    "multiprocessing to spawn is forked, with the files and signals that a spawned one "
+    "has (not one that has initialised CUDA)",
+    StartMode.WARM: "forked from a process that had imported the engine before, and "
+    "otherwise as with fork; the hash seed of str, and what libraries read of their "
+    "variables as they were imported, are the parent's; single-file reproducers are "
+    "forked from it too",
 }
 CODE = Path(mmrepro.__file__).parent
 STATE = TEMPORARY / "state"
@@ -57,18 +69,20 @@ LET_IN = (
     "OPENBLAS_CORETYPE",
     "OPENBLAS_L2_SIZE",
 )
-"""Variables of ours that a box gets: how results are written and computed, nothing of the user."""
+"""Variables of ours that a box gets: how results are written and computed, nothing of
+the user."""
 SAFER = {StartMode.WARM: StartMode.FORK, StartMode.FORK: StartMode.COLD}
 
 
 class Starter:
     """Starts the servers of one command; parents that it made end with it.
 
-    Attributes:
-        mode: as asked for; ``auto`` takes a fork server where one is kept, or where the command
-            starts ``several`` servers, else ``fork``. A server that the command ``keeps`` is to
-            show its own command line: none from a fork server.
-        boxed: whether servers run in a box, because a stranger chose their options or requests.
+    Attributes: mode: as asked for; ``auto`` takes a fork server where one is kept, or
+        where the command
+            starts ``several`` servers, else ``fork``. A server that the command
+            ``keeps`` is to show its own command line: none from a fork server.
+        boxed: whether servers run in a box, because a stranger chose their options or
+            requests.
     """
 
     def __init__(
@@ -91,7 +105,9 @@ class Starter:
     def __exit__(self, *_: object) -> None:
         self.parents.end()
 
-    def choose(self, plan: LaunchPlan, environment: Environment) -> tuple[StartMode, list[str]]:
+    def choose(
+        self, plan: LaunchPlan, environment: Environment
+    ) -> tuple[StartMode, list[str]]:
         """The mode for that start, and why it is not a faster one."""
         if self.mode is not StartMode.AUTO:
             return self.mode, []
@@ -105,15 +121,21 @@ class Starter:
             mode = SAFER[mode]
         return mode, reasons
 
-    def parent_of(self, plan: LaunchPlan, environment: Environment) -> ForkServer | None:
+    def parent_of(
+        self, plan: LaunchPlan, environment: Environment
+    ) -> ForkServer | None:
         return self.parents.find(self._fork_server_spec(plan, environment))
 
     def warm(self, plan: LaunchPlan, environment: Environment) -> None:
         """Have a fork server for ``plan``. Raises Refused or ForkServerDied."""
         self.parents.get(self._fork_server_spec(plan, environment))
 
-    def _fork_server_spec(self, plan: LaunchPlan, environment: Environment) -> ForkServerSpec:
-        spec = fork_server_spec(plan, environment, variables_inside() if self.boxed else None)
+    def _fork_server_spec(
+        self, plan: LaunchPlan, environment: Environment
+    ) -> ForkServerSpec:
+        spec = fork_server_spec(
+            plan, environment, variables_inside() if self.boxed else None
+        )
         if not self.boxed:
             return spec
         env = moved_state(spec.env, environment)
@@ -129,11 +151,11 @@ class Starter:
         log: Path,
         grace_s: float,
     ) -> tuple[EngineProcess, WarmParentFacts | None]:
-        """Start the server of ``plan``: its process, and the fork server whose fork it is.
+        """Start the server of ``plan``: its process, and the fork server whose fork it
+        is.
 
-        Raises:
-            Refused, ForkServerDied: the environment cannot be warmed; nothing was started.
-            SupervisorError: the server's process could not be started.
+        Raises: Refused, ForkServerDied: the environment cannot be warmed; nothing was
+            started. SupervisorError: the server's process could not be started.
         """
         env, box = child_environment(plan.env), None
         if self.boxed:
@@ -143,7 +165,9 @@ class Starter:
             parent = self.parents.get(self._fork_server_spec(plan, environment))
             known = WarmParentFacts.model_fields.keys()
             facts = {k: v for k, v in vars(parent.facts).items() if k in known}
-            process = parent.start(plan.argv, plan.entry, env, cwd=cwd, log=log, grace_s=grace_s)
+            process = parent.start(
+                plan.argv, plan.entry, env, cwd=cwd, log=log, grace_s=grace_s
+            )
             return process, WarmParentFacts(kept=bool(parent.kept_s), **facts)
         argv = plan.argv
         if mode is StartMode.FORK:
@@ -162,7 +186,10 @@ class Starter:
         """Remember that a start of that mode became ready."""
         remembered = ModeSeen(works=True, seconds=round(seconds, 2))
         if parent is not None:
-            remembered.imports_s, remembered.memory_bytes = parent.imports_s, parent.memory_bytes
+            remembered.imports_s, remembered.memory_bytes = (
+                parent.imports_s,
+                parent.memory_bytes,
+            )
         note_start(environment.state_dir, _name(mode, plan), remembered)
 
     def note_unusable(
@@ -176,8 +203,8 @@ class Starter:
     ) -> None:
         """Remember that the environment does not bear that mode.
 
-        Not ``certain``: it may have been chance; the second time in a row it is believed.
-        """
+        Not ``certain``: it may have been chance; the second time in a row it is
+        believed."""
         name = _name(mode, plan)
         before = starts_seen(environment.state_dir).modes.get(name)
         again = before is not None and not before.works
@@ -186,15 +213,19 @@ class Starter:
 
 
 class StartStages:
-    """Notes when each mark appears in the log; the log's own times have whole seconds only.
+    """Notes when each mark appears in the log; the log's own times have whole seconds
+    only.
 
-    Look at it often: a stage is as exact as the looks are frequent. A stage whose mark is missing
-    (another release, another log level) is counted, and named, together with the next one.
-    """
+    Look at it often: a stage is as exact as the looks are frequent. A stage whose mark
+    is missing (another release, another log level) is counted, and named, together with
+    the next one."""
 
     def __init__(self, marks: Mapping[str, str], log: Path, began: float) -> None:
-        """``marks``: see ``Engine.start_marks``; ``began``: of the start, monotonic seconds."""
-        self._marks = {stage: re.compile(mark.encode()) for stage, mark in marks.items()}
+        """``marks``: see ``Engine.start_marks``; ``began``: of the start, monotonic
+        seconds."""
+        self._marks = {
+            stage: re.compile(mark.encode()) for stage, mark in marks.items()
+        }
         self._log = log
         self._read = 0
         self._rest = b""
@@ -217,7 +248,8 @@ class StartStages:
                     self._ended[stage] = now
 
     def ended(self, ready: float) -> dict[str, float]:
-        """{stage: seconds}, in order; ``ready``: when the server was, monotonic seconds."""
+        """{stage: seconds}, in order; ``ready``: when the server was, monotonic
+        seconds."""
         self.look()
         stages: dict[str, float] = {}
         before, unseen = self._began, []
@@ -234,7 +266,8 @@ class StartStages:
 def fork_server_spec(
     plan: LaunchPlan, environment: Environment, base: Mapping[str, str] | None = None
 ) -> ForkServerSpec:
-    """What a fork server for ``plan`` is: all that a library could have read at its import.
+    """What a fork server for ``plan`` is: all that a library could have read at its
+    import.
 
     ``base``: the variables of the command that is to find it; None: our own.
     """
@@ -242,7 +275,9 @@ def fork_server_spec(
     env = child_environment(plan.env, base=base)
     if spec.device == "cuda":
         # It never initialises CUDA, so it is one parent for servers on any of the GPUs.
-        env = {name: value for name, value in env.items() if name not in (VISIBLE, ORDER)}
+        env = {
+            name: value for name, value in env.items() if name not in (VISIBLE, ORDER)
+        }
         env[NVML_CHECK] = "1"
     return ForkServerSpec(
         label=f"{spec.engine} {spec.release}",
@@ -253,16 +288,20 @@ def fork_server_spec(
         path=tuple(entry.path),
         digest=digest(_code(plan, environment)),
         # e.g. vllm.entrypoints.openai.api_server, or lmdeploy serve api_server
-        words=(entry.module, *takewhile(lambda word: word.isidentifier(), entry.arguments)),
+        words=(
+            entry.module,
+            *takewhile(lambda word: word.isidentifier(), entry.arguments),
+        ),
     )
 
 
-# ------------------------------------------------------------------------------- in a box
+# ----------------------------------------------------------------------------- in a box
 
 
 def box_of(environment: Environment) -> BoxOrder:
-    """What a server's box is let in, whatever runs in it: the environment with its interpreter,
-    the models, mmrepro's own code; a GPU's device nodes where the environment is for one."""
+    """What a server's box is let in, whatever runs in it: the environment with its
+    interpreter, the models, mmrepro's own code; a GPU's device nodes where the
+    environment is for one."""
     interpreter = environment.python.resolve().parent.parent
     readable = [environment.path, interpreter, cache_root() / MODELS_DIR, CODE]
     readable += [reproducer_path("")]
@@ -271,13 +310,18 @@ def box_of(environment: Environment) -> BoxOrder:
     devices: tuple[Path, ...] = ()
     if environment.spec.device == "cuda":
         devices = tuple(sorted(Path("/dev").glob("nvidia*")))
-        readable += [Path("/proc/driver/nvidia"), Path("/sys/bus/pci"), Path("/sys/module/nvidia")]
+        readable += [
+            Path("/proc/driver/nvidia"),
+            Path("/sys/bus/pci"),
+            Path("/sys/module/nvidia"),
+        ]
     caches = ((environment.state_dir, STATE),) if environment.state_dir.is_dir() else ()
     return BoxOrder(argv=(), readable=tuple(readable), devices=devices, caches=caches)
 
 
 def variables_inside() -> dict[str, str]:
-    """Of our own variables those that a box gets, and those that it needs instead of the user's."""
+    """Of our own variables those that a box gets, and those that it needs instead of
+    the user's."""
     kept = {name: os.environ[name] for name in LET_IN if name in os.environ}
     path = "/usr/local/bin:/usr/bin:/bin"
     own = {"HOME": str(TEMPORARY), "USER": "box", "LOGNAME": "box", "PATH": path}
@@ -285,8 +329,8 @@ def variables_inside() -> dict[str, str]:
 
 
 def moved_state(env: Mapping[str, str], environment: Environment) -> dict[str, str]:
-    """``env`` with the engine's caches in the box's own copy of them: what a stranger's server
-    writes there, no later server reads."""
+    """``env`` with the engine's caches in the box's own copy of them: what a stranger's
+    server writes there, no later server reads."""
     state = str(environment.state_dir)
     return {name: value.replace(state, str(STATE)) for name, value in env.items()}
 
@@ -294,7 +338,9 @@ def moved_state(env: Mapping[str, str], environment: Environment) -> dict[str, s
 def _code(plan: LaunchPlan, environment: Environment) -> Iterator[Path]:
     """Files that are imported and may be edited under a parent that lives on."""
     yield environment.lock_file
-    folders = [Path(p) for p in plan.env.get("MMREPRO_STAND_INS", "").split(os.pathsep) if p]
+    folders = [
+        Path(p) for p in plan.env.get("MMREPRO_STAND_INS", "").split(os.pathsep) if p
+    ]
     if folders:
         folders.append(reproducer_path("standins") / BOOT)
     folders += [Path(p) / plan.entry.module.partition(".")[0] for p in plan.entry.path]
@@ -303,7 +349,9 @@ def _code(plan: LaunchPlan, environment: Environment) -> Iterator[Path]:
 
 
 def mode_setting(mode: StartMode, fallbacks: Sequence[str]) -> Setting:
-    return Setting(name="start mode", value=mode, why="; ".join([REPLACES[mode], *fallbacks]))
+    return Setting(
+        name="start mode", value=mode, why="; ".join([REPLACES[mode], *fallbacks])
+    )
 
 
 def _name(mode: StartMode, plan: LaunchPlan) -> str:
@@ -312,19 +360,22 @@ def _name(mode: StartMode, plan: LaunchPlan) -> str:
 
 
 def warm_root() -> Path:
-    """Where parents are that outlive a command: ``MMREPRO_WARM_DIR``, else below the cache."""
+    """Where parents are that outlive a command: ``MMREPRO_WARM_DIR``, else below the
+    cache."""
     given = os.environ.get(ROOT_VARIABLE)
     return Path(given).absolute() if given else cache_root() / "warm"
 
 
 def idle_seconds() -> float:
-    """``MMREPRO_WARM_IDLE``: seconds for which a parent waits for the next command; 0: it ends
-    with the one that made it. Raises UsageError."""
+    """``MMREPRO_WARM_IDLE``: seconds for which a parent waits for the next command; 0:
+    it ends with the one that made it. Raises UsageError."""
     text = os.environ.get(IDLE_VARIABLE, "") or "0"
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise UsageError(f"{IDLE_VARIABLE}={text!r} is no number of seconds.", hint="e.g. 300")
+        raise UsageError(
+            f"{IDLE_VARIABLE}={text!r} is no number of seconds.", hint="e.g. 300"
+        )
     return seconds

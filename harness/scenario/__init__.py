@@ -1,9 +1,14 @@
-"""What a failure is: the names that a scenario needs first; see ``mmrepro.scenario.more``."""
+"""What a failure is: the names that a scenario needs first; see
+``mmrepro.scenario.more``."""
 
 from typing import TYPE_CHECKING
 
 from mmrepro.base.records import Reference as Reference
-from mmrepro.failure.signature import Finding as Finding, Outcome as Outcome, Truth as Truth
+from mmrepro.failure.signature import (
+    Finding as Finding,
+    Outcome as Outcome,
+    Truth as Truth,
+)
 from mmrepro.failure.signature.decide import all_met as all_met
 from mmrepro.failure.signature.views import (
     Logs as Logs,
@@ -19,7 +24,10 @@ from mmrepro.scenario.common import (
     some_requests_fail as some_requests_fail,
     unmitigated as unmitigated,
 )
-from mmrepro.scenario.definition import Scenario as Scenario, with_variants as with_variants
+from mmrepro.scenario.definition import (
+    Scenario as Scenario,
+    with_variants as with_variants,
+)
 from mmrepro.scenario.parts import (
     Check as Check,
     Claim as Claim,
@@ -52,7 +60,8 @@ from mmrepro.traffic.evidence import (
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Raises ImportError for a name of ``more``; a submodule is found by the import itself."""
+        """Raises ImportError for a name of ``more``; a submodule is found by the import
+        itself."""
         from importlib.util import find_spec
 
         if not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:

@@ -1,9 +1,8 @@
 """Conditions that several scenarios share, each with its form for an observer.
 
-Every function returns what ``symptoms`` and ``causes`` take. ``more``: ``required``, ``live``,
-``reported``, ``id`` (see :class:`mmrepro.scenario.parts.Declared`). Checks for ``works_after``,
-claims and rows stand at the end.
-"""
+Every function returns what ``symptoms`` and ``causes`` take. ``more``: ``required``,
+``live``, ``reported``, ``id`` (see :class:`mmrepro.scenario.parts.Declared`). Checks
+for ``works_after``, claims and rows stand at the end."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -29,7 +28,7 @@ from mmrepro.traffic.evidence import Evidence
 Label = str | Callable[[Evidence], str]
 """Of a request, or a function that finds it."""
 
-# ------------------------------------------------------------------ hangs that look healthy
+# -------------------------------------------------------------- hangs that look healthy
 
 
 def not_answered(**more: Any) -> Declared:
@@ -38,13 +37,16 @@ def not_answered(**more: Any) -> Declared:
 
 
 def never_answered(label: str, statement: str = "", **more: Any) -> Declared:
-    """The request called ``label`` is neither refused nor answered; an observer's own is not."""
+    """The request called ``label`` is neither refused nor answered; an observer's own
+    is not."""
 
     def unanswered(requests: Requests) -> Finding:
         sent = requests.first(label)
         if not sent.timed_out:
             return Finding.of(False, f"{sent.status} {sent.error[:160]}".strip())
-        return Finding.of(True, f"no answer in {sent.latency_s:.1f} s{checks.usual(requests)}")
+        return Finding.of(
+            True, f"no answer in {sent.latency_s:.1f} s{checks.usual(requests)}"
+        )
 
     statement = statement or f"{label}: neither refused nor answered"
     more = {"id": "no-answer", "live": not_answered(), **more}
@@ -53,16 +55,22 @@ def never_answered(label: str, statement: str = "", **more: Any) -> Declared:
 
 def some_request_unanswered(**more: Any) -> Declared:
     """A request of the trigger is not answered, after others were."""
-    statement = "a request is not answered within a deadline many times the usual latency"
+    statement = (
+        "a request is not answered within a deadline many times the usual latency"
+    )
     return symptom(statement, checks.unanswered, **{"id": "no-answer", **more})
 
 
 def new_request_unanswered(**more: Any) -> Declared:
     statement = "a new text-only request is not answered either"
-    return symptom(statement, checks.probe_unanswered, **{"id": "no-answer-later", **more})
+    return symptom(
+        statement, checks.probe_unanswered, **{"id": "no-answer-later", **more}
+    )
 
 
-def endpoints_green(statement: str = "/health and /v1/models answer 200", **more: Any) -> Declared:
+def endpoints_green(
+    statement: str = "/health and /v1/models answer 200", **more: Any
+) -> Declared:
     return symptom(statement, checks.endpoints_green, **{"abnormal": False, **more})
 
 
@@ -86,12 +94,16 @@ def added_not_scheduled(**more: Any) -> Declared:
 
 def tokens_stand_still(**more: Any) -> Declared:
     statement = "counters of tokens stand still"
-    return symptom(statement, checks.tokens_stand_still, **{"id": "no-progress", **more})
+    return symptom(
+        statement, checks.tokens_stand_still, **{"id": "no-progress", **more}
+    )
 
 
 def no_progress(**more: Any) -> Declared:
     statement = "counters of finished requests and tokens stand still"
-    return symptom(statement, checks.no_progress, **{"live": tokens_stand_still(), **more})
+    return symptom(
+        statement, checks.no_progress, **{"live": tokens_stand_still(), **more}
+    )
 
 
 def core_burns_cpu(**more: Any) -> Declared:
@@ -103,11 +115,17 @@ def core_burns_cpu(**more: Any) -> Declared:
 
 def spins_in_user_space(**more: Any) -> Declared:
     statement = "EngineCore spins in user space instead of waiting in a system call"
-    return cause(statement, checks.spins_in_user_space, **{"id": "user-space-spin", **more})
+    return cause(
+        statement, checks.spins_in_user_space, **{"id": "user-space-spin", **more}
+    )
 
 
-def process_alive(statement: str = "EngineCore did not die of it", **more: Any) -> Declared:
-    return symptom(statement, checks.core_alive, **{"live": True, "abnormal": False, **more})
+def process_alive(
+    statement: str = "EngineCore did not die of it", **more: Any
+) -> Declared:
+    return symptom(
+        statement, checks.core_alive, **{"live": True, "abnormal": False, **more}
+    )
 
 
 def stands_in(*functions: str, **more: Any) -> Declared:
@@ -121,7 +139,9 @@ def stands_in(*functions: str, **more: Any) -> Declared:
 # ------------------------------------------------------------------ crashes
 
 
-def first_error(pattern: str, statement: str, part: Any = cause, **more: Any) -> Declared:
+def first_error(
+    pattern: str, statement: str, part: Any = cause, **more: Any
+) -> Declared:
     """The first exception of the core's process matches ``pattern``.
 
     ``part``: :func:`cause` or :func:`symptom`.
@@ -137,8 +157,9 @@ def first_error(pattern: str, statement: str, part: Any = cause, **more: Any) ->
 
 
 def dies_of(failing: Label, statement: str, **more: Any) -> tuple[Declared, ...]:
-    """A request takes the server down: it gets 500, and a new text after it is not answered
-    (:func:`crash.watch`). An observer sees that no process is the core, and the log's word."""
+    """A request takes the server down: it gets 500, and a new text after it is not
+    answered (:func:`crash.watch`). An observer sees that no process is the core, and
+    the log's word."""
 
     from mmrepro.failure.signature import crash, live_server
 
@@ -150,7 +171,9 @@ def dies_of(failing: Label, statement: str, **more: Any) -> tuple[Declared, ...]
         return live_server.core_is_dead(evidence, logs, engine.core_role, "engine-dead")
 
     died = "EngineCore is gone, and the API server says EngineDeadError"
-    live = symptom("EngineCore is gone, and the log says that it died", dead, id="core-died")
+    live = symptom(
+        "EngineCore is gone, and the log says that it died", dead, id="core-died"
+    )
     silent = "/health answers 503 from then on, every time"
     exits = {"required": False, **more}
     return (
@@ -179,21 +202,26 @@ def fails_in_server(*labels: str, **more: Any) -> Declared:
 
 
 def case_arrived(refused: Sequence[str], until: str) -> Declared:
-    """Of a case that was played as the trigger: its requests were sent as far as ``until``, and
-    those of ``refused`` were refused."""
+    """Of a case that was played as the trigger: its requests were sent as far as
+    ``until``, and those of ``refused`` were refused."""
 
     def arrived(requests: Requests) -> Finding:
         requests.first(until)
         taken = [r for r in refused if not 400 <= (requests.first(r).status or 0) < 500]
-        text = f"not refused: {', '.join(taken)}" if taken else f"sent as far as {until}"
+        text = (
+            f"not refused: {', '.join(taken)}" if taken else f"sent as far as {until}"
+        )
         return Finding.of(not taken, text)
 
     named = f", and {', '.join(refused)} refused" if refused else ""
-    return precondition(f"the case was sent as far as {until}{named}", arrived, id="case-arrived")
+    return precondition(
+        f"the case was sent as far as {until}{named}", arrived, id="case-arrived"
+    )
 
 
 def death_rows(failing: Label, reply: str = "", error: str = "") -> tuple[Row, ...]:
-    """The death as a user sees it; ``reply`` and ``error`` (its first) are the report's."""
+    """The death as a user sees it; ``reply`` and ``error`` (its first) are the
+    report's."""
     return (
         row(failing, "request-500", answered_row("gate: image"), reply),
         row("EngineCore", "core-died", "alive", "dies"),
@@ -204,12 +232,15 @@ def death_rows(failing: Label, reply: str = "", error: str = "") -> tuple[Row, .
 
 
 def in_log(statement: str, *patterns: str, part: Any = cause, **more: Any) -> Declared:
-    """The log holds lines of each of these patterns; the first one's name is the condition's id."""
+    """The log holds lines of each of these patterns; the first one's name is the
+    condition's id."""
 
     def logged(logs: Logs) -> Finding:
         counts = {pattern: logs.count(pattern) for pattern in patterns}
         text = ", ".join(f"{count} × {pattern}" for pattern, count in counts.items())
-        times = [f", first at {line.time}" for line in logs.lines(patterns[0]) if line.time]
+        times = [
+            f", first at {line.time}" for line in logs.lines(patterns[0]) if line.time
+        ]
         return Finding.of(all(counts.values()), text + "".join(times[:1]))
 
     declared: Declared = part(statement, logged, **{"id": patterns[0], **more})
@@ -220,9 +251,9 @@ def in_log(statement: str, *patterns: str, part: Any = cause, **more: Any) -> De
 
 
 def some_requests_fail(*given_up: str) -> tuple[Declared, ...]:
-    """For an observer: single requests get 500, the rest goes on. ``given_up``: patterns of lines
-    in which the engine tells of a request that it ended with an error, where streams fail as well:
-    they have answered 200 by then."""
+    """For an observer: single requests get 500, the rest goes on. ``given_up``:
+    patterns of lines in which the engine tells of a request that it ended with an
+    error, where streams fail as well: they have answered 200 by then."""
 
     from mmrepro.failure.signature import live_server
 
@@ -245,8 +276,9 @@ def some_requests_fail(*given_up: str) -> tuple[Declared, ...]:
 
 
 def every_request_fails(**more: Any) -> Declared:
-    """The engine's loop has ended behind a front that lives: 500 and above, or a completion that
-    ended in an error. A 4xx (a key, a rate limit) tells nothing of the engine."""
+    """The engine's loop has ended behind a front that lives: 500 and above, or a
+    completion that ended in an error. A 4xx (a key, a rate limit) tells nothing of the
+    engine."""
 
     from mmrepro.failure.signature import live_server
 
@@ -265,7 +297,9 @@ def answered(*labels: str) -> Check:
             bad = [r for r in requests.all(label) if not r.answered]
             if bad:
                 said = bad[0].status or "no answer"
-                return Finding.of(False, f"{bad[0].label}: {said} {bad[0].error[:120]}".rstrip())
+                return Finding.of(
+                    False, f"{bad[0].label}: {said} {bad[0].error[:120]}".rstrip()
+                )
         return Finding.of(True, f"{', '.join(labels)}: answered")
 
     return all_answered
@@ -285,8 +319,12 @@ def answered_alike(*labels: str) -> Check:
         if silent := [record for record in sent if not record.answered]:
             return Finding.of(False, f"{silent[0].label}: {silent[0].reply}")
         texts = sorted({record.text for record in sent})
-        ways = "all alike" if len(texts) == 1 else f"{len(texts)} different texts: {texts}"
-        return Finding.of(len(texts) == 1, f"{len(sent)} answers ({'; '.join(labels)}): {ways}")
+        ways = (
+            "all alike" if len(texts) == 1 else f"{len(texts)} different texts: {texts}"
+        )
+        return Finding.of(
+            len(texts) == 1, f"{len(sent)} answers ({'; '.join(labels)}): {ways}"
+        )
 
     return alike
 
@@ -296,9 +334,13 @@ def as_by_control(*labels: str) -> Check:
 
     def alike(requests: Requests) -> Finding:
         pairs = {label: requests.pair(label) for label in labels}
-        other = [label for label, (mine, right) in pairs.items() if mine.text != right.text]
+        other = [
+            label for label, (mine, right) in pairs.items() if mine.text != right.text
+        ]
         named = ", ".join(other) or "none"
-        return Finding.of(not other, f"answered otherwise than by the control server: {named}")
+        return Finding.of(
+            not other, f"answered otherwise than by the control server: {named}"
+        )
 
     return alike
 
@@ -322,11 +364,14 @@ def trigger_ended(requests: Requests) -> Finding:
     hung = next((r.label for r in sent if r.timed_out), "")
     if not sent:
         return Finding.unknown("the trigger sent no request")
-    return Finding.of(not hung, f"{hung} was not answered" if hung else "every request ended")
+    return Finding.of(
+        not hung, f"{hung} was not answered" if hung else "every request ended"
+    )
 
 
 def happened(check: Check) -> Check:
-    """``check``, where it is met; else unknown: that nothing failed then means nothing."""
+    """``check``, where it is met; else unknown: that nothing failed then means
+    nothing."""
 
     @wraps(check)
     def seen(*given: Any) -> Finding:
@@ -338,7 +383,7 @@ def happened(check: Check) -> Check:
     return seen
 
 
-# ------------------------------------------------------------------ for claims (``given``)
+# --------------------------------------------------------------- for claims (``given``)
 
 
 def changed(*names: str) -> Check:
@@ -359,7 +404,7 @@ def unchanged(name: str) -> Check:
     return kept
 
 
-# ------------------------------------------------------------------ for rows of the table
+# ---------------------------------------------------------------- for rows of the table
 
 
 def answered_row(label: str) -> Check:
@@ -374,8 +419,8 @@ def answered_row(label: str) -> Check:
 
 
 def idle_while_asked(requests: Requests, metrics: Metrics, engine: Engine) -> Finding:
-    """For a row of the table: an empty queue is abnormal while a request waits for its answer, and
-    normal otherwise."""
+    """For a row of the table: an empty queue is abnormal while a request waits for its
+    answer, and normal otherwise."""
     queue = checks.queue_empty(metrics, engine)
     hung = any(sent.timed_out for sent in requests.within("trigger"))
     return Finding.of((queue.truth is Truth.MET) == hung, queue.observed)
@@ -407,4 +452,6 @@ def usual_latency(requests: Requests) -> str:
 
 def unmitigated(facts: RunFacts) -> Finding:
     """For ``given`` of a claim: the run is the report's own, without a mitigation."""
-    return Finding.of(not facts.mitigations, ", ".join(sorted(facts.mitigations)) or "none")
+    return Finding.of(
+        not facts.mitigations, ", ".join(sorted(facts.mitigations)) or "none"
+    )

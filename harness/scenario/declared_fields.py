@@ -1,12 +1,14 @@
-"""Reads what a scenario's file declares, without running any of it. A program of its own.
+"""Reads what a scenario's file declares, without running any of it. A program of its
+own.
 
-It is started by :mod:`mmrepro.scenario.reading` as ``python -I -S declared_fields.py < FILE``, and
-prints one JSON document. Parsing alone can take all memory, or end the interpreter where a file is
-nested deep enough: hence a process of its own, with limits. It imports nothing of mmrepro.
+It is started by :mod:`mmrepro.scenario.reading` as ``python -I -S declared_fields.py <
+FILE``, and prints one JSON document. Parsing alone can take all memory, or end the
+interpreter where a file is nested deep enough: hence a process of its own, with limits.
+It imports nothing of mmrepro.
 
-Only what stands there literally is known: texts, numbers, tuples, names that are bound to those,
-f-strings of them, and the calls with which scenarios are written (``cure("name", "--option")``).
-"""
+Only what stands there literally is known: texts, numbers, tuples, names that are bound
+to those, f-strings of them, and the calls with which scenarios are written
+(``cure("name", "--option")``)."""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ GAP = "…"
 
 TEXTS = ("name", "engine", "release", "affected", "server", "variant")
 PARTS = {"preconditions": "precondition", "symptoms": "symptom", "causes": "cause"}
-"""Attributes of a scenario that hold conditions, and which part of the signature they are."""
+"""Attributes of a scenario that hold conditions, and which part of the signature they
+are."""
 
 
 class Unreadable(Exception):
@@ -49,7 +52,8 @@ class Called:
         self.name, self.positional, self.named = name, positional, named
 
     def text(self, at: int, *names: str) -> str:
-        """The argument at that position, or of one of those names; "": none that is a text."""
+        """The argument at that position, or of one of those names; "": none that is a
+        text."""
         values = [self.named[name] for name in names if name in self.named]
         values += self.positional[at : at + 1] if at >= 0 else []
         return next((value for value in values if isinstance(value, str)), "")
@@ -96,21 +100,29 @@ class DeclaredFile:
             return self._called(node, local, depth)
         raise Unknown
 
-    def value_or_none(self, node: ast.expr, local: dict[str, ast.expr], depth: int = 0) -> Any:
+    def value_or_none(
+        self, node: ast.expr, local: dict[str, ast.expr], depth: int = 0
+    ) -> Any:
         try:
             return self.value(node, local, depth)
         except Unknown:
             return None
 
-    def _items(self, nodes: list[ast.expr], local: dict[str, ast.expr], depth: int) -> list[Any]:
+    def _items(
+        self, nodes: list[ast.expr], local: dict[str, ast.expr], depth: int
+    ) -> list[Any]:
         values = []
         for node in nodes[:MOST_ITEMS]:
             starred = node.value if isinstance(node, ast.Starred) else None
             value = self.value_or_none(starred or node, local, depth + 1)
-            values += value if starred is not None and isinstance(value, list) else [value]
+            values += (
+                value if starred is not None and isinstance(value, list) else [value]
+            )
         return values[:MOST_ITEMS]
 
-    def _joined(self, node: ast.JoinedStr, local: dict[str, ast.expr], depth: int) -> str:
+    def _joined(
+        self, node: ast.JoinedStr, local: dict[str, ast.expr], depth: int
+    ) -> str:
         text = ""
         for part in node.values:
             inner = part.value if isinstance(part, ast.FormattedValue) else part
@@ -184,7 +196,8 @@ def bindings(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
 
 
 def scenario_classes(file: DeclaredFile) -> list[ast.ClassDef]:
-    """The classes of what is bound to SCENARIO, the default first. Raises Unreadable."""
+    """The classes of what is bound to SCENARIO, the default first. Raises
+    Unreadable."""
     bound = file.bound.get("SCENARIO")
     names = []
     if isinstance(bound, ast.Call):
@@ -216,7 +229,9 @@ def condition_of(called: Called, part: str, method: str = "") -> dict[str, Any]:
     """A condition as its declaration has it."""
     id_ = called.text(-1, "id") or method.replace("_", "-")
     statement = called.text(0, "statement")
-    if called.name not in PARTS.values():  # a function of a library writes the statement
+    if (
+        called.name not in PARTS.values()
+    ):  # a function of a library writes the statement
         statement = f"{called.name}({GAP})"
     return {
         "id": id_ or GAP,
@@ -245,7 +260,11 @@ def mitigation_of(called: Called) -> dict[str, str] | None:
 
 
 def reference_of(called: Any) -> dict[str, str] | None:
-    if not isinstance(called, Called) or called.name not in ("issue", "pull", "Reference"):
+    if not isinstance(called, Called) or called.name not in (
+        "issue",
+        "pull",
+        "Reference",
+    ):
         return None
     return {
         "kind": called.name,
@@ -288,7 +307,11 @@ class DeclaredClass:
 
     def calls(self, name: str) -> list[Called]:
         value = self.get(name)
-        return [one for one in value if isinstance(one, Called)] if isinstance(value, list) else []
+        return (
+            [one for one in value if isinstance(one, Called)]
+            if isinstance(value, list)
+            else []
+        )
 
     @property
     def docstrings(self) -> list[str]:
@@ -323,7 +346,11 @@ class DeclaredClass:
         devices = self.get("devices")
         references = self.get("references")
         mitigations = [mitigation_of(called) for called in self.calls("mitigations")]
-        found = [reference_of(one) for one in references] if isinstance(references, list) else []
+        found = (
+            [reference_of(one) for one in references]
+            if isinstance(references, list)
+            else []
+        )
         told["devices"] = [d for d in devices or () if isinstance(d, str)]
         told["failure_class"] = self.text("failure_class").lower().replace("_", "-")
         told["severity"] = self.text("severity").lower()

@@ -9,18 +9,18 @@ from mmrepro.traffic.evidence import Evidence
 SETTLED_S = 1.0
 """NVML's utilisation is of a span of up to a second that lies behind."""
 HELD = 0.95
-"""Share of the gate's memory that counts as held: a hung engine frees nothing; what the driver
-keeps for a context varies by a few MiB."""
+"""Share of the gate's memory that counts as held: a hung engine frees nothing; what the
+driver keeps for a context varies by a few MiB."""
 GIB = 1 << 30
 
 
 def gpu_idle(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Finding:
     """While a request waits, no reading of the engine's GPU is above 0 %.
 
-    Unknown, and never met: off a GPU; where no request waits (any idle server's GPU idles); where
-    it is not known which GPU is the engine's; with MIG, which tells no utilisation; where no
-    earlier reading was above 0 %, so that the same 0 % says nothing.
-    """
+    Unknown, and never met: off a GPU; where no request waits (any idle server's GPU
+    idles); where it is not known which GPU is the engine's; with MIG, which tells no
+    utilisation; where no earlier reading was above 0 %, so that the same 0 % says
+    nothing."""
     own, why = _engines(gpu, evidence, facts)
     if why:
         return Finding.unknown(why)
@@ -32,26 +32,36 @@ def gpu_idle(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Finding:
     if not waits:
         return Finding.unknown("no request waited: the GPU of any idle server idles")
     names = {str(device.index) for device in own}
-    series = [(p.mono, pct) for p in evidence.series for n, pct in p.gpu_pct.items() if n in names]
-    waiting = [pct for mono, pct in series if any(low <= mono <= high for low, high in waits)]
+    series = [
+        (p.mono, pct)
+        for p in evidence.series
+        for n, pct in p.gpu_pct.items()
+        if n in names
+    ]
+    waiting = [
+        pct for mono, pct in series if any(low <= mono <= high for low, high in waits)
+    ]
     waiting += [pct for device in own for pct in device.utilization_pct]
     if not waiting:
         return Finding.unknown("no reading of the GPU's utilisation (MIG tells none)")
     asked = min(r.sent.mono for r in evidence.requests_in("trigger"))
     before = max((pct for mono, pct in series if mono < asked), default=0.0)
     observed = (
-        f"at most {max(waiting):.0f} % in {len(waiting)} readings while a request waited, up to "
-        f"{before:.0f} % before"
+        f"at most {max(waiting):.0f} % in {len(waiting)} readings while a request "
+        f"waited, up to {before:.0f} % before"
     )
     if max(waiting) and (others := _others(own, evidence)):
         return Finding.unknown(f"{observed}; not the engine's alone: {others}")
     if not max(waiting) and not before:
-        return Finding.unknown(f"{observed}: no work was ever seen, so that 0 % says nothing")
+        return Finding.unknown(
+            f"{observed}: no work was ever seen, so that 0 % says nothing"
+        )
     return Finding.of(not max(waiting), observed)
 
 
 def gpu_memory_held(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Finding:
-    """The engine's processes hold as much of its GPU as in the gate, where they were well."""
+    """The engine's processes hold as much of its GPU as in the gate, where they were
+    well."""
     own, why = _engines(gpu, evidence, facts)
     if why:
         return Finding.unknown(why)
@@ -60,12 +70,16 @@ def gpu_memory_held(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Findin
     gate = [device for device in gates[-1] if device.index in names] if gates else []
     now, then = _held(own, evidence), _held(gate, evidence)
     if now is None or not then:
-        return Finding.unknown("the GPU's memory was not read in the gate and in the check")
+        return Finding.unknown(
+            "the GPU's memory was not read in the gate and in the check"
+        )
     text = f"{now / GIB:.2f} GiB held, {then / GIB:.2f} GiB in the gate"
     return Finding.of(now >= HELD * then, text)
 
 
-def _engines(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> tuple[list[GpuDevice], str]:
+def _engines(
+    gpu: GpuData, evidence: Evidence, facts: RunFacts
+) -> tuple[list[GpuDevice], str]:
     if facts.fidelity is not Fidelity.GPU:
         return [], f"the engine does not run on a GPU (fidelity: {facts.fidelity})"
     own = _own(gpu, evidence, facts)
@@ -73,8 +87,9 @@ def _engines(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> tuple[list[Gp
 
 
 def _own(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> list[GpuDevice]:
-    """The GPUs that a process of the server holds. Where the driver tells of no process at all (it
-    is asked from another PID namespace): what the run took, or the only one there is."""
+    """The GPUs that a process of the server holds. Where the driver tells of no process
+    at all (it is asked from another PID namespace): what the run took, or the only one
+    there is."""
     pids = _pids(evidence)
     held = gpu.held_by(pids)
     if held or any(device.processes for device in gpu.devices):
@@ -84,7 +99,8 @@ def _own(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> list[GpuDevice]:
 
 
 def _held(devices: list[GpuDevice], evidence: Evidence) -> int | None:
-    """Bytes that the server's processes hold there; where none is told, that all hold."""
+    """Bytes that the server's processes hold there; where none is told, that all
+    hold."""
     pids = _pids(evidence)
     total = 0
     for device in devices:
@@ -101,9 +117,13 @@ def _held(devices: list[GpuDevice], evidence: Evidence) -> int | None:
 def _others(devices: list[GpuDevice], evidence: Evidence) -> str:
     """Processes there that are not the server's and compute."""
     pids = _pids(evidence)
-    others = [p for d in devices for p in d.processes if p.pid not in pids and not p.graphics]
+    others = [
+        p for d in devices for p in d.processes if p.pid not in pids and not p.graphics
+    ]
     return ", ".join(p.name or f"process {p.pid}" for p in others)
 
 
 def _pids(evidence: Evidence) -> set[int]:
-    return {p.pid for _, data in evidence.results(ProcessesData) for p in data.processes}
+    return {
+        p.pid for _, data in evidence.results(ProcessesData) for p in data.processes
+    }

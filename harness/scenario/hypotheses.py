@@ -1,4 +1,5 @@
-"""For scenarios: what an ablation's table says of a hypothesis. Unknown where it does not tell."""
+"""For scenarios: what an ablation's table says of a hypothesis. Unknown where it does
+not tell."""
 
 from collections.abc import Collection
 
@@ -11,8 +12,11 @@ CURES = (FactorClass.NECESSARY, FactorClass.SUFFICIENT)
 UNCLEAR = (None, FactorClass.INCONCLUSIVE, FactorClass.OTHER, FactorClass.NOT_TESTED)
 
 
-def classed(ablation: Ablation, factor: str, classes: Collection[FactorClass]) -> Finding:
-    """Whether ``factor`` is in one of ``classes``; unknown unless its class was established."""
+def classed(
+    ablation: Ablation, factor: str, classes: Collection[FactorClass]
+) -> Finding:
+    """Whether ``factor`` is in one of ``classes``; unknown unless its class was
+    established."""
     found = ablation.factor(factor)
     if found is None:
         return Finding.unknown(f"{factor} was not among the factors")
@@ -27,7 +31,8 @@ def cures(ablation: Ablation, factor: str) -> Finding:
 
 
 def causes(ablation: Ablation, factor: str) -> Finding:
-    """Whether ``factor`` is the cause; unknown where it is one only together with others."""
+    """Whether ``factor`` is the cause; unknown where it is one only together with
+    others."""
     cured = cures(ablation, factor)
     part = classed(ablation, factor, (FactorClass.CONTRIBUTES,))
     return Finding.unknown(cured.observed) if part.truth is Truth.MET else cured
@@ -35,7 +40,9 @@ def causes(ablation: Ablation, factor: str) -> Finding:
 
 def matters(ablation: Ablation, factor: str) -> Finding:
     """Whether ``factor`` changes anything, be it only that the failure is hidden."""
-    return classed(ablation, factor, (*CURES, FactorClass.CONTRIBUTES, FactorClass.HIDES))
+    return classed(
+        ablation, factor, (*CURES, FactorClass.CONTRIBUTES, FactorClass.HIDES)
+    )
 
 
 def judged(declared: Hypothesis, ablation: Ablation, source: str) -> ClaimResult:
@@ -54,13 +61,15 @@ def judged(declared: Hypothesis, ablation: Ablation, source: str) -> ClaimResult
         text=declared.text,
         source=named(declared.source) or source,
         status=STATUS[finding.truth],
-        observed=f"{finding.observed}. {declared.note}" if declared.note else finding.observed,
+        observed=f"{finding.observed}. {declared.note}"
+        if declared.note
+        else finding.observed,
     )
 
 
 def takes_all(ablation: Ablation, *factors: str) -> Finding:
-    """Whether none of ``factors`` cures alone, and all of them do together; of one: whether it
-    cures."""
+    """Whether none of ``factors`` cures alone, and all of them do together; of one:
+    whether it cures."""
     if len(factors) == 1:
         return cures(ablation, factors[0])
     alone = [cures(ablation, name) for name in factors]

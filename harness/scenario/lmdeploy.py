@@ -1,4 +1,5 @@
-"""What LMDeploy's scenarios share: a small KV cache beside a larger one, and its witness."""
+"""What LMDeploy's scenarios share: a small KV cache beside a larger one, and its
+witness."""
 
 from __future__ import annotations
 
@@ -39,25 +40,31 @@ from mmrepro.traffic.reading import COMPLETIONS, Watch
 RELEASE = "0.6.4"
 """Of the report."""
 SMALL, BIG = Decimal("0.1"), Decimal("0.5")
-"""``--cache-max-entry-count`` of the run's own server and of the control server: the report's."""
+"""``--cache-max-entry-count`` of the run's own server and of the control server: the
+report's."""
 KV_BYTES, BLOCK_BYTES, VOCABULARY = 1_807_097_856, 8_388_608, 92_553
-"""What the report's GPU had left for the KV cache before the setting, and its model, InternVL2-8B.
-The first is solved from the report (``gpu_mem`` 903 548 928 with 0.5), to the byte: it confirms
-nothing of that number."""
-SOLVED = "the free memory was solved from the report's own gpu_mem, 903 548 928 B with 0.5"
+"""What the report's GPU had left for the KV cache before the setting, and its model,
+InternVL2-8B. The first is solved from the report (``gpu_mem`` 903 548 928 with 0.5), to
+the byte: it confirms nothing of that number."""
+SOLVED = (
+    "the free memory was solved from the report's own gpu_mem, 903 548 928 B with 0.5"
+)
 LOGGED_FREE_MB = 6784
-"""The same memory before the reserve, by the report's DEBUG line, cut to whole MiB: that, and not
-gpu_mem, is what its blocks and limits follow from."""
+"""The same memory before the reserve, by the report's DEBUG line, cut to whole MiB:
+that, and not gpu_mem, is what its blocks and limits follow from."""
 SCALE = 64
-"""The tiny models' blocks are that much smaller, and so is the memory: the same block counts."""
+"""The tiny models' blocks are that much smaller, and so is the memory: the same block
+counts."""
 CONTROL = "control server: "
 """Begins the labels of the control server's requests."""
 SHORT, ANSWER = "hi", 4
 LONG_DEADLINE_S = 240.0
 LIMIT_SOURCE = quote(
-    "lmdeploy/pytorch/engine/engine.py", "Engine._get_max_session_len",
-    "the longest prompt follows from the blocks", "max_tokens",
-)  # fmt: skip
+    "lmdeploy/pytorch/engine/engine.py",
+    "Engine._get_max_session_len",
+    "the longest prompt follows from the blocks",
+    "max_tokens",
+)
 FIX = pull("lmdeploy#2981", "the error as a finish reason (0.7.0)")
 
 # ------------------------------------------------------------------ the servers
@@ -66,32 +73,42 @@ FIX = pull("lmdeploy#2981", "the error as a finish reason (0.7.0)")
 def kv_plan(release: str, scale: int = SCALE) -> LmdeployPlan:
     """The run's memory and model in ``release``'s own arithmetic.
 
-    Releases keep different amounts back for the forward pass; what is left is the report's.
-    """
-    roomy = LmdeployPlan(release, 1 << 60, bytes_per_block=1, vocab_size=VOCABULARY // scale)
+    Releases keep different amounts back for the forward pass; what is left is the
+    report's."""
+    roomy = LmdeployPlan(
+        release, 1 << 60, bytes_per_block=1, vocab_size=VOCABULARY // scale
+    )
     free = KV_BYTES // scale + roomy.reserve(0.5)[0]
     return replace(roomy, free=free, bytes_per_block=BLOCK_BYTES // scale)
 
 
 def larger_setting(tokens: int, holds: str) -> tuple[Budget, Mitigation]:
-    """The smallest setting with two decimals that has room for ``tokens``, by arithmetic alone, and
-    the mitigation ``kv-budget``; ``holds``: the tokens in words."""
+    """The smallest setting with two decimals that has room for ``tokens``, by
+    arithmetic alone, and the mitigation ``kv-budget``; ``holds``: the tokens in
+    words."""
     best = smallest(kv_plan(RELEASE), tokens, decimals=2).setting
     assert best is not None, f"no setting holds {tokens} tokens"
     option = f"--cache-max-entry-count {best.setting}"
     description = (
-        f"{option}: the smallest setting with two decimals that holds {holds}, by `mmrepro "
-        f"kv-budget`: {best.blocks} blocks, {best.max_tokens} tokens"
+        f"{option}: the smallest setting with two decimals that holds {holds}, by "
+        f"`mmrepro kv-budget`: {best.blocks} blocks, {best.max_tokens} tokens"
     )
     return best, cure("kv-budget", option, description)
 
 
 async def ask(
-    drive: Drive, label: str, text: str = SHORT, tokens: int = ANSWER, *, stream: bool = False
+    drive: Drive,
+    label: str,
+    text: str = SHORT,
+    tokens: int = ANSWER,
+    *,
+    stream: bool = False,
 ) -> RequestRecord:
     """One request whose content is plain text: 0.6.4 takes no list for a text model."""
     extra = {"messages": [{"role": "user", "content": text}], "ignore_eos": True}
-    return await drive.chat(label, text=text, max_tokens=tokens, stream=stream, extra=extra)
+    return await drive.chat(
+        label, text=text, max_tokens=tokens, stream=stream, extra=extra
+    )
 
 
 async def complete(
@@ -112,7 +129,12 @@ async def complete(
         leave: the client goes away as soon as the request is written.
         fields: further ones of the body.
     """
-    body = {"model": drive.traffic.model, "prompt": prompt, "max_tokens": tokens, "stream": stream}
+    body = {
+        "model": drive.traffic.model,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "stream": stream,
+    }
     return await drive.traffic.send(
         label,
         json.dumps({**body, "temperature": 0, "ignore_eos": True, **fields}).encode(),
@@ -128,7 +150,8 @@ async def complete(
 async def reached(
     number: int, pieces: asyncio.Queue[int], answering: asyncio.Task[RequestRecord]
 ) -> int:
-    """Pieces of a watched answer by now: ``number`` of them or more, unless it has ended."""
+    """Pieces of a watched answer by now: ``number`` of them or more, unless it has
+    ended."""
     seen = 0
     while seen < number and not (answering.done() and pieces.empty()):
         with suppress(TimeoutError):
@@ -139,20 +162,23 @@ async def reached(
 
 
 def filling(tokens: int, short: RequestRecord) -> str:
-    """A text that makes a prompt of ``tokens``: what the chat template adds is in ``short``."""
+    """A text that makes a prompt of ``tokens``: what the chat template adds is in
+    ``short``."""
     template = (short.prompt_tokens or 0) - len(SHORT)
     return "7" * max(1, tokens - template)
 
 
 class SmallKvCache(Scenario):
-    """Requests that outgrow a small KV cache, and the same on a server with a larger one."""
+    """Requests that outgrow a small KV cache, and the same on a server with a larger
+    one."""
 
     engine, release = "lmdeploy", RELEASE
     model: ClassVar[TinyModel] = TinyText()
     max_model_len = 32768
     server = f"--cache-max-entry-count {SMALL} --max-batch-size 128"
     control_server = Control(
-        f"the same server with --cache-max-entry-count {BIG}", ("--cache-max-entry-count", str(BIG))
+        f"the same server with --cache-max-entry-count {BIG}",
+        ("--cache-max-entry-count", str(BIG)),
     )
     log_patterns = WITNESS_PATTERNS
     scale: ClassVar[int] = SCALE
@@ -168,20 +194,26 @@ class SmallKvCache(Scenario):
 
     @abstractmethod
     def asked(self, witness: Witness) -> int:
-        """Tokens that the trigger asked the cache to hold, as the engine counted them. Raises
+        """Tokens that the trigger asked the cache to hold, as the engine counted them.
+        Raises
         Missing: it did not get as far as the engine."""
 
     @precondition(
-        "the engine's blocks hold less than the trigger asks for", removed_by=("kv-budget",)
+        "the engine's blocks hold less than the trigger asks for",
+        removed_by=("kv-budget",),
     )
     def outgrows_cache(self, witness: Witness) -> Finding:
         sizing, asked = witness.sizing(), self.asked(witness)
-        limits = {request.limit for request in witness.requests()} | {sizing.max_session_len}
+        limits = {request.limit for request in witness.requests()} | {
+            sizing.max_session_len
+        }
         holds = f"{sizing.num_gpu_blocks:g} blocks of {sizing.block_size:g}"
         text = f"{asked} tokens; {holds} hold {sizing.max_session_len:g}"
         if len(limits) > 1 or not sizing.limit_adds_up:
             named = ", ".join(f"{limit:g}" for limit in sorted(limits))
-            return Finding.unknown(f"{asked} tokens; the limit {named} is not what {holds} give")
+            return Finding.unknown(
+                f"{asked} tokens; the limit {named} is not what {holds} give"
+            )
         return Finding.of(asked > sizing.max_session_len, text)
 
     def cause_remains(self, evidence: Evidence, facts: RunFacts) -> Finding:
@@ -207,8 +239,11 @@ class SmallKvCache(Scenario):
             await ask(drive, label)
 
     def gate_check(self, evidence: Evidence) -> Finding:
-        """The gate's requests, and before them those of the control server, were answered."""
-        control = guarded(answers.given(*(CONTROL + label for label in self.outgrowing)), evidence)
+        """The gate's requests, and before them those of the control server, were
+        answered."""
+        control = guarded(
+            answers.given(*(CONTROL + label for label in self.outgrowing)), evidence
+        )
         if control.truth is not Truth.MET:
             return Finding.of(False, control.observed)
         return super().gate_check(evidence)
@@ -224,7 +259,8 @@ def control_answers(label: str, what: str) -> Declared:
 
 @dataclass(frozen=True)
 class Sizing:
-    """How one server sized its KV cache, in LMDeploy's names; the first three are bytes."""
+    """How one server sized its KV cache, in LMDeploy's names; the first three are
+    bytes."""
 
     free: float
     runtime: float
@@ -243,7 +279,8 @@ class Sizing:
 
     @property
     def limit_adds_up(self) -> bool:
-        """Whether the longest prompt is these blocks' tokens: less one or two since 0.10.0."""
+        """Whether the longest prompt is these blocks' tokens: less one or two since
+        0.10.0."""
         fewer = self.num_gpu_blocks - self.num_reserved_gpu_blocks - 1
         lengths = (blocks * self.block_size for blocks in (self.num_gpu_blocks, fewer))
         return self.max_session_len in lengths
@@ -258,7 +295,8 @@ class Sizing:
 
 @dataclass(frozen=True)
 class Admission:
-    """A request as the engine took it: its tokens, the longest it takes, the answer's status."""
+    """A request as the engine took it: its tokens, the longest it takes, the answer's
+    status."""
 
     tokens: int
     limit: int
@@ -280,15 +318,21 @@ class Witness(View):
     observable = False
 
     def values(self, event: str, *phases: Phase) -> list[dict[str, Any]]:
-        """Oldest first, each with its line in the log; of the run's own server unless a phase is
-        given."""
+        """Oldest first, each with its line in the log; of the run's own server unless a
+        phase is given."""
         found = {}
         for _, data in self.evidence.results(LogsData, *phases):
             for line in data.matches.get(f"witness-{event}", ()):
                 with suppress(ValueError):  # a line that was cut or torn says nothing
-                    said = json.loads(line.text.partition(f"mmrepro-witness-{event} ")[2])
+                    said = json.loads(
+                        line.text.partition(f"mmrepro-witness-{event} ")[2]
+                    )
                     found[data.file, line.number] = said
-        return [said | {"line": at} for (_, at), said in found.items() if isinstance(said, dict)]
+        return [
+            said | {"line": at}
+            for (_, at), said in found.items()
+            if isinstance(said, dict)
+        ]
 
     def sizing(self, *phases: Phase) -> Sizing:
         """The last one. Raises Missing: not all of it was seen."""
@@ -307,7 +351,8 @@ class Witness(View):
         return Sizing(*numbers)
 
     def requests(self, least: int = 1) -> list[Admission]:
-        """Those of at least so many tokens, oldest first. Raises Missing: it saw none."""
+        """Those of at least so many tokens, oldest first. Raises Missing: it saw
+        none."""
         found = [
             Admission(
                 v["input_tokens"],
@@ -318,12 +363,14 @@ class Witness(View):
                 v["line"],
             )
             for v in self.values("request")
-            if isinstance(v.get("input_tokens"), int) and isinstance(v.get("max_input_len"), int)
+            if isinstance(v.get("input_tokens"), int)
+            and isinstance(v.get("max_input_len"), int)
         ]
         long = [request for request in found if request.tokens >= least]
         if not long:
             raise Missing(
-                f"no request of {least} tokens or more was seen; LMDeploy logs no lengths"
+                f"no request of {least} tokens or more was seen; LMDeploy logs no "
+                "lengths"
             )
         return long
 
@@ -331,27 +378,36 @@ class Witness(View):
         """How ``record`` reads, beside the longest prompt of the run's own server."""
         told = answers.grade(record)
         with suppress(Missing):
-            return answers.grade(record, self.sizing().max_session_len) if told.explained else told
+            return (
+                answers.grade(record, self.sizing().max_session_len)
+                if told.explained
+                else told
+            )
         return told
 
 
-# ------------------------------------------------------------------ the log of this server
+# --------------------------------------------------------------- the log of this server
 
 
 def since_start(logs: Logs, pattern: str) -> list[LogLine]:
-    """Lines of a named pattern since the engine sized its cache: older ones are another server's.
-    Of a server without a witness: all of them. Raises Missing as ``Logs.lines``."""
+    """Lines of a named pattern since the engine sized its cache: older ones are another
+    server's. Of a server without a witness: all of them. Raises Missing as
+    ``Logs.lines``."""
     began = _began(logs.evidence)
     return [line for line in logs.lines(pattern) if line.number > began]
 
 
 def first_error(logs: Logs) -> LogLine | None:
-    """The first line of an error since then, whatever it says; None: there is none, be it that the
-    log keeps them back."""
+    """The first line of an error since then, whatever it says; None: there is none, be
+    it that the log keeps them back."""
     began = _began(logs.evidence)
-    lines = (line for _, data in logs.evidence.results(LogsData) for line in data.errors)
+    lines = (
+        line for _, data in logs.evidence.results(LogsData) for line in data.errors
+    )
     return next((line for line in lines if line.number > began), None)
 
 
 def _began(evidence: Evidence) -> int:
-    return max((values["line"] for values in Witness(evidence).values("limit")), default=0)
+    return max(
+        (values["line"] for values in Witness(evidence).values("limit")), default=0
+    )

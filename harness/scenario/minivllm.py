@@ -1,4 +1,5 @@
-"""What scenarios of minivllm share: a fault that is switched on, and the same place put right."""
+"""What scenarios of minivllm share: a fault that is switched on, and the same place put
+right."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ class Switched(Scenario):
     def fault_said(self, logs: Logs) -> Finding:
         """The engine says so before it makes anything."""
         says = logs.search("fault-on", rf"\bfault {re.escape(self.variant)} is on\b")
-        return Finding.of(bool(says), f"minivllm runs with{'' if says else 'out'} that fault")
+        return Finding.of(
+            bool(says), f"minivllm runs with{'' if says else 'out'} that fault"
+        )
 
     def fault_off(self, requests: Requests, logs: Logs) -> Finding:
         on = self.fault_on(requests, logs)
@@ -78,35 +81,45 @@ ELSEWHERE = claim(
     "original",
     "the engine that the fault was borrowed from fails for this reason",
     "{origin}",
-    untested="minivllm is a teaching engine: what it does says nothing of another one{real}",
+    untested=(
+        "minivllm is a teaching engine: what it does says nothing of another one{real}"
+    ),
 )
 
 
 def admitted(requests: Requests, logs: Logs) -> list[tuple[RequestRecord, int]]:
-    """What the engine took in, in order, and the tokens that it counted of each: it logs a line for
-    every request that it does not refuse.
+    """What the engine took in, in order, and the tokens that it counted of each: it
+    logs a line for every request that it does not refuse.
 
-    Raises:
-        Missing: the log tells of none, or counts other tokens than an answer has: it is not the log
+    Raises: Missing: the log tells of none, or counts other tokens than an answer has:
+        it is not the log
             of these requests.
     """
-    taken = [r for r in requests.within("gate", "trigger") if r.status in (200, 500) or r.timed_out]
+    taken = [
+        r
+        for r in requests.within("gate", "trigger")
+        if r.status in (200, 500) or r.timed_out
+    ]
     lines = logs.search("added-request", r"Added request \S+: (\d+) tokens")
     found = [(r, int(line[1])) for r, line in zip(taken, lines, strict=False)]
     for sent, tokens in found:
         if sent.prompt_tokens not in (None, tokens):
             said = f"{tokens} tokens, its answer {sent.prompt_tokens}"
-            raise Missing(f"{sent.label}: the log counts {said}: not the log of these requests")
+            raise Missing(
+                f"{sent.label}: the log counts {said}: not the log of these requests"
+            )
     if not found:
         raise Missing("the log tells of no request that the engine took in")
     return found
 
 
 def counted(requests: Requests, logs: Logs, label: str) -> int:
-    """Tokens of the prompt of the request called ``label``, as the engine counts them. Raises
-    Missing."""
+    """Tokens of the prompt of the request called ``label``, as the engine counts them.
+    Raises Missing."""
     requests.first(label)
-    tokens = {sent.label: tokens for sent, tokens in admitted(requests, logs)}.get(label)
+    tokens = {sent.label: tokens for sent, tokens in admitted(requests, logs)}.get(
+        label
+    )
     if tokens is None:
         raise Missing(f"the log does not show that the engine took in {label}")
     return tokens
@@ -127,8 +140,8 @@ def in_last_block(tokens: int, size: int) -> int:
 
 
 class MinivllmFault(Switched):
-    """One of minivllm's faults. A variant is called as its switch; ``server`` is what it needs
-    besides."""
+    """One of minivllm's faults. A variant is called as its switch; ``server`` is what
+    it needs besides."""
 
     engine, release, affected = "minivllm", "0.1", ">=0.1"
     upstream = Upstream(UpstreamState.PLANTED)
@@ -173,12 +186,18 @@ class MinivllmFault(Switched):
         if exposed.truth is not Truth.MET:
             return exposed
         if not facts.command:
-            return Finding.unknown("the command line, where the fault would stand, cannot be seen")
+            return Finding.unknown(
+                "the command line, where the fault would stand, cannot be seen"
+            )
         fault = self.variant
         on = facts.has(("--fault", fault)) or facts.has((f"--fault={fault}",))
         if on and facts.option("--fault-probability") is not None:
-            return Finding.unknown("whether the fault is on was left to chance: its log tells")
-        return Finding.of(on, f"the server runs with{'' if on else 'out'} --fault {fault}")
+            return Finding.unknown(
+                "whether the fault is on was left to chance: its log tells"
+            )
+        return Finding.of(
+            on, f"the server runs with{'' if on else 'out'} --fault {fault}"
+        )
 
     def cause_remains(self, evidence: Evidence, facts: RunFacts) -> Finding:
         """A ``fix`` that the engine does not confirm has taken no cause away."""
@@ -189,7 +208,8 @@ class MinivllmFault(Switched):
         return remains if off.truth is Truth.MET else Finding.unknown(off.observed)
 
     def symptom_rows(self, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
-        """A row for each request of the trigger that was sent, then what ``rows`` declares."""
+        """A row for each request of the trigger that was sent, then what ``rows``
+        declares."""
         sent: dict[str, RequestRecord] = {}
         for record in evidence.requests_in("trigger"):
             if record.label not in self.summed_up:
@@ -209,7 +229,7 @@ class MinivllmFault(Switched):
 
 
 def place(name: str) -> str:
-    """The pattern of a traceback's frame, from ``images.py:warm_up``; of a file that does not
-    parse, which has no function, from ``images.py``."""
+    """The pattern of a traceback's frame, from ``images.py:warm_up``; of a file that
+    does not parse, which has no function, from ``images.py``."""
     file, _, function = name.partition(":")
     return rf'{re.escape(file)}", line \d+' + (f", in {function}" if function else "$")

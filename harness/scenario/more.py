@@ -1,15 +1,22 @@
 """What scenarios may use besides the names of ``mmrepro.scenario``.
 
-A name is imported when it is asked for: a scenario loads what it uses, not what it could use.
-"""
+A name is imported when it is asked for: a scenario loads what it uses, not what it
+could use."""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mmrepro.base.records import Fidelity as Fidelity, Setting as Setting, StandIn as StandIn
+    from mmrepro.base.records import (
+        Fidelity as Fidelity,
+        Setting as Setting,
+        StandIn as StandIn,
+    )
     from mmrepro.engines import Engine as Engine
     from mmrepro.engines.base import Mitigation as Mitigation, Patch as Patch
-    from mmrepro.engines.models import TinyModel as TinyModel, TinyQwen2VL as TinyQwen2VL
+    from mmrepro.engines.models import (
+        TinyModel as TinyModel,
+        TinyQwen2VL as TinyQwen2VL,
+    )
     from mmrepro.engines.models.qwen import TinyQwen3 as TinyQwen3
     from mmrepro.engines.models.tiny import (
         TINY as TINY,
@@ -94,7 +101,10 @@ if TYPE_CHECKING:
         unchanged as unchanged,
         usual_latency as usual_latency,
     )
-    from mmrepro.scenario.gpu import gpu_idle as gpu_idle, gpu_memory_held as gpu_memory_held
+    from mmrepro.scenario.gpu import (
+        gpu_idle as gpu_idle,
+        gpu_memory_held as gpu_memory_held,
+    )
     from mmrepro.scenario.parts import (
         REFUSED as REFUSED,
         Declared as Declared,
@@ -117,7 +127,10 @@ else:
 
     _NODES = ast.walk(ast.parse(Path(__file__).read_bytes()))
     _NAMED = [
-        (n.module, a.asname) for n in _NODES if isinstance(n, ast.ImportFrom) for a in n.names
+        (n.module, a.asname)
+        for n in _NODES
+        if isinstance(n, ast.ImportFrom)
+        for a in n.names
     ]
     _HOMES = {name: module for module, name in _NAMED if name}
     __all__ = [*_HOMES]
@@ -126,5 +139,7 @@ else:
         """Import ``name`` from where the statements above say that it is."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(__import__(_HOMES[name], fromlist=[name]), name)
+        value = globals()[name] = getattr(
+            __import__(_HOMES[name], fromlist=[name]), name
+        )
         return value

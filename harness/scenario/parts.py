@@ -1,6 +1,5 @@
-"""What a scenario is declared with, how bad it is and what its engine's project says of it, and the
-facts that its checks may ask for.
-"""
+"""What a scenario is declared with, how bad it is and what its engine's project says of
+it, and the facts that its checks may ask for."""
 
 from __future__ import annotations
 
@@ -25,8 +24,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 Check = Callable[..., Finding]
-"""Parameters by type: Evidence, a view of it (Requests, Logs, …), a probe's data (StacksData, …;
-of the check, the last one), RunFacts, Engine. One without a type gets the Evidence."""
+"""Parameters by type: Evidence, a view of it (Requests, Logs, …), a probe's data
+(StacksData, …; of the check, the last one), RunFacts, Engine. One without a type gets
+the Evidence."""
 Many = tuple[str | Check, ...]
 """Ids of conditions, and checks."""
 
@@ -49,7 +49,7 @@ REFUSED: Final = "refused-at-start"
 OPPOSITE: Final = {Truth.MET: Truth.NOT_MET, Truth.NOT_MET: Truth.MET}
 
 
-# ------------------------------------------------------------------ references and cures
+# ----------------------------------------------------------------- references and cures
 
 
 def issue(name: str, title: str, note: str = "") -> Reference:
@@ -59,14 +59,17 @@ def issue(name: str, title: str, note: str = "") -> Reference:
 
 def pull(name: str, title: str, note: str = "", *, release: str = "") -> Reference:
     """A pull request; ``release``: the first one that has it."""
-    return _reference(name, title, "pull", note or (f"the fix, in {release}" if release else ""))
+    return _reference(
+        name, title, "pull", note or (f"the fix, in {release}" if release else "")
+    )
 
 
 def _reference(name: str, title: str, kind: str, note: str) -> Reference:
     project, mark, number = name.partition("#")
     if not mark or not number.isdigit() or project not in PROJECTS:
         raise BrokenScenario(
-            f"{name!r} names no issue.", hint=f"e.g. vllm#26223; projects: {', '.join(PROJECTS)}"
+            f"{name!r} names no issue.",
+            hint=f"e.g. vllm#26223; projects: {', '.join(PROJECTS)}",
         )
     url = f"https://github.com/{PROJECTS[project]}/{kind}/{number}"
     return Reference(id=name, title=title, url=url, note=note)
@@ -86,7 +89,8 @@ class SourceRef:
 
 
 def quote(file: str, definition: str, note: str, *marks: str) -> SourceRef:
-    """A definition of the installed engine for the report; lines that hold a mark stand out."""
+    """A definition of the installed engine for the report; lines that hold a mark stand
+    out."""
     return SourceRef(file=file, qualname=definition, note=note, highlight=marks)
 
 
@@ -98,7 +102,8 @@ def cure(
     patch: Patch | None = None,
     effective_on: str = "",
 ) -> Mitigation:
-    """Options of the server, or a patch, that are said to help on releases ``effective_on``."""
+    """Options of the server, or a patch, that are said to help on releases
+    ``effective_on``."""
     return Mitigation(
         name=name,
         description=description or server,
@@ -111,37 +116,40 @@ def cure(
 def upgrade(release: str, description: str = "") -> Mitigation:
     """Another release, said to be free of it."""
     return Mitigation(
-        name="release", description=description or f"upgrade to {release}", release=release
+        name="release",
+        description=description or f"upgrade to {release}",
+        release=release,
     )
 
 
-# ------------------------------------------------------------------ factors and the control server
+# ------------------------------------------------------- factors and the control server
 
 
 def _untold() -> Finding:
-    return Finding.unknown("the scenario does not say what shows that the flip took effect")
+    return Finding.unknown(
+        "the scenario does not say what shows that the flip took effect"
+    )
 
 
 @dataclass(frozen=True)
 class Factor:
     """One thing that may or may not matter: ``mmrepro ablate`` flips it and looks.
 
-    The failing baseline is the scenario as it is; a flip adds what is given here, after the
-    scenario's own options (in argparse the last one wins). Where two flipped factors set the same
-    option, the one declared later wins. What the traffic does differently is the scenario's to do:
-    it finds the names of the flipped factors in ``Drive.flips`` and ``RunFacts.flips``.
+    The failing baseline is the scenario as it is; a flip adds what is given here, after
+    the scenario's own options (in argparse the last one wins). Where two flipped
+    factors set the same option, the one declared later wins. What the traffic does
+    differently is the scenario's to do: it finds the names of the flipped factors in
+    ``Drive.flips`` and ``RunFacts.flips``.
 
-    Attributes:
-        description: what it is, in a sentence.
-        failing: its setting in the failing baseline, as the tables print it.
-        cure: its other setting, as the tables print it; "" means ``server_args`` and ``env``.
-        server_args: options that the flip adds to the server's command line.
-        env: variables that the flip adds to the server's environment.
-        patch: code that the flip puts in front of the engine's modules.
-        claim: what is said of it, and by whom; for the report.
-        took_effect: a check, met where the evidence of a flipped run shows that the flip took
-            effect: what the engine says of its configuration, say, and not the options that it was
-            given. Without that an ablation says nothing of the factor.
+    Attributes: description: what it is, in a sentence. failing: its setting in the
+        failing baseline, as the tables print it. cure: its other setting, as the tables
+        print it; "" means ``server_args`` and ``env``. server_args: options that the
+        flip adds to the server's command line. env: variables that the flip adds to the
+        server's environment. patch: code that the flip puts in front of the engine's
+        modules. claim: what is said of it, and by whom; for the report. took_effect: a
+        check, met where the evidence of a flipped run shows that the flip took
+            effect: what the engine says of its configuration, say, and not the options
+            that it was given. Without that an ablation says nothing of the factor.
     """
 
     name: str
@@ -174,10 +182,11 @@ class Factor:
 
 @dataclass(frozen=True)
 class Control:
-    """A second server, the same but for its options, that shows what the run's own one should do.
+    """A second server, the same but for its options, that shows what the run's own one
+    should do.
 
-    It is started first, gets its requests (``Scenario.control``), and has ended before the run's
-    own server starts. Mitigations and flips are not applied to it.
+    It is started first, gets its requests (``Scenario.control``), and has ended before
+    the run's own server starts. Mitigations and flips are not applied to it.
 
     Attributes:
         description: in what it differs, in a sentence.
@@ -204,7 +213,8 @@ class RunFacts:
     gpus: frozenset[int] = frozenset()
     """Numbers of the GPUs that the run took, by PCI bus."""
     run: Run | None = None
-    """What the run says of itself; its evidence is held against that. None: made-up evidence."""
+    """What the run says of itself; its evidence is held against that. None: made-up
+    evidence."""
     misfit: str = ""
     """What a source tree asked of another release's compiled files in vain."""
 
@@ -237,7 +247,8 @@ class LiveFacts:
         return any(self.command[i : i + width] == arguments for i in starts)
 
     def option(self, name: str) -> str | None:
-        """Value of ``--name VALUE`` or ``--name=VALUE``, the last one; None: not given."""
+        """Value of ``--name VALUE`` or ``--name=VALUE``, the last one; None: not
+        given."""
         found = None
         for index, word in enumerate(self.command):
             if word == name and index + 1 < len(self.command):
@@ -254,17 +265,17 @@ class LiveFacts:
 class Declared:
     """A condition before it is bound to a run.
 
-    Attributes:
-        statement: ``{name}`` in it is the scenario's attribute called so.
-        check: see :data:`Check`; None: the method that it decorates.
-        required: False: shown, never decisive.
-        live: the same on a live server that is only looked at; True: as it is; "optional": but not
-            required; False: nothing; None: as it is where an observer has all that ``check`` asks
-            for.
+    Attributes: statement: ``{name}`` in it is the scenario's attribute called so.
+        check: see :data:`Check`; None: the method that it decorates. required: False:
+        shown, never decisive. live: the same on a live server that is only looked at;
+        True: as it is; "optional": but not
+            required; False: nothing; None: as it is where an observer has all that
+            ``check`` asks for.
         reported: what the original report says of it, for the table of symptoms.
-        abnormal: whether "met" is the abnormal case, for that table; that other requests are
-            answered, say, is not.
-        removed_by: of a precondition, names of the mitigations and factors that take it away.
+        abnormal: whether "met" is the abnormal case, for that table; that other
+            requests are answered, say, is not.
+        removed_by: of a precondition, names of the mitigations and factors that take it
+            away.
     """
 
     id: str
@@ -283,11 +294,12 @@ TAG: Final = "__mmrepro__"
 
 @dataclass(frozen=True)
 class Declaring:
-    """Declares conditions of one part: ``@symptom("…")`` above a method, or with the check given.
+    """Declares conditions of one part: ``@symptom("…")`` above a method, or with the
+    check given.
 
     A condition's id is the method's name, with dashes; ``id=…`` says otherwise. Further
-    arguments: ``required``, ``live``, ``reported``, ``abnormal`` (see :class:`Declared`).
-    """
+    arguments: ``required``, ``live``, ``reported``, ``abnormal`` (see
+    :class:`Declared`)."""
 
     part: Part
     live: bool | None = None
@@ -300,8 +312,12 @@ class Declaring:
         more = {"live": self.live, **more}
 
         def declared(named_by: object) -> Declared:
-            name = getattr(named_by, "__name__", "condition").strip("_").replace("_", "-")
-            return Declared(more.pop("id", "") or name, self.part, statement, check, **more)
+            name = (
+                getattr(named_by, "__name__", "condition").strip("_").replace("_", "-")
+            )
+            return Declared(
+                more.pop("id", "") or name, self.part, statement, check, **more
+            )
 
         def tag(method: F) -> F:
             setattr(method, TAG, declared(method))
@@ -312,9 +328,9 @@ class Declaring:
 
 symptom, cause = Declaring("symptom"), Declaring("cause")
 precondition = Declaring("precondition", live=False)
-"""What is there once the trigger came as far as the failure needs it. Without it, that nothing
-failed means nothing: the verdict is inconclusive. ``removed_by``: mitigations and factors whose
-purpose it is to take it away. Live observers have none."""
+"""What is there once the trigger came as far as the failure needs it. Without it, that
+nothing failed means nothing: the verdict is inconclusive. ``removed_by``: mitigations
+and factors whose purpose it is to take it away. Live observers have none."""
 
 
 # ------------------------------------------------------------------ rows and claims
@@ -324,9 +340,8 @@ purpose it is to take it away. Live observers have none."""
 class Row:
     """A row of the table of symptoms.
 
-    Attributes:
-        by: id of the condition that tells, or a check.
-        name, healthy: of what it tells, and what that is otherwise; a function is called with what
+    Attributes: by: id of the condition that tells, or a check. name, healthy: of what
+        it tells, and what that is otherwise; a function is called with what
             it asks for, as a check is: of what a check finds, what it observed is told.
         abnormal_if: whether "met" is the abnormal case; None: it is neither.
     """
@@ -345,13 +360,13 @@ row = Row
 class Claim:
     """A statement of the original report, judged by conditions of this run.
 
-    ``{name}`` in text, source, ``otherwise`` or ``untested`` is the scenario's attribute called so.
-    As the id of a condition "symptom" and "cause" stand for all required ones of that part, and
-    "arrived" for the gate and the preconditions: the trigger was seen to arrive.
+    ``{name}`` in text, source, ``otherwise`` or ``untested`` is the scenario's
+    attribute called so. As the id of a condition "symptom" and "cause" stand for all
+    required ones of that part, and "arrived" for the gate and the preconditions: the
+    trigger was seen to arrive.
 
-    Attributes:
-        source: where it is made; "": in the scenario's first reference.
-        by: ids of conditions, or checks: all met confirms it, one not met refutes it. Nothing:
+    Attributes: source: where it is made; "": in the scenario's first reference. by: ids
+        of conditions, or checks: all met confirms it, one not met refutes it. Nothing:
             the method that it decorates.
         given: ids of conditions, or checks, without which the run tests nothing of it;
             ``otherwise``: what is said then, before what was observed.
@@ -360,11 +375,11 @@ class Claim:
         untested: why it cannot be tested at all.
         note: stands behind what was observed, if it was tested.
         refuted: what is met refutes it, and what is not met confirms it.
-        solved: what of the run was solved from the report's own numbers. What agrees with them is
-            then consistent with it and confirms nothing.
-        cured: what speaks against it does so with a mitigation or flip on as well. Else a run whose
-            failure did not show, because of that, refutes nothing, unless ``given`` asks for the
-            change (``common.changed``).
+        solved: what of the run was solved from the report's own numbers. What agrees
+            with them is then consistent with it and confirms nothing.
+        cured: what speaks against it does so with a mitigation or flip on as well. Else
+            a run whose failure did not show, because of that, refutes nothing, unless
+            ``given`` asks for the change (``common.changed``).
     """
 
     id: str
@@ -395,12 +410,11 @@ claim = Claim
 class Hypothesis:
     """An explanation or a cure that was offered, for the table of an ablation to judge.
 
-    Attributes:
-        source: where it is made; "": in the scenario's first reference.
-        matters, causes: name of the factor that is said to change anything, or to be the cause.
-        cures: names of the factors that are said to cure; of several: all together, none alone.
-        untested: why the table cannot tell.
-        note: stands behind what the table says.
+    Attributes: source: where it is made; "": in the scenario's first reference.
+        matters, causes: name of the factor that is said to change anything, or to be
+        the cause. cures: names of the factors that are said to cure; of several: all
+        together, none alone. untested: why the table cannot tell. note: stands behind
+        what the table says.
     """
 
     id: str
@@ -429,7 +443,8 @@ def many(of: str | Many | Check) -> Many:
 
 @cache  # asked several times of each scenario, and looks through all that it inherits
 def tagged(cls: type, kind: type[T]) -> Mapping[str, T]:
-    """Tags of a kind that the methods of ``cls`` and its bases have, by name, the bases' first.
+    """Tags of a kind that the methods of ``cls`` and its bases have, by name, the
+    bases' first.
 
     A method that overrides one keeps its tag.
     """
@@ -458,20 +473,27 @@ class FailureClass(StrEnum):
 
 SEES: Final = {
     FailureClass.SILENT_HANG: "no answer and no error, with health checks green",
-    FailureClass.ENGINE_DEATH: "one request ends the engine, or its loop behind a living front",
-    FailureClass.REQUESTS_FAIL: "the server lives on, and valid requests end with an error",
+    FailureClass.ENGINE_DEATH: (
+        "one request ends the engine, or its loop behind a living front"
+    ),
+    FailureClass.REQUESTS_FAIL: (
+        "the server lives on, and valid requests end with an error"
+    ),
     FailureClass.WRONG_ANSWERS: "200, and not the answer to what was asked",
-    FailureClass.WORK_SURVIVES_CLIENT: "the client has gone, and what it asked for goes on",
+    FailureClass.WORK_SURVIVES_CLIENT: (
+        "the client has gone, and what it asked for goes on"
+    ),
     FailureClass.MEMORY_GROWS: "what the server holds grows with every request",
-    FailureClass.NEVER_FITS: "a request that can never be served is taken, or refused in words "
-    "that do not say so",
+    FailureClass.NEVER_FITS: "a request that can never be served is taken, or refused "
+    "in words that do not say so",
     FailureClass.METRICS_LIE: "what the server tells of itself is wrong",
     FailureClass.START_FAILURE: "the server does not start",
 }
 
 
 class Severity(StrEnum):
-    """Whom one such request harms, the worst first; :data:`HARMS` says it in a sentence."""
+    """Whom one such request harms, the worst first; :data:`HARMS` says it in a
+    sentence."""
 
     CRITICAL = "critical"
     HIGH = "high"
@@ -480,9 +502,11 @@ class Severity(StrEnum):
 
 
 HARMS: Final = {
-    Severity.CRITICAL: "all users until somebody starts the server again; or one is silently "
-    "answered wrongly",
-    Severity.HIGH: "other requests than the one that did it, or some kinds of requests for good",
+    Severity.CRITICAL: "all users until somebody starts the server again; or one is "
+    "silently answered wrongly",
+    Severity.HIGH: (
+        "other requests than the one that did it, or some kinds of requests for good"
+    ),
     Severity.MEDIUM: "the request that did it, alone",
     Severity.LOW: "nobody's answer",
 }
@@ -511,7 +535,8 @@ class UpstreamState(StrEnum):
 
 @dataclass(frozen=True)
 class Upstream:
-    """What the project says of a failure, as it was looked up; never what a run here showed.
+    """What the project says of a failure, as it was looked up; never what a run here
+    showed.
 
     Attributes:
         source: where it says so.
@@ -529,7 +554,11 @@ class Upstream:
     @property
     def words(self) -> str:
         """Without the source: ``fixed in 0.24.0``."""
-        told = f"{self.state.words} in {self.release}" if self.release else self.state.words
+        told = (
+            f"{self.state.words} in {self.release}"
+            if self.release
+            else self.state.words
+        )
         return f"{told} ({self.note})" if self.note else told
 
 

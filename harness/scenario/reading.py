@@ -1,8 +1,7 @@
 """What a scenario's file declares, read without running it.
 
-Another process parses it (:mod:`mmrepro.scenario.declared_fields`), within limits of time and
-memory; here its answer is taken as data.
-"""
+Another process parses it (:mod:`mmrepro.scenario.declared_fields`), within limits of
+time and memory; here its answer is taken as data."""
 
 from __future__ import annotations
 
@@ -64,7 +63,8 @@ class DeclaredUpstream(Record):
 
 
 class DeclaredScenario(Record):
-    """The fields of a scenario as its file has them; "" or []: not there, or only a run tells."""
+    """The fields of a scenario as its file has them; "" or []: not there, or only a run
+    tells."""
 
     name: str
     engine: str
@@ -116,7 +116,9 @@ class DeclaredScenario(Record):
             words += f" in {self.upstream.release}"
         if self.upstream.source is not None:
             words += f": {self.upstream.source.id}"
-        return f"{words} ({self.upstream.looked_up})" if self.upstream.looked_up else words
+        return (
+            f"{words} ({self.upstream.looked_up})" if self.upstream.looked_up else words
+        )
 
     @property
     def row(self) -> tuple[str, ...]:
@@ -130,9 +132,8 @@ class DeclaredScenario(Record):
 def read_declared(name: str) -> DeclaredScenario:
     """What the file ``name`` declares. Nothing of it is run.
 
-    Raises:
-        UnknownScenario: there is no such file.
-        BrokenScenario: it is no Python that can be parsed within the limits, or has no scenario.
+    Raises: UnknownScenario: there is no such file. BrokenScenario: it is no Python that
+        can be parsed within the limits, or has no scenario.
     """
     path = Path(name)
     if not is_file(path):
@@ -140,7 +141,9 @@ def read_declared(name: str) -> DeclaredScenario:
     try:
         source = read_file(path, MOST_BYTES)
     except OSError as error:
-        raise BrokenScenario(f"{path} cannot be loaded: {error.strerror or error}.") from error
+        raise BrokenScenario(
+            f"{path} cannot be loaded: {error.strerror or error}."
+        ) from error
     told = _parsed(path, source)
     if unreadable := told.get("unreadable"):
         raise BrokenScenario(
@@ -150,7 +153,9 @@ def read_declared(name: str) -> DeclaredScenario:
     try:
         fields = DeclaredScenario.model_validate(told.get("fields"))
     except ValidationError as error:
-        raise BrokenScenario(f"{path} declares no scenario that can be shown.") from error
+        raise BrokenScenario(
+            f"{path} declares no scenario that can be shown."
+        ) from error
     fields.engine = fields.engine or Scenario.engine
     fields.devices = fields.devices or list(ON)
     fields.affected = _range(fields.affected)
@@ -162,18 +167,30 @@ def _parsed(path: Path, source: bytes) -> dict[str, Any]:
     command = [sys.executable, "-I", "-S", "-B", str(Path(declared_fields.__file__))]
     try:
         ended = subprocess.run(
-            command, input=source, capture_output=True, timeout=TIMEOUT_S, env={}, check=False
+            command,
+            input=source,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            env={},
+            check=False,
         )
         told = json.loads(ended.stdout)
     except subprocess.TimeoutExpired:
-        raise BrokenScenario(f"{path} was not parsed within {TIMEOUT_S:.0f} s.") from None
-    except ValueError:  # it was ended: by a limit, or by a depth that Python's parser cannot bear
-        raise BrokenScenario(f"{path} cannot be parsed: it is too large or too deep.") from None
+        raise BrokenScenario(
+            f"{path} was not parsed within {TIMEOUT_S:.0f} s."
+        ) from None
+    except (
+        ValueError
+    ):  # it was ended: by a limit, or by a depth that Python's parser cannot bear
+        raise BrokenScenario(
+            f"{path} cannot be parsed: it is too large or too deep."
+        ) from None
     return told if isinstance(told, dict) else {}
 
 
 def _range(affected: str) -> str:
-    """The affected releases, lower bound first; as they are written, if that is no range."""
+    """The affected releases, lower bound first; as they are written, if that is no
+    range."""
     try:
         parts = str(SpecifierSet(affected)).split(",")
     except InvalidSpecifier:

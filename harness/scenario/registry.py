@@ -1,8 +1,8 @@
 """Finding scenarios: built in, by entry point ``mmrepro.scenarios``, or by path.
 
-A file is Python: to load it is to run it. :func:`load_scenario` does, for a caller whose user named
-the file to run it. Whoever only reads, or has the name from a document, takes
-:func:`known_scenario`, which runs a file only if its user trusts it.
+A file is Python: to load it is to run it. :func:`load_scenario` does, for a caller
+whose user named the file to run it. Whoever only reads, or has the name from a
+document, takes :func:`known_scenario`, which runs a file only if its user trusts it.
 """
 
 import importlib.util
@@ -15,7 +15,12 @@ from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
 from pathlib import Path
 
-from mmrepro.base.errors import BrokenScenario, UnknownScenario, UntrustedFile, did_you_mean
+from mmrepro.base.errors import (
+    BrokenScenario,
+    UnknownScenario,
+    UntrustedFile,
+    did_you_mean,
+)
 from mmrepro.base.machine.files import is_file
 from mmrepro.base.records import Fidelity
 from mmrepro.base.units import size
@@ -37,7 +42,8 @@ def is_file_name(name: str) -> bool:
 
 
 def comes_with_mmrepro(name: str) -> bool:
-    """Whether ``name`` is a scenario of mmrepro's own distribution, and nobody else's code."""
+    """Whether ``name`` is a scenario of mmrepro's own distribution, and nobody else's
+    code."""
     entry = _entries(tuple(sys.path)).get(name)
     return entry is not None and entry.module.startswith("mmrepro.")
 
@@ -45,9 +51,8 @@ def comes_with_mmrepro(name: str) -> bool:
 def known_scenario(name: str, *, trust: bool, conditions: bool = True) -> Scenario:
     """The scenario called ``name``, of an installed distribution.
 
-    Args:
-        trust: run the file, if ``name`` is one: its user asked for that on the command line.
-        conditions: as for :func:`load_scenario`.
+    Args: trust: run the file, if ``name`` is one: its user asked for that on the
+        command line. conditions: as for :func:`load_scenario`.
 
     Raises:
         UntrustedFile: it is a file, and not to be run.
@@ -63,7 +68,8 @@ def known_scenario(name: str, *, trust: bool, conditions: bool = True) -> Scenar
 
 
 def load_scenario(name: str, *, conditions: bool = True) -> Scenario:
-    """The scenario called ``name``, or the one in the file ``name`` (anything ending in .py).
+    """The scenario called ``name``, or the one in the file ``name`` (anything ending in
+    .py).
 
     The file is run: see :func:`known_scenario`.
 
@@ -79,7 +85,9 @@ def load_scenario(name: str, *, conditions: bool = True) -> Scenario:
     entries = _entries(tuple(sys.path))
     if name not in entries:
         guess = did_you_mean(name, entries)
-        raise UnknownScenario(f"There is no scenario {name!r}.{guess}", hint="mmrepro list")
+        raise UnknownScenario(
+            f"There is no scenario {name!r}.{guess}", hint="mmrepro list"
+        )
     try:
         return _loaded(entries[name], conditions)
     except BrokenScenario:
@@ -91,21 +99,25 @@ def load_scenario(name: str, *, conditions: bool = True) -> Scenario:
 
 
 def as_run(name: str, variant: str, *, trust: bool = False) -> Scenario:
-    """The scenario in the variant of a run; without one that it does not have. Raises as
-    :func:`known_scenario`."""
+    """The scenario in the variant of a run; without one that it does not have. Raises
+    as :func:`known_scenario`."""
     found = known_scenario(name, trust=trust)
-    return found.with_variant(variant if variant in {v.variant for v in found.variants} else "")
+    return found.with_variant(
+        variant if variant in {v.variant for v in found.variants} else ""
+    )
 
 
 @lru_cache
 def _loaded(entry: EntryPoint, conditions: bool) -> Scenario:
-    """Python keeps its module as well: what was sound is sound for as long as the process runs."""
+    """Python keeps its module as well: what was sound is sound for as long as the
+    process runs."""
     return _checked(entry.load(), f"entry point {entry.name}", conditions)
 
 
 @lru_cache(maxsize=1)
 def _entries(path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """By name, of all distributions on ``path``, which is sys.path: each has a file to be read."""
+    """By name, of all distributions on ``path``, which is sys.path: each has a file to
+    be read."""
     found = entry_points(group=GROUP)
     return {entry.name: entry for entry in found if not is_file_name(entry.name)}
 
@@ -120,7 +132,8 @@ def _from_file(path: Path) -> Scenario:
     _check_there(path)
     if path.stat().st_size > MAX_FILE_BYTES:
         raise BrokenScenario(
-            f"{path} cannot be loaded: it is too large: more than {size(MAX_FILE_BYTES)}."
+            f"{path} cannot be loaded: it is too large: more than "
+            f"{size(MAX_FILE_BYTES)}."
         )
     spec = importlib.util.spec_from_file_location(f"mmrepro_user_{path.stem}", path)
     assert spec is not None
@@ -140,10 +153,13 @@ def _from_file(path: Path) -> Scenario:
             raise  # Ctrl-C
         frames = traceback.extract_tb(error.__traceback__)
         own = Path(__file__).parent
-        line = next((f for f in reversed(frames) if Path(f.filename).parent != own), None)
+        line = next(
+            (f for f in reversed(frames) if Path(f.filename).parent != own), None
+        )
         where = f" ({Path(line.filename).name} line {line.lineno})" if line else ""
         raise BrokenScenario(
-            f"{path} cannot be loaded: {type(error).__name__}: {str(error)[:1000]}{where}."
+            f"{path} cannot be loaded: {type(error).__name__}: "
+            f"{str(error)[:1000]}{where}."
         ) from error
     return _checked(getattr(module, "SCENARIO", None), str(path))
 
@@ -168,9 +184,12 @@ def _checked(candidate: object, where: str, conditions: bool = True) -> Scenario
 
 
 def _check(scenario: Scenario, where: str, conditions: bool) -> None:
-    """Raises BrokenScenario: it lacks something that would be missed only after the run."""
+    """Raises BrokenScenario: it lacks something that would be missed only after the
+    run."""
     try:
-        wrong = next(chain(_head(scenario), _body(scenario) if conditions else ()), None)
+        wrong = next(
+            chain(_head(scenario), _body(scenario) if conditions else ()), None
+        )
     except BrokenScenario as error:
         raise BrokenScenario(
             f"The scenario in {where}: {error.message}", hint=error.hint
@@ -183,7 +202,9 @@ def _head(scenario: Scenario) -> Iterator[tuple[str, str]]:
     """What is wrong with what it says of itself, after "The scenario …", and a hint."""
     for name in ("name", "release", "affected"):
         if not isinstance(getattr(scenario, name, None), str):
-            hint = 'name = "my-failure"; release = "0.23.0"; affected = ">=0.12.0,<0.24.0"'
+            hint = (
+                'name = "my-failure"; release = "0.23.0"; affected = ">=0.12.0,<0.24.0"'
+            )
             yield f"lacks the attribute {name!r}, a text", hint
     for mark, text in (("What:", scenario.summary), ("Why:", scenario.explanation)):
         if not text:
@@ -191,7 +212,10 @@ def _head(scenario: Scenario) -> Iterator[tuple[str, str]]:
             yield f"has no paragraph in its docstring that begins with {mark!r}", hint
     devices = scenario.devices
     if not (isinstance(devices, tuple) and devices and {*devices} <= {*ON}):
-        yield f"has the devices {devices!r}", 'devices = ("cpu",), or leave it out: everywhere'
+        yield (
+            f"has the devices {devices!r}",
+            'devices = ("cpu",), or leave it out: everywhere',
+        )
     try:
         _ = scenario.affected_releases
         Version(scenario.release)
@@ -201,23 +225,36 @@ def _head(scenario: Scenario) -> Iterator[tuple[str, str]]:
 
 
 def _body(scenario: Scenario) -> Iterator[tuple[str, str]]:
-    """What is wrong with its conditions: two of one name, a row or a claim by one that is not."""
+    """What is wrong with its conditions: two of one name, a row or a claim by one that
+    is not."""
     cls = type(scenario)
     for name in (*tagged(cls, Declared), *tagged(cls, Claim)):
         if hasattr(Scenario, name):
             hint = f'another name, and id="{name.replace("_", "-")}"'
             yield (
-                f"has a condition or claim in the method {name!r}, which is a hook of Scenario",
+                (
+                    f"has a condition or claim in the method {name!r}, which is a hook "
+                    "of Scenario"
+                ),
                 hint,
             )
-    changes = {*(m.name for m in scenario.mitigations), *(f.name for f in scenario.factors)}
+    changes = {
+        *(m.name for m in scenario.mitigations),
+        *(f.name for f in scenario.factors),
+    }
     for declared in scenario.declared():
         if unknown := sorted(set(declared.removed_by) - changes):
-            text = f"has the precondition {declared.id!r} removed by {unknown[0]!r}, which is no"
+            text = (
+                f"has the precondition {declared.id!r} removed by "
+                f"{unknown[0]!r}, which is no"
+            )
             hint = f"it has: {', '.join(sorted(changes)) or 'none'}"
             yield f"{text} mitigation or factor of it", hint
     if scenario.fails_at_start and scenario.control_server is None:
-        text = "fails_at_start and has no control_server, which shows that it starts otherwise"
+        text = (
+            "fails_at_start and has no control_server, which shows that it "
+            "starts otherwise"
+        )
         yield text, 'control_server = Control("the same without …", ("--option",))'
     if unknown := sorted(scenario.option_servers.keys() - scenario.options.keys()):
         hint = f"it has: {', '.join(scenario.options) or 'none'}"
@@ -226,7 +263,10 @@ def _body(scenario: Scenario) -> Iterator[tuple[str, str]]:
     live = scenario.live_conditions(LiveFacts(scenario.engine, scenario.release))
     # Only a scenario with its own method can have other conditions at another fidelity.
     own = cls.conditions is not Scenario.conditions
-    each = (scenario.conditions(_facts(scenario, f)) for f in (Fidelity if own else [Fidelity.CPU]))
+    each = (
+        scenario.conditions(_facts(scenario, f))
+        for f in (Fidelity if own else [Fidelity.CPU])
+    )
     for conditions in (*each, live):
         ids = [condition.id for condition in conditions]
         if twice := sorted({name for name in ids if ids.count(name) > 1}):

@@ -1,4 +1,5 @@
-"""For scenarios of SGLang: two pictures that a cache takes for one, and requests with an id."""
+"""For scenarios of SGLang: two pictures that a cache takes for one, and requests with
+an id."""
 
 from __future__ import annotations
 
@@ -26,7 +27,15 @@ from mmrepro.failure.signature.views import Logs
 from mmrepro.probes.data import HttpData
 from mmrepro.scenario.common import server_gone
 from mmrepro.scenario.definition import Scenario
-from mmrepro.scenario.parts import Declared, LiveFacts, RunFacts, cause, cure, precondition, symptom
+from mmrepro.scenario.parts import (
+    Declared,
+    LiveFacts,
+    RunFacts,
+    cause,
+    cure,
+    precondition,
+    symptom,
+)
 from mmrepro.scenario.silent import Pair, as_in_a_run
 from mmrepro.traffic.drive import Drive, Picture
 from mmrepro.traffic.evidence import Evidence, Missing, RequestRecord
@@ -47,7 +56,8 @@ ABORTS = "sglang:num_aborted_requests_total"
 """Aborts that the tokenizer manager passed on to the scheduler."""
 FLUSH, FLUSH_TRIES, FLUSH_PAUSE_S = "flush the prefix cache", 50, 0.1
 LEAST_PIXELS = 56 * 56
-"""SGLang enlarges smaller pictures of a Qwen2-VL (0.5.6 utils/hf_transformers_utils.py)."""
+"""SGLang enlarges smaller pictures of a Qwen2-VL (0.5.6
+utils/hf_transformers_utils.py)."""
 ORIENTATION = 0x0112
 """EXIF's tag."""
 
@@ -58,8 +68,8 @@ ENDED_LOG = {ENDED: r"Scheduler hit an exception: Traceback"}
 
 
 def lost(evidence: Evidence, logs: Logs, engine: Engine) -> Finding:
-    """For an observer: no scheduler lives, or nobody answers where its processes cannot be seen;
-    and the log says that it ended on an error."""
+    """For an observer: no scheduler lives, or nobody answers where its processes cannot
+    be seen; and the log says that it ended on an error."""
     if evidence.facts.get(CORE_ALIVE) is not None:
         return core_is_dead(evidence, logs, engine.core_role, ENDED)
     looks = [http.answers for _, http in evidence.results(HttpData, "check")]
@@ -73,7 +83,9 @@ def lost(evidence: Evidence, logs: Logs, engine: Engine) -> Finding:
 
 def server_lost() -> Declared:
     """The whole server died: by its exit, or for an observer by its log."""
-    live = symptom("it is gone, and the log says that the scheduler ended", lost, id="lost")
+    live = symptom(
+        "it is gone, and the log says that the scheduler ended", lost, id="lost"
+    )
     return server_gone(live=live)
 
 
@@ -93,12 +105,15 @@ def mended(which: str, replaces: str, why: str, *, name: str = MENDED) -> Mitiga
     """One mistake of the engine, patched: ``which`` by its name in the stand-in."""
     stand_in = StandIn(name=PATCHES, replaces=replaces, why=why)
     return cure(
-        name, description=why, patch=Patch(PATCHES, stand_in, env={"MMREPRO_SGLANG_PATCH": which})
+        name,
+        description=why,
+        patch=Patch(PATCHES, stand_in, env={"MMREPRO_SGLANG_PATCH": which}),
     )
 
 
 def patch_worked(logs: Logs, facts: RunFacts) -> Finding:
-    """For ``works_after``: where the patch was to help it made a difference; else unknown."""
+    """For ``works_after``: where the patch was to help it made a difference; else
+    unknown."""
     if not facts.mitigations & {MENDED, *PATCHED_KEYS}:
         return Finding.of(True, "nothing is patched")
     loaded, called = (logs.count(name) for name in PATCH_LOG)
@@ -122,7 +137,10 @@ async def stream(
         started: set when the first piece has come, or the request has ended.
     """
     body = {
-        **{"model": drive.traffic.model, "messages": [{"role": "user", "content": "hello"}]},
+        **{
+            "model": drive.traffic.model,
+            "messages": [{"role": "user", "content": "hello"}],
+        },
         **{"max_tokens": tokens, "ignore_eos": True, "temperature": 0, "rid": rid},
         **{"stream": True, "stream_options": {"include_usage": True}},
     }
@@ -142,7 +160,8 @@ async def stream(
 
 
 async def measure_pace(drive: Drive, seconds: float, most: int) -> None:
-    """Fact ``tokens``: about so many as are decoded in ``seconds`` on this machine, now."""
+    """Fact ``tokens``: about so many as are decoded in ``seconds`` on this machine,
+    now."""
     timed = await stream(drive, "gate: pace", "gate-1", PACE_TOKENS)
     rate = PACE_TOKENS / max(timed.latency_s - (timed.ttft_s or 0.0), 0.01)
     drive.fact(TOKENS_FACT, min(most, max(PACE_TOKENS, int(seconds * rate))))
@@ -160,9 +179,12 @@ async def abort(drive: Drive, rid: str) -> None:
 
 
 async def flush(drive: Drive) -> None:
-    """Empty the prefix cache; SGLang refuses while a request is just being taken off its books."""
+    """Empty the prefix cache; SGLang refuses while a request is just being taken off
+    its books."""
     for _ in range(FLUSH_TRIES):
-        record = await drive.traffic.raw(FLUSH, path="/flush_cache", deadline_s=drive.deadline_s)
+        record = await drive.traffic.raw(
+            FLUSH, path="/flush_cache", deadline_s=drive.deadline_s
+        )
         if record.status == 200 or record.timed_out:
             return
         await asyncio.sleep(FLUSH_PAUSE_S)
@@ -171,21 +193,29 @@ async def flush(drive: Drive) -> None:
 def prefix_cache_at_work(
     text: str, one: str, other: str, apart: tuple[str, ...] = ()
 ) -> tuple[Declared, ...]:
-    """What two pictures need to share KV cache: that the cache holds pictures, and is not emptied
-    between the two.
+    """What two pictures need to share KV cache: that the cache holds pictures, and is
+    not emptied between the two.
 
-    Args:
-        text: the request that shared with the picture before it only the text before both.
-        apart: mitigations that keep requests apart in that cache.
+    Args: text: the request that shared with the picture before it only the text before
+        both. apart: mitigations that keep requests apart in that cache.
     """
 
     def holds_pictures(answers: ComparedAnswers) -> Finding:
-        return answers.more_than_text(text, f"gate: {one} again", f"gate: {other} again")
+        return answers.more_than_text(
+            text, f"gate: {one} again", f"gate: {other} again"
+        )
 
     def text_shared(answers: ComparedAnswers) -> Finding:
-        victims, before = (f"{other} after {one}", f"{one} after {other}"), answers.cached(text)
-        shared = before > 0 and all(answers.cached(label) >= before for label in victims)
-        return Finding.of(shared, f"{answers.from_cache(*victims)}; the text has {before}")
+        victims, before = (
+            (f"{other} after {one}", f"{one} after {other}"),
+            answers.cached(text),
+        )
+        shared = before > 0 and all(
+            answers.cached(label) >= before for label in victims
+        )
+        return Finding.of(
+            shared, f"{answers.from_cache(*victims)}; the text has {before}"
+        )
 
     return (
         precondition(
@@ -195,7 +225,10 @@ def prefix_cache_at_work(
             removed_by=(OFF,),
         ),
         precondition(
-            "each, sent after the other, shares at least the text before the picture with it",
+            (
+                "each, sent after the other, shares at least the text before the "
+                "picture with it"
+            ),
             text_shared,
             removed_by=(OFF, *apart),
         ),
@@ -209,21 +242,25 @@ def no_pretended_kernel(logs: Logs) -> Finding:
     if not loaded:
         return Finding.unknown("the log does not show that the stand-in was loaded")
     if calls:
-        said = "calls of kernels that are only pretended: the answers may not be the engine's"
+        said = (
+            "calls of kernels that are only pretended: the answers may not be "
+            "the engine's"
+        )
         return Finding.unknown(f"{calls} {said}")
     return Finding.of(True, f"it reported itself {loaded} times, 0 calls")
 
 
 def engines_own(evidence: Evidence, facts: RunFacts) -> Finding:
-    """For ``works_after``, and ``given`` of a claim: answers are the engine's own, not made of
-    kernels that are only pretended."""
+    """For ``works_after``, and ``given`` of a claim: answers are the engine's own, not
+    made of kernels that are only pretended."""
     if facts.fidelity is not Fidelity.CPU_STAND_IN:
         return Finding.of(True, "no stand-in")
     return no_pretended_kernel(Logs(evidence))
 
 
 class PictureAlias(Scenario):
-    """Two pictures, each sent after the other, and a control that is like neither of them.
+    """Two pictures, each sent after the other, and a control that is like neither of
+    them.
 
     ``pair`` names the two; ``pictures`` holds them and the control.
     """
@@ -232,7 +269,8 @@ class PictureAlias(Scenario):
     max_model_len = 4096
     pair: ClassVar[tuple[str, str]]
     prefix_cached: ClassVar[bool] = True
-    """Whether an answer may be computed on a cached prefix, which may round in another way."""
+    """Whether an answer may be computed on a cached prefix, which may round in another
+    way."""
     exhibit: ClassVar[tuple[str, str]]
     """Title of the comparison in the report, and what there is to see."""
 
@@ -302,10 +340,13 @@ class PictureAlias(Scenario):
         """The same with another text; ``more``: further fields of its body."""
         fields = {**self.fields(drive, picture.name), **(more or {})}
         extra = {"logprobs": True, "top_logprobs": 1, **fields}
-        await drive.chat(label, text=text, images=[picture], max_tokens=TOKENS, extra=extra)
+        await drive.chat(
+            label, text=text, images=[picture], max_tokens=TOKENS, extra=extra
+        )
 
     async def _read_counter(self, drive: Drive) -> None:
-        """The server's own; it appears with its first cached token, and is zero before."""
+        """The server's own; it appears with its first cached token, and is zero
+        before."""
         total = await drive.metric(f"sglang:{CACHED_TOTAL}")
         prompt = await drive.metric("sglang:prompt_tokens_total")
         drive.fact(CACHED_TOTAL, total if total is not None or prompt is None else 0.0)
@@ -314,29 +355,44 @@ class PictureAlias(Scenario):
         """Each picture has an answer of its own, and the same one each time."""
         gate = evidence.requests_in("gate")
         if bad := next((r for r in gate if r.label != FLUSH and not r.answered), None):
-            return Finding.of(False, f"{bad.label}: {bad.error or f'HTTP {bad.status}'}")
+            return Finding.of(
+                False, f"{bad.label}: {bad.error or f'HTTP {bad.status}'}"
+            )
         flushes = [r.status for r in evidence.requests if r.label == FLUSH]
         if self.prefix_cached and flushes[-1:] != [200]:
-            return Finding.of(False, f"/flush_cache: {flushes[-1] if flushes else 'not asked for'}")
+            return Finding.of(
+                False, f"/flush_cache: {flushes[-1] if flushes else 'not asked for'}"
+            )
         return ComparedAnswers(evidence).differ(*self.pair, CONTROL)
 
-    @precondition("the first picture of each order is computed whole, and gets its own answer")
+    @precondition(
+        "the first picture of each order is computed whole, and gets its own answer"
+    )
     def starts_anew(self, answers: ComparedAnswers) -> Finding:
         for first in self.pair:
             label = f"{first} first"
             if answers.cached(label) or answers.whose(label, first) != first:
                 own = first_difference(answers.to(label), answers.alone(first)[0])
-                return Finding.of(False, f"{answers.from_cache(label)} from the cache; {own}")
-        return Finding.of(True, "; ".join(f"{first} first: its own answer" for first in self.pair))
+                return Finding.of(
+                    False, f"{answers.from_cache(label)} from the cache; {own}"
+                )
+        return Finding.of(
+            True, "; ".join(f"{first} first: its own answer" for first in self.pair)
+        )
 
     def off_as_told(self, answers: ComparedAnswers, facts: RunFacts) -> Finding:
-        """For ``works_after``: where the prefix cache was to be off, it was; else unknown."""
+        """For ``works_after``: where the prefix cache was to be off, it was; else
+        unknown."""
         if OFF not in facts.mitigations:
             return Finding.of(True, "the prefix cache was left on")
         again = [f"gate: {picture} again" for picture in self.pair]
         text = f"{OFF}: {answers.from_cache(*again)} from the cache"
         on = any(answers.cached(label) for label in again)
-        return Finding.unknown(f"{text}, which is not off") if on else Finding.of(True, text)
+        return (
+            Finding.unknown(f"{text}, which is not off")
+            if on
+            else Finding.of(True, text)
+        )
 
     @cause("no kernel that the stand-in only pretends to have was called")
     def no_pretended_kernel(self, logs: Logs) -> Finding:
@@ -346,7 +402,9 @@ class PictureAlias(Scenario):
         """On a GPU there is no stand-in of which anything could be asked."""
         behind_stub = facts.fidelity is Fidelity.CPU_STAND_IN
         return [
-            c for c in super().conditions(facts) if behind_stub or c.id != "no-pretended-kernel"
+            c
+            for c in super().conditions(facts)
+            if behind_stub or c.id != "no-pretended-kernel"
         ]
 
     def live_conditions(self, facts: LiveFacts) -> list[Condition]:
@@ -359,9 +417,18 @@ class PictureAlias(Scenario):
         alone = [f"gate: {first} alone", f"gate: {second} alone"]
         labels = [*alone, f"{second} after {first}", f"{CONTROL} after {first}"]
         title, note = self.exhibit
-        note += " The weights are random: an answer is not sense, but it is the picture's own."
+        note += (
+            " The weights are random: an answer is not sense, but it is the "
+            "picture's own."
+        )
         answers = ComparedAnswers(evidence)
-        return [Exhibit(title=title, note=note, shown=[shown(answers, label) for label in labels])]
+        return [
+            Exhibit(
+                title=title,
+                note=note,
+                shown=[shown(answers, label) for label in labels],
+            )
+        ]
 
 
 def own_answer(picture: str) -> Callable[[ComparedAnswers], str]:
@@ -383,30 +450,35 @@ def shown(answers: ComparedAnswers, label: str) -> Shown:
     try:
         answer, own = answers.to(label), answers.alone(name)[0]
         column.text = spelled(answer)
-        column.facts["logprobs"] = ", ".join(f"{p:.3f}" for p in answer.logprobs[:5]) + " …"
+        column.facts["logprobs"] = (
+            ", ".join(f"{p:.3f}" for p in answer.logprobs[:5]) + " …"
+        )
         if answer is not own:
             column.facts["against its own"] = first_difference(answer, own)
         cached = answers.cached(label)
-        column.facts["from the cache"] = f"{cached} of {answer.prompt_tokens} prompt tokens"
+        column.facts["from the cache"] = (
+            f"{cached} of {answer.prompt_tokens} prompt tokens"
+        )
     except Missing:
         pass  # it shows what there is
     return column
 
 
 class Patches(NamedTuple):
-    """A picture as Qwen2-VL's image processor lays it out: rows and columns of patches, and their
-    values in one buffer."""
+    """A picture as Qwen2-VL's image processor lays it out: rows and columns of patches,
+    and their values in one buffer."""
 
     grid: tuple[int, int]
     values: bytes
 
 
 def patches(picture: Picture, model: str) -> Patches | None:
-    """The values before they are rescaled, which keeps equal ones equal and others apart.
+    """The values before they are rescaled, which keeps equal ones equal and others
+    apart.
 
-    ``model``: as a case has it. None where it cannot be told without the engine: the picture would
-    be resized, is turned by its EXIF data or none at all, or the model is no tiny one.
-    """
+    ``model``: as a case has it. None where it cannot be told without the engine: the
+    picture would be resized, is turned by its EXIF data or none at all, or the model is
+    no tiny one."""
     import numpy as np
     from PIL import Image
 
@@ -414,7 +486,10 @@ def patches(picture: Picture, model: str) -> Patches | None:
     if not isinstance(tiny, QwenModel):
         return None
     try:
-        if smart_resize(*sides, min_pixels=LEAST_PIXELS, max_pixels=tiny.max_pixels) != sides:
+        if (
+            smart_resize(*sides, min_pixels=LEAST_PIXELS, max_pixels=tiny.max_pixels)
+            != sides
+        ):
             return None
         with Image.open(io.BytesIO(picture.png)) as opened:
             if opened.getexif().get(ORIENTATION, 1) != 1:
@@ -423,9 +498,12 @@ def patches(picture: Picture, model: str) -> Patches | None:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
     rows, columns = (side // PATCH for side in sides)
-    # transformers models/qwen2_vl/image_processing_qwen2_vl.py, _preprocess: MERGE x MERGE patches
-    # that become one token are beside each other, and in each patch the channels come first.
-    blocks = pixels.reshape(rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH, 3)
+    # transformers models/qwen2_vl/image_processing_qwen2_vl.py, _preprocess: MERGE x
+    # MERGE patches that become one token are beside each other, and in each patch the
+    # channels come first.
+    blocks = pixels.reshape(
+        rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH, 3
+    )
     return Patches((rows, columns), blocks.transpose(0, 3, 1, 4, 6, 2, 5).tobytes())
 
 

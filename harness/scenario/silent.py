@@ -1,8 +1,9 @@
-"""What a silent failure is recognised by: two pictures that a cache may have taken for one.
+"""What a silent failure is recognised by: two pictures that a cache may have taken for
+one.
 
-A sound cache shares what two prompts have in common up to the place where they part. Where they
-part at two different pictures, and the engine takes these for one, it shares more.
-"""
+A sound cache shares what two prompts have in common up to the place where they part.
+Where they part at two different pictures, and the engine takes these for one, it shares
+more."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from mmrepro.traffic.drive import Picture
 if TYPE_CHECKING:
     from mmrepro.traffic.case.model import Case, Operation
 
-SILENT = frozenset({FindingClass.CROSS_TALK, FindingClass.CACHE_BOUND, FindingClass.WRONG_ANSWER})
+SILENT = frozenset(
+    {FindingClass.CROSS_TALK, FindingClass.CACHE_BOUND, FindingClass.WRONG_ANSWER}
+)
 """Of whom no log tells, and nothing that a look at the server could see."""
 BEFORE = ("tools", "documents", "chat_template", "chat_template_kwargs")
 """Fields of a request that a template puts before its messages, or is changed by."""
@@ -32,7 +35,8 @@ Items = Callable[["Operation", Mapping[str, Picture]], Sequence[object]]
 
 @dataclass(frozen=True)
 class Failure:
-    """A failure that a play showed, and what was sent: all that a silent one is recognised by.
+    """A failure that a play showed, and what was sent: all that a silent one is
+    recognised by.
 
     Attributes:
         finding_class, bucket, operations: of the sighting.
@@ -58,12 +62,15 @@ class Pair:
     other: Picture
 
     def __str__(self) -> str:
-        pictures = f"its picture {self.mine.name} and {self.other.name} of {self.earlier}"
+        pictures = (
+            f"its picture {self.mine.name} and {self.other.name} of {self.earlier}"
+        )
         return f"{self.operation}: {pictures}"
 
 
 def may_show(scenario: Scenario, failure: Failure) -> Finding:
-    """Whether a server with these options can fail so, and silently: needed, and not enough."""
+    """Whether a server with these options can fail so, and silently: needed, and not
+    enough."""
     server = failure.case.server
     if failure.finding_class not in SILENT:
         return Finding.of(False, f"a {failure.finding_class} is not silent")
@@ -72,24 +79,30 @@ def may_show(scenario: Scenario, failure: Failure) -> Finding:
     if server.mitigation.startswith(f"{scenario.name}/"):
         return Finding.of(False, f"the server runs with {server.mitigation}")
     return scenario.exposure(
-        LiveFacts(server.engine, server.release, tuple(server.args), device=failure.device)
+        LiveFacts(
+            server.engine, server.release, tuple(server.args), device=failure.device
+        )
     )
 
 
 def as_in_a_run(scenario: Scenario, facts: LiveFacts) -> list[Condition]:
-    """For ``live_conditions``: the run's own, of which most need its answers, and are then named as
-    what was not seen. A look alone never matches a silent failure."""
-    run = RunFacts(facts.release or scenario.release, Fidelity.LIVE, frozenset(), facts.deadline_s)
+    """For ``live_conditions``: the run's own, of which most need its answers, and are
+    then named as what was not seen. A look alone never matches a silent failure."""
+    run = RunFacts(
+        facts.release or scenario.release, Fidelity.LIVE, frozenset(), facts.deadline_s
+    )
     return [one for one in scenario.conditions(run) if one.part != "precondition"]
 
 
 def whole_prompt(op: Operation, pictures: Mapping[str, Picture]) -> list[object]:
-    """All that is sent before an answer, in its order, and what else sets a prefix apart.
+    """All that is sent before an answer, in its order, and what else sets a prefix
+    apart.
 
-    An engine may put pictures first, of a message or of all: what is equal up to a picture in the
-    order in which it is sent is equal in these, too.
-    """
-    items: list[object] = [{name: op.parameters.get(name) for name in (*BEFORE, *SALTS)}]
+    An engine may put pictures first, of a message or of all: what is equal up to a
+    picture in the order in which it is sent is equal in these, too."""
+    items: list[object] = [
+        {name: op.parameters.get(name) for name in (*BEFORE, *SALTS)}
+    ]
     for message in op.messages or []:
         items.append((message.role, message.more))
         for part in message.parts():
@@ -98,13 +111,14 @@ def whole_prompt(op: Operation, pictures: Mapping[str, Picture]) -> list[object]
 
 
 def pairs(failure: Failure, items: Items) -> dict[str, list[Pair]]:
-    """Of each operation that shows the failure: where it parts at a picture from one that may have
-    been computed before it."""
+    """Of each operation that shows the failure: where it parts at a picture from one
+    that may have been computed before it."""
     return {id: list(_pairs(failure, id, items)) for id in failure.operations}
 
 
 def every_picture(failure: Failure) -> dict[str, list[Pair]]:
-    """The same for a cache of pictures alone: all of such an operation, with all before it."""
+    """The same for a cache of pictures alone: all of such an operation, with all before
+    it."""
     case, of = failure.case, failure.pictures
     return {
         id: [
@@ -121,7 +135,9 @@ def _pairs(failure: Failure, id: str, items: Items) -> Iterator[Pair]:
     mine = items(failure.case.operation(id), failure.pictures)
     for other in maybe_before(failure.case, id):
         theirs = items(other, failure.pictures)
-        parted = ((a, b) for a, b in zip(mine, theirs, strict=False) if not _equal(a, b))
+        parted = (
+            (a, b) for a, b in zip(mine, theirs, strict=False) if not _equal(a, b)
+        )
         a, b = next(parted, (None, None))
         if isinstance(a, Picture) and isinstance(b, Picture):
             yield Pair(id, other.id, a, b)
@@ -147,8 +163,8 @@ def maybe_before(case: Case, id: str) -> list[Operation]:
 def each_follows(
     failure: Failure, alike: Callable[[Operation, Operation], bool], what: str
 ) -> Finding:
-    """Met where each operation that shows the failure is ``alike`` one that may have been computed
-    before it; ``what`` it has then."""
+    """Met where each operation that shows the failure is ``alike`` one that may have
+    been computed before it; ``what`` it has then."""
     if not failure.operations:
         return Finding.unknown("no request is named that shows it")
     for id in failure.operations:
@@ -159,12 +175,14 @@ def each_follows(
 
 
 def under_anothers_uuid(failure: Failure) -> Finding:
-    """Each operation that shows the failure has a picture under a name that another one came with
-    in a request that may have been computed before it."""
+    """Each operation that shows the failure has a picture under a name that another one
+    came with in a request that may have been computed before it."""
 
     def renamed(mine: Operation, other: Operation) -> bool:
         seen = _named(failure, other)
-        return any(seen.get(name, png) != png for name, png in _named(failure, mine).items())
+        return any(
+            seen.get(name, png) != png for name, png in _named(failure, mine).items()
+        )
 
     return each_follows(failure, renamed, "a picture under another one's uuid")
 
@@ -176,9 +194,12 @@ def _named(failure: Failure, op: Operation) -> dict[str, bytes]:
 
 
 def explained(
-    found: Mapping[str, Sequence[Pair]], taken_for_one: Callable[[Pair], bool], what: str
+    found: Mapping[str, Sequence[Pair]],
+    taken_for_one: Callable[[Pair], bool],
+    what: str,
 ) -> Finding:
-    """Met where every operation that shows the failure has such a pair; ``what`` it has."""
+    """Met where every operation that shows the failure has such a pair; ``what`` it
+    has."""
     if not found:
         return Finding.unknown("no request is named that shows it")
     told = []

@@ -32,12 +32,17 @@ from pydantic import Field
 
 TRIAL_TIMEOUT_S = 10.0
 CAP_SYS_PTRACE = 19  # its bit in /proc/self/status, linux/capability.h
-MEMORY_WANTED = 6 * units.GIB  # three processes with torch each, and vLLM's smallest KV cache
-DISK_WANTED = 12 * units.GIB  # one environment without and one with a cold uv cache, in practice
+MEMORY_WANTED = (
+    6 * units.GIB
+)  # three processes with torch each, and vLLM's smallest KV cache
+DISK_WANTED = (
+    12 * units.GIB
+)  # one environment without and one with a cold uv cache, in practice
 SHM = "/dev/shm"  # noqa: S108 (asked for its size, nothing is written)
 SHM_WANTED = 64 * 1024**2
 
-# Says "ready" and then waits for its standard input to be closed: whatever happens to us, it ends.
+# Says "ready" and then waits for its standard input to be closed: whatever happens to
+# us, it ends.
 _VICTIM = "import sys; print('ready', flush=True); sys.stdin.read()"
 
 
@@ -46,7 +51,9 @@ class Part(Record):
 
     name: str
     ok: bool
-    required: Annotated[bool, Field(description="the main job cannot run without it")] = False
+    required: Annotated[
+        bool, Field(description="the main job cannot run without it")
+    ] = False
     found: str
     costs: Annotated[str, Field(description="what a run lacks without it")] = ""
     hint: str = ""
@@ -66,28 +73,45 @@ class HostReport(Document, kind="check"):
     ok: bool
     device: Annotated[Device, Field(description="what --device auto means here")]
     parts: list[Part]
-    gpus: Annotated[list[GpuFacts], Field(description="``taken``: by a run that started now")] = []
+    gpus: Annotated[
+        list[GpuFacts], Field(description="``taken``: by a run that started now")
+    ] = []
     environments: list[CachedEnvironment]
 
 
 def examine(needed: Collection[str] = ()) -> HostReport:
     """Try every part. A part that cannot be examined is one that is missing.
 
-    Args:
-        needed: names of parts that are required here besides those that the main job requires.
+    Args: needed: names of parts that are required here besides those that the main job
+        requires.
 
     Raises:
         UsageError: there is no part of such a name.
     """
     tries: list[Callable[[], Part]] = [
-        system, uv, disk, memory, py_spy, ptrace, strace, gpu, cpu, shared_memory, working_folder,
-        torch_source, environments,
-    ]  # fmt: skip
+        system,
+        uv,
+        disk,
+        memory,
+        py_spy,
+        ptrace,
+        strace,
+        gpu,
+        cpu,
+        shared_memory,
+        working_folder,
+        torch_source,
+        environments,
+    ]
     parts = [_safely(one) for one in tries]
     names = [part.name for part in parts]
     if unknown := [name for name in needed if name not in names]:
-        raise UsageError(f"No part is called {unknown[0]!r}.", hint=f"one of: {', '.join(names)}")
-    parts = [p.model_copy(update={"required": p.required or p.name in needed}) for p in parts]
+        raise UsageError(
+            f"No part is called {unknown[0]!r}.", hint=f"one of: {', '.join(names)}"
+        )
+    parts = [
+        p.model_copy(update={"required": p.required or p.name in needed}) for p in parts
+    ]
     return HostReport(
         ok=all(part.ok for part in parts if part.required),
         device=detect_device(),
@@ -102,7 +126,9 @@ def _safely(one: Callable[[], Part]) -> Part:
     try:
         part = one()
     except (OSError, ValueError, MmreproError, psutil.Error) as error:
-        part = Part(name=one.__name__, ok=False, found=f"could not be examined: {error}")
+        part = Part(
+            name=one.__name__, ok=False, found=f"could not be examined: {error}"
+        )
     return part.model_copy(update={"seconds": round(time.monotonic() - began, 3)})
 
 
@@ -141,7 +167,10 @@ def py_spy() -> Part:
         ok=binary is not None,
         required=True,
         found=_version([str(binary), "--version"]) if binary else "not found",
-        costs="no Python stacks: the cause of a hang stays unknown, verdicts are inconclusive",
+        costs=(
+            "no Python stacks: the cause of a hang stays unknown, verdicts are "
+            "inconclusive"
+        ),
         hint="pip install py-spy",
     )
 
@@ -149,11 +178,12 @@ def py_spy() -> Part:
 def ptrace() -> Part:
     """Dump the stack of a child of ours, as the probe does with the engine.
 
-    py-spy and the child are siblings, as py-spy and the engine are: under ptrace_scope 1 a
-    process may trace its descendants only, so that both are refused alike.
-    """
+    py-spy and the child are siblings, as py-spy and the engine are: under ptrace_scope
+    1 a process may trace its descendants only, so that both are refused alike."""
     scope = _ptrace_scope()
-    held = any(int(w, 16) >> CAP_SYS_PTRACE & 1 for w in processes.field("self", "CapEff"))
+    held = any(
+        int(w, 16) >> CAP_SYS_PTRACE & 1 for w in processes.field("self", "CapEff")
+    )
     facts = f"ptrace_scope {scope}, CAP_SYS_PTRACE {'held' if held else 'not held'}"
     spy = find_py_spy()
     answer = _dump_of_child(spy) if spy else "py-spy is missing"
@@ -161,9 +191,14 @@ def ptrace() -> Part:
         name="ptrace",
         ok=not answer,
         required=True,
-        found=f"stack of a child read ({facts})" if not answer else f"{answer} ({facts})",
+        found=f"stack of a child read ({facts})"
+        if not answer
+        else f"{answer} ({facts})",
         costs="stacks of the engine cannot be read: the cause of a hang stays unknown",
-        hint="sysctl kernel.yama.ptrace_scope=0, or run a container with --cap-add=SYS_PTRACE",
+        hint=(
+            "sysctl kernel.yama.ptrace_scope=0, or run a container with "
+            "--cap-add=SYS_PTRACE"
+        ),
     )
 
 
@@ -209,7 +244,9 @@ def strace() -> Part:
         name="strace",
         ok=False,
         found="not found",
-        costs="system calls are not counted; /proc tells only whether threads are blocked",
+        costs=(
+            "system calls are not counted; /proc tells only whether threads are blocked"
+        ),
         hint="apt-get install strace",
     )
     binary = shutil.which("strace")
@@ -236,16 +273,26 @@ def gpu() -> Part:
         name="gpu",
         ok=False,
         found="no NVIDIA driver",
-        costs="engines run on their CPU backend or behind stand-ins; GPU facts are unavailable",
+        costs=(
+            "engines run on their CPU backend or behind stand-ins; GPU facts "
+            "are unavailable"
+        ),
     )
     reading = read_gpus()
     if not reading.gpus:
         lacks = (
-            "reports lack GPU facts, and who else uses a GPU is not seen" if reading.blind else ""
+            "reports lack GPU facts, and who else uses a GPU is not seen"
+            if reading.blind
+            else ""
         )
-        return part.model_copy(update={"found": reading.reason, "costs": lacks or part.costs})
+        return part.model_copy(
+            update={"found": reading.reason, "costs": lacks or part.costs}
+        )
     choice = choose(reading)
-    found = [f"driver {reading.driver}, CUDA {reading.cuda}", *map(_gpu_words, choice.facts())]
+    found = [
+        f"driver {reading.driver}, CUDA {reading.cuda}",
+        *map(_gpu_words, choice.facts()),
+    ]
     told = {"found": "; ".join([*found, *reading.broken])}
     if not choice.devices:
         costs = f"a run on a GPU ends at once: {choice.reason}"
@@ -269,7 +316,10 @@ def cpu() -> Part:
         name="cpu",
         ok=cores >= 2,
         found=f"{cores} cores",
-        costs="a spinning engine leaves no core to its server: expect slow, maybe refused answers",
+        costs=(
+            "a spinning engine leaves no core to its server: expect slow, "
+            "maybe refused answers"
+        ),
     )
 
 
@@ -300,8 +350,13 @@ def disk() -> Part:
         ok=enough or ready,
         required=True,
         found=space,
-        costs=f"an environment cannot be built: it needs up to {units.size(DISK_WANTED)}",
-        hint="mmrepro env prune --all --uv-cache, or set MMREPRO_CACHE_DIR to a larger disk",
+        costs=(
+            f"an environment cannot be built: it needs up to {units.size(DISK_WANTED)}"
+        ),
+        hint=(
+            "mmrepro env prune --all --uv-cache, or set MMREPRO_CACHE_DIR to a "
+            "larger disk"
+        ),
     )
 
 
@@ -332,11 +387,18 @@ def shared_memory() -> Part:
 def torch_source() -> Part:
     setting = torch_setting()
     words = {
-        "auto": "PyTorch's CPU index where it answers, else the package index (built with CUDA)",
+        "auto": (
+            "PyTorch's CPU index where it answers, else the package index "
+            "(built with CUDA)"
+        ),
         "official": "PyTorch's CPU index",
         "package": "the package index (built with CUDA)",
     }
-    return Part(name="torch from", ok=True, found=words.get(setting, without_credentials(setting)))
+    return Part(
+        name="torch from",
+        ok=True,
+        found=words.get(setting, without_credentials(setting)),
+    )
 
 
 def environments() -> Part:
@@ -366,7 +428,11 @@ def _version(command: list[str]) -> str:
     """The first line that it prints."""
     try:
         done = subprocess.run(
-            command, capture_output=True, timeout=TRIAL_TIMEOUT_S, check=False, text=True
+            command,
+            capture_output=True,
+            timeout=TRIAL_TIMEOUT_S,
+            check=False,
+            text=True,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"does not answer: {error}"

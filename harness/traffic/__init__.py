@@ -9,7 +9,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """``Traffic``, when it is first asked for: an HTTP client takes a while to import."""
+    """``Traffic``, when it is first asked for: an HTTP client takes a while to
+    import."""
     if name != "Traffic":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from mmrepro.traffic.client import Traffic

@@ -1,7 +1,7 @@
 """An async client of the OpenAI API that records every request.
 
-It never raises for what a server does: garbage, a closed connection or silence end in the record.
-"""
+It never raises for what a server does: garbage, a closed connection or silence end in
+the record."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES = 8 << 20
 MAX_HOLD_S = 300.0
 AFTER_DONE_S = 1.0
-"""A stream that is watched is read on for so long after [DONE]; a sound one ends at once."""
+"""A stream that is watched is read on for so long after [DONE]; a sound one ends at
+once."""
 
 
 class Traffic:
@@ -60,17 +61,19 @@ class Traffic:
         self.model = model
         self.recorder = recorder
         self._limits: dict[asyncio.Task[Any] | None, tuple[asyncio.Timeout, float]] = {}
-        # Deadlines are ours (asyncio.timeout): a read timeout would also fire on a slow stream, and
-        # a connect timeout of some seconds on a loop that stood still so long: asyncio then looks
-        # at the timer that is due before the socket that is ready.
+        # Deadlines are ours (asyncio.timeout): a read timeout would also fire on a slow
+        # stream, and a connect timeout of some seconds on a loop that stood still so
+        # long: asyncio then looks at the timer that is due before the socket that is
+        # ready.
         self._failure = httpx2.HTTPError
         self._client = httpx2.AsyncClient(
             base_url=base_url,
             timeout=None,
             trust_env=False,
             follow_redirects=False,
-            # One connection a request, as curl does: a server may close an idle one at any moment
-            # (uvicorn does after a 400), and a request lost to that would be our own failure.
+            # One connection a request, as curl does: a server may close an idle one at
+            # any moment (uvicorn does after a 400), and a request lost to that would be
+            # our own failure.
             limits=httpx2.Limits(max_connections=256, max_keepalive_connections=0),
         )
 
@@ -109,7 +112,10 @@ class Traffic:
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         record = self._new_record(label, CHAT, deadline_s, text)
-        record.images, record.max_tokens = [picture.sent() for picture in images], max_tokens
+        record.images, record.max_tokens = (
+            [picture.sent() for picture in images],
+            max_tokens,
+        )
         record.stream = stream
         return await self._send(record, json.dumps(body).encode(), started)
 
@@ -143,15 +149,22 @@ class Traffic:
         max_tokens: int | None = None,
         deadline_s: float,
     ) -> RequestRecord:
-        """A request whose ``body`` was made elsewhere, watched; ``target``: the path as it is sent,
-        and a query; the rest is for its record."""
+        """A request whose ``body`` was made elsewhere, watched; ``target``: the path as
+        it is sent, and a query; the rest is for its record."""
         record = self._new_record(label, path, deadline_s, text)
         record.method = method
-        record.stream, record.images, record.max_tokens = stream, list(images), max_tokens
-        return await self._send(record, body, watch=watch, target=target, headers=headers)
+        record.stream, record.images, record.max_tokens = (
+            stream,
+            list(images),
+            max_tokens,
+        )
+        return await self._send(
+            record, body, watch=watch, target=target, headers=headers
+        )
 
     async def count_tokens(self, text: str, *, deadline_s: float = 10.0) -> int | None:
-        """Tokens of a plain text by the server's own ``/tokenize``; None if it does not tell."""
+        """Tokens of a plain text by the server's own ``/tokenize``; None if it does not
+        tell."""
         request = {"model": self.model, "prompt": text}
         answer = await self._ask("POST", "/tokenize", deadline_s, request)
         try:
@@ -164,15 +177,17 @@ class Traffic:
         return await self._ask("GET", "/metrics", deadline_s)
 
     def hold(self, request: asyncio.Task[RequestRecord]) -> None:
-        """Do not give ``request`` up at its deadline: the server may clean up after a client that
-        goes away, and what was to be looked at is over then."""
+        """Do not give ``request`` up at its deadline: the server may clean up after a
+        client that goes away, and what was to be looked at is over then."""
         limit, _ = self._limits.get(request, (None, 0.0))
         if limit is not None and not limit.expired():
             limit.reschedule(asyncio.get_running_loop().time() + MAX_HOLD_S)
 
-    def release(self, request: asyncio.Task[RequestRecord], *, now: bool = False) -> None:
-        """Give a held ``request`` up at its deadline after all, at once if that has passed, or if
-        it is to be ``now``."""
+    def release(
+        self, request: asyncio.Task[RequestRecord], *, now: bool = False
+    ) -> None:
+        """Give a held ``request`` up at its deadline after all, at once if that has
+        passed, or if it is to be ``now``."""
         limit, deadline = self._limits.get(request, (None, 0.0))
         if limit is not None and not limit.expired():
             limit.reschedule(0.0 if now else deadline)
@@ -190,14 +205,18 @@ class Traffic:
         finally:
             self._limits.pop(task, None)
 
-    async def _ask(self, method: str, path: str, deadline_s: float, body: object = None) -> str:
+    async def _ask(
+        self, method: str, path: str, deadline_s: float, body: object = None
+    ) -> str:
         """The text of an unrecorded request's answer; empty if it cannot be had."""
         try:
             async with (
                 asyncio.timeout(deadline_s),
                 self._client.stream(method, path, json=body) as answer,
             ):
-                data = await _read_bounded(answer) if answer.status_code == 200 else None
+                data = (
+                    await _read_bounded(answer) if answer.status_code == 200 else None
+                )
         except (self._failure, TimeoutError):
             return ""
         return "" if data is None else data.decode("utf-8", "replace")
@@ -241,7 +260,9 @@ class Traffic:
                     record.method,
                     target or record.path,
                     content=body,
-                    headers={"Content-Type": "application/json"} if headers is None else headers,
+                    headers={"Content-Type": "application/json"}
+                    if headers is None
+                    else headers,
                     extensions={} if watch is None else {"trace": traced},
                 ) as answer,
             ):
@@ -323,12 +344,16 @@ async def _read_whole(
         try:
             read_completion(json.loads(text), record, watched=watch is not None)
         except MALFORMED as error:
-            record.error = f"not a chat completion ({type(error).__name__}): {text[:200]}"
+            record.error = (
+                f"not a chat completion ({type(error).__name__}): {text[:200]}"
+            )
     elif record.path == GENERATE and watch is None:
         try:
             read_generated(json.loads(text), record)
         except MALFORMED as error:
-            record.error = f"not an answer of /generate ({type(error).__name__}): {text[:200]}"
+            record.error = (
+                f"not an answer of /generate ({type(error).__name__}): {text[:200]}"
+            )
     else:
         record.text = text[:TEXT_LIMIT]
         if watch is not None:
@@ -342,8 +367,8 @@ async def _read_stream(
     started: asyncio.Event | None,
     watch: Watch | None = None,
 ) -> None:
-    """Server-sent events: text pieces, then usage, then ``[DONE]``. In other forms than that of
-    completions nothing is promised of the end."""
+    """Server-sent events: text pieces, then usage, then ``[DONE]``. In other forms than
+    that of completions nothing is promised of the end."""
     text: list[str] = []
     other = watch if record.path not in (CHAT, COMPLETIONS) else None
     done = False
@@ -370,7 +395,9 @@ async def _read_stream(
                     else:
                         text.append(read_chunk(json.loads(data), record, watch))
                 except MALFORMED as error:
-                    record.error = f"a broken stream ({type(error).__name__}): {data[:200]}"
+                    record.error = (
+                        f"a broken stream ({type(error).__name__}): {data[:200]}"
+                    )
                 if started is not None and record.ttft_s is not None:
                     started.set()
                 if record.error:

@@ -1,5 +1,5 @@
-"""What a scenario's gate and trigger may do to a running engine, and the images that they send,
-made from a seed, so that a run repeats byte for byte."""
+"""What a scenario's gate and trigger may do to a running engine, and the images that
+they send, made from a seed, so that a run repeats byte for byte."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 from mmrepro.base.errors import UsageError
 from mmrepro.traffic.evidence import ImageSent
 
-if TYPE_CHECKING:  # an HTTP client takes a while to import, and a scenario is often only read
+if (
+    TYPE_CHECKING
+):  # an HTTP client takes a while to import, and a scenario is often only read
     from mmrepro.traffic.client import Traffic
     from mmrepro.traffic.evidence import RequestRecord
     from mmrepro.traffic.evidence.recorder import Recorder
@@ -25,25 +27,23 @@ if TYPE_CHECKING:  # an HTTP client takes a while to import, and a scenario is o
 
 GATE_DEADLINE_S = 60.0
 MOST_PICTURE_BYTES = 64 << 20
-"""For requests of the gate: nothing is known of latencies yet, and the first one warms up."""
+"""For requests of the gate: nothing is known of latencies yet, and the first one warms
+up."""
 
 
 @dataclass
 class Drive:
     """The scenario's hands.
 
-    Attributes:
-        image_size: (width, height) in pixels of an image that fills the model's token budget.
-        max_model_len: tokens that prompt and answer may have.
-        release: of the engine, e.g. ``0.23.0``.
-        mitigations: names of those applied.
-        flips: names of the factors that are not left as in the failing baseline.
-        deadline_s: seconds after which a request counts as unanswered; derived from the gate.
-        options: of the scenario, as given with ``--option``.
-        python: the interpreter of the engine's environment.
-        model: the folder of the served model.
-        reproducer_env: variables for the scenario's reproducers, besides the server's.
-        suspect_s: seconds after which an unanswered request makes the trigger stop and look,
+    Attributes: image_size: (width, height) in pixels of an image that fills the model's
+        token budget. max_model_len: tokens that prompt and answer may have. release: of
+        the engine, e.g. ``0.23.0``. mitigations: names of those applied. flips: names
+        of the factors that are not left as in the failing baseline. deadline_s: seconds
+        after which a request counts as unanswered; derived from the gate. options: of
+        the scenario, as given with ``--option``. python: the interpreter of the
+        engine's environment. model: the folder of the served model. reproducer_env:
+        variables for the scenario's reproducers, besides the server's. suspect_s:
+        seconds after which an unanswered request makes the trigger stop and look,
             while the request itself keeps waiting for its full deadline.
     """
 
@@ -62,7 +62,9 @@ class Drive:
     reproducer_env: dict[str, str] = field(default_factory=dict)
     pending: list[asyncio.Task[RequestRecord]] = field(default_factory=list)
 
-    def picture(self, name: str, seed: int, size: tuple[int, int] | None = None) -> Picture:
+    def picture(
+        self, name: str, seed: int, size: tuple[int, int] | None = None
+    ) -> Picture:
         return noise(name, seed, size or self.image_size)
 
     def note(self, text: str) -> None:
@@ -102,7 +104,8 @@ class Drive:
         )
 
     async def ask(self, label: str, **request: Any) -> RequestRecord | None:
-        """One request of the trigger (see :meth:`chat`); None: it is stuck, and waits on.
+        """One request of the trigger (see :meth:`chat`); None: it is stuck, and waits
+        on.
 
         ``image``: a picture, or the size in pixels of one that is made for the label.
         """
@@ -115,14 +118,18 @@ class Drive:
             request.setdefault("text", "hello")
         return await self.unless_stuck(self.chat(label, **request))
 
-    async def unless_stuck(self, request: Awaitable[RequestRecord]) -> RequestRecord | None:
+    async def unless_stuck(
+        self, request: Awaitable[RequestRecord]
+    ) -> RequestRecord | None:
         """The record of ``request``; None when it is unanswered after ``suspect_s``.
 
-        A suspect keeps waiting in the background, beyond its deadline if need be, so that the
-        check looks at the engine while the request still hangs; ``collect`` ends that.
-        """
+        A suspect keeps waiting in the background, beyond its deadline if need be, so
+        that the check looks at the engine while the request still hangs; ``collect``
+        ends that."""
         task = asyncio.ensure_future(request)
-        self.pending.append(task)  # at once: a trigger that is cancelled here leaves no orphan
+        self.pending.append(
+            task
+        )  # at once: a trigger that is cancelled here leaves no orphan
         done, _ = await asyncio.wait({task}, timeout=self.suspect_s)
         if not done:
             self.traffic.hold(task)
@@ -146,7 +153,8 @@ class Drive:
         return sum(known) if known else None
 
     async def text_of_tokens(self, tokens: int) -> str:
-        """A plain text of about ``tokens`` tokens by the server's own tokenizer, not above."""
+        """A plain text of about ``tokens`` tokens by the server's own tokenizer, not
+        above."""
         unit, probe = "a ", 256
         counted = await self.traffic.count_tokens(unit * probe)
         per_unit = counted / probe if counted else 2.0
@@ -191,7 +199,8 @@ class Video(Picture):
 
     @property
     def data_url(self) -> str:
-        """As vLLM takes frames (0.23.0 multimodal/media/video.py, VideoMediaIO.load_base64)."""
+        """As vLLM takes frames (0.23.0 multimodal/media/video.py,
+        VideoMediaIO.load_base64)."""
         encoded = (base64.b64encode(frame).decode() for frame in self.frames)
         return "data:video/jpeg;base64," + ",".join(encoded)
 
@@ -202,11 +211,11 @@ class Video(Picture):
 
 @lru_cache(maxsize=1024)
 def _looks(data: bytes) -> tuple[str, str]:
-    """What the picture shows, however it is encoded: a digest of its pixels and size, and its mean
-    colours, both hex; ("", ""): it cannot be decoded.
+    """What the picture shows, however it is encoded: a digest of its pixels and size,
+    and its mean colours, both hex; ("", ""): it cannot be decoded.
 
-    Of one colour only that counts: after an engine's resizing nothing else is left of it.
-    """
+    Of one colour only that counts: after an engine's resizing nothing else is left of
+    it."""
     from PIL import Image, ImageOps
 
     try:
@@ -245,7 +254,9 @@ def clip(name: str, seed: int, size: tuple[int, int], frames: int = 2) -> Video:
     encoded = []
     for number in range(frames):
         buffer = io.BytesIO()
-        with Image.open(io.BytesIO(noise(name, seed + 10_000_000 * number, size).png)) as frame:
+        with Image.open(
+            io.BytesIO(noise(name, seed + 10_000_000 * number, size).png)
+        ) as frame:
             frame.save(buffer, "JPEG", quality=90)
         encoded.append(buffer.getvalue())
     return Video(name, b"".join(encoded), *size, "video/jpeg", tuple(encoded))
@@ -254,10 +265,9 @@ def clip(name: str, seed: int, size: tuple[int, int], frames: int = 2) -> Video:
 def tiles(name: str, rows: int, columns: int, seed: int, side: int = 28) -> Picture:
     """Tiles of ``side`` pixels, each of four colours, in so many rows and columns.
 
-    28 pixels are what Qwen2-VL's processor takes at a time, row by row of tiles, so that the order
-    of the preprocessed pixels is that of the tiles, whatever their layout: 2 x 4 tiles and 4 x 2
-    tiles of one seed are the same bytes.
-    """
+    28 pixels are what Qwen2-VL's processor takes at a time, row by row of tiles, so
+    that the order of the preprocessed pixels is that of the tiles, whatever their
+    layout: 2 x 4 tiles and 4 x 2 tiles of one seed are the same bytes."""
     import numpy as np
     from PIL import Image
 
@@ -277,8 +287,8 @@ def encoded(name: str, pixels: Pixels, **options: int) -> Picture:
 
 
 def read_picture(path: Path, hint: str = "") -> Picture:
-    """The picture in a file, called as the file is. Raises UsageError: it cannot be read, or is no
-    picture; with ``hint``."""
+    """The picture in a file, called as the file is. Raises UsageError: it cannot be
+    read, or is no picture; with ``hint``."""
     from mmrepro.base.machine.files import read_file
     from PIL import Image
 
@@ -287,4 +297,6 @@ def read_picture(path: Path, hint: str = "") -> Picture:
         with Image.open(io.BytesIO(data)) as image:
             return Picture(path.stem, data, image.width, image.height)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}.", hint=hint) from error
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror or error}.", hint=hint
+        ) from error

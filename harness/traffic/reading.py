@@ -24,20 +24,19 @@ MAX_LIKELIEST = 8
 MAX_CHOICES = 256
 
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What reading JSON of an unexpected shape raises; hostile nesting ends in RecursionError."""
+"""What reading JSON of an unexpected shape raises; hostile nesting ends in
+RecursionError."""
 
 
 @dataclass(frozen=True)
 class Watch:
     """Who looks on while a request goes on: of such a one all is kept that came of it.
 
-    Attributes:
-        sent: called once the request is written.
-        piece: called with the number of pieces of a stream so far, at each.
-        leave_at: the client goes away at so many pieces; 0: as soon as the request is written.
-        leave_s: the same, so many seconds after it began to send.
-        heard: called with the bytes of the answer, or with each line of a stream.
-        headed: called with the headers of the answer.
+    Attributes: sent: called once the request is written. piece: called with the number
+        of pieces of a stream so far, at each. leave_at: the client goes away at so many
+        pieces; 0: as soon as the request is written. leave_s: the same, so many seconds
+        after it began to send. heard: called with the bytes of the answer, or with each
+        line of a stream. headed: called with the headers of the answer.
     """
 
     sent: Callable[[], None]
@@ -53,8 +52,8 @@ class Left(Exception):
 
 
 def read_completion(body: Any, record: RequestRecord, *, watched: bool = False) -> None:
-    """Copy text, finish reason, usage and logprobs of a completion into ``record``; if it is
-    ``watched``, of all choices."""
+    """Copy text, finish reason, usage and logprobs of a completion into ``record``; if
+    it is ``watched``, of all choices."""
     choice = body["choices"][0]
     record.text = _text(_message(choice, record, "message")["content"])[:TEXT_LIMIT]
     record.finish_reason = _text(choice.get("finish_reason")) or None
@@ -80,15 +79,21 @@ def read_generated(body: Any, record: RequestRecord) -> None:
 
 
 def _message(choice: Any, record: RequestRecord, name: str) -> Any:
-    """What holds the content of a choice; a plain completion has its text in the choice."""
+    """What holds the content of a choice; a plain completion has its text in the
+    choice."""
     return {"content": choice["text"]} if record.path == COMPLETIONS else choice[name]
 
 
 def _tokens(choice: Any) -> tuple[list[str], list[float]]:
     """Text and logprob of each token, as far as they are told."""
     told = choice.get("logprobs") or {}
-    pairs = [(one["token"], one["logprob"]) for one in (told.get("content") or [])[:MAX_LOGPROBS]]
-    if plain := (told.get("tokens") or [])[:MAX_LOGPROBS]:  # the form of plain completions
+    pairs = [
+        (one["token"], one["logprob"])
+        for one in (told.get("content") or [])[:MAX_LOGPROBS]
+    ]
+    if plain := (told.get("tokens") or [])[
+        :MAX_LOGPROBS
+    ]:  # the form of plain completions
         values = zip(plain, told.get("token_logprobs") or [], strict=False)
         pairs = [(token, value) for token, value in values if value is not None]
     return [_text(token) for token, _ in pairs], [_finite(value) for _, value in pairs]
@@ -104,14 +109,18 @@ def _likeliest(choice: Any) -> list[list[tuple[str, float]]]:
         ]
         for place in (told.get("content") or [])[:MAX_LOGPROBS]
     ]
-    if plain := (told.get("top_logprobs") or [])[:MAX_LOGPROBS]:  # the form of plain completions
+    if plain := (told.get("top_logprobs") or [])[
+        :MAX_LOGPROBS
+    ]:  # the form of plain completions
         places = [list((place or {}).items())[:MAX_LIKELIEST] for place in plain]
-    return [[(_text(token), _finite(value)) for token, value in place] for place in places]
+    return [
+        [(_text(token), _finite(value)) for token, value in place] for place in places
+    ]
 
 
 def _note(choice: Any, inner: Any, record: RequestRecord) -> ChoiceSeen:
-    """Add what came of a choice, all of it or a piece, to what the record has of it. ``inner``:
-    what of it holds content, reasoning and calls of tools."""
+    """Add what came of a choice, all of it or a piece, to what the record has of it.
+    ``inner``: what of it holds content, reasoning and calls of tools."""
     index, text = count(choice.get("index")) or 0, _text(inner.get("content"))
     kept = next((one for one in record.choices if one.index == index), None)
     if kept is None:
@@ -151,9 +160,13 @@ def _call(call: Any, place: int | None, kept: ChoiceSeen) -> None:
     found.arguments = (found.arguments + _text(function.get("arguments")))[:TEXT_LIMIT]
 
 
-def _read_usage(usage: Any, record: RequestRecord, *, cached: bool, watched: bool) -> None:
+def _read_usage(
+    usage: Any, record: RequestRecord, *, cached: bool, watched: bool
+) -> None:
     record.prompt_tokens = count(usage.get("prompt_tokens", record.prompt_tokens))
-    record.completion_tokens = count(usage.get("completion_tokens", record.completion_tokens))
+    record.completion_tokens = count(
+        usage.get("completion_tokens", record.completion_tokens)
+    )
     if cached and usage:
         details = usage.get("prompt_tokens_details") or {}
         record.cached_tokens = count(details.get("cached_tokens"))
@@ -173,7 +186,10 @@ def read_chunk(chunk: Any, record: RequestRecord, watch: Watch | None = None) ->
     pieces, before = [], record.pieces
     for choice in chunk.get("choices", []):
         delta = _message(choice, record, "delta")
-        piece, counts = delta.get("content"), _is_piece(delta, choice, watched=watch is not None)
+        piece, counts = (
+            delta.get("content"),
+            _is_piece(delta, choice, watched=watch is not None),
+        )
         if counts and record.ttft_s is None:
             record.ttft_s = round(time.monotonic() - record.sent.mono, 4)
         pieces.append(_text(piece))
@@ -219,7 +235,11 @@ def read_other(body: Any, record: RequestRecord) -> None:
         if isinstance(told := one.get("meta_info"), dict):
             reason = told.get("finish_reason")
             reason = reason.get("type") if isinstance(reason, dict) else reason
-            choice = {"index": place, "finish_reason": reason, "token_ids": one.get("output_ids")}
+            choice = {
+                "index": place,
+                "finish_reason": reason,
+                "token_ids": one.get("output_ids"),
+            }
             _note(choice, {"content": one.get("text")}, record)
             _read_usage(told, record, cached=False, watched=True)
         elif isinstance(one.get("choices"), list):
@@ -244,8 +264,12 @@ def _read_items(body: Any, record: RequestRecord) -> None:
         if item.get("type") in ("function_call", "tool_use"):
             given = item.get("arguments")
             given = json.dumps(item.get("input")) if given is None else given
-            inner["tool_calls"].append({"function": {"name": item["name"], "arguments": given}})
-    _note({"finish_reason": body.get("stop_reason") or body.get("status")}, inner, record)
+            inner["tool_calls"].append(
+                {"function": {"name": item["name"], "arguments": given}}
+            )
+    _note(
+        {"finish_reason": body.get("stop_reason") or body.get("status")}, inner, record
+    )
     usage = body.get("usage") or {}
     record.prompt_tokens = count(usage.get("input_tokens"))
     record.completion_tokens = count(usage.get("output_tokens"))
@@ -258,17 +282,23 @@ def read_event(event: Any, record: RequestRecord, watch: Watch) -> None:
         record.error = _text(event["error"])[:ERROR_LIMIT] or "an error without a text"
         return
     if named and "delta" not in event["type"]:
-        if isinstance(event.get("response"), dict) and event["type"].endswith("completed"):
+        if isinstance(event.get("response"), dict) and event["type"].endswith(
+            "completed"
+        ):
             read_other(event["response"], record)
         return
     delta = event.get("delta") if named else None
     said = delta if isinstance(delta, str) else ""
     if isinstance(delta, dict):
-        said = _text(delta.get("text") or delta.get("thinking") or delta.get("partial_json"))
+        said = _text(
+            delta.get("text") or delta.get("thinking") or delta.get("partial_json")
+        )
         record.finish_reason = _text(delta.get("stop_reason")) or record.finish_reason
     elif not named and isinstance(event, dict) and isinstance(event.get("text"), str):
         record.text = "" if event["text"].startswith(record.text) else record.text
-        said = event["text"]  # SGLang tells all of it each time, unless it is asked for pieces
+        said = event[
+            "text"
+        ]  # SGLang tells all of it each time, unless it is asked for pieces
     record.text = (record.text + said)[:TEXT_LIMIT]
     if record.ttft_s is None:
         record.ttft_s = round(time.monotonic() - record.sent.mono, 4)
@@ -279,7 +309,8 @@ def read_event(event: Any, record: RequestRecord, watch: Watch) -> None:
 
 
 def end_of_stream(record: RequestRecord, *, done: bool) -> None:
-    """What the record of a watched stream says of its answer is what its first choice says."""
+    """What the record of a watched stream says of its answer is what its first choice
+    says."""
     record.done = done
     first = next((one for one in record.choices if one.index == 0), ChoiceSeen(index=0))
     record.text, record.finish_reason = first.text, first.finish_reason
@@ -301,5 +332,7 @@ def _finite(value: object) -> float:
 
 def count(value: object) -> int | None:
     """A number of tokens; anything else that a server sends in its place is none."""
-    plausible = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    plausible = (
+        isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    )
     return value if plausible else None  # type: ignore[return-value]

@@ -1,4 +1,5 @@
-"""From a step to the numbers that the model is given. Plain lists: nothing here needs torch."""
+"""From a step to the numbers that the model is given. Plain lists: nothing here needs
+torch."""
 
 import logging
 from dataclasses import dataclass, field
@@ -18,14 +19,12 @@ log = logging.getLogger(__name__)
 class Batch:
     """A step, flattened: all lists of tokens have one entry for each of its N tokens.
 
-    Attributes:
-        token_ids: 0 where an embedding stands.
-        positions: in their sequence, embeddings counted.
-        slot_mapping: where keys and values go, block * block_size + offset.
-        cu_seqlens_q, cu_seqlens_k: sums of the sequences' new tokens, and of all up to there.
-        context_lens: tokens of each sequence that attention sees, the new ones included.
-        mask: 1 where an embedding stands; None in a step without images.
-        on_device: the mask there, once a runner has queued its copy (a GPU's).
+    Attributes: token_ids: 0 where an embedding stands. positions: in their sequence,
+        embeddings counted. slot_mapping: where keys and values go, block * block_size +
+        offset. cu_seqlens_q, cu_seqlens_k: sums of the sequences' new tokens, and of
+        all up to there. context_lens: tokens of each sequence that attention sees, the
+        new ones included. mask: 1 where an embedding stands; None in a step without
+        images. on_device: the mask there, once a runner has queued its copy (a GPU's).
         last: index of each sampling sequence's last token.
     """
 
@@ -63,7 +62,8 @@ class Batch:
         inputs_embeds: Shape | None = None,
         hidden: int = 0,
     ) -> StepView:
-        """For the contract; the shapes of the embeddings that go in, and of all the model gets."""
+        """For the contract; the shapes of the embeddings that go in, and of all the
+        model gets."""
         count, width = rows or (None, 0)
         return StepView(
             sequences=[
@@ -75,7 +75,9 @@ class Batch:
                     embeddings=chunk.seq.num_vision,
                     life=chunk.seq.preempted,
                 )
-                for chunk, table in zip(self.step.chunks, self.block_tables, strict=True)
+                for chunk, table in zip(
+                    self.step.chunks, self.block_tables, strict=True
+                )
             ],
             block_size=config.block_size,
             num_blocks=config.num_blocks,
@@ -95,8 +97,8 @@ class Batch:
 class BatchBuilder:
     """Flattens steps.
 
-    Args:
-        mask: fault reused-mask: the one buffer of all masks, in memory that a GPU copies from.
+    Args: mask: fault reused-mask: the one buffer of all masks, in memory that a GPU
+        copies from.
     """
 
     def __init__(self, config: EngineConfig, mask: memoryview | None = None) -> None:
@@ -109,7 +111,9 @@ class BatchBuilder:
             seq, start, end = chunk.seq, chunk.start, chunk.end
             vision = seq.num_vision
             batch.token_ids += [0] * max(0, min(end, vision) - start)
-            batch.token_ids += seq.token_ids[max(0, start - vision) : max(0, end - vision)]
+            batch.token_ids += seq.token_ids[
+                max(0, start - vision) : max(0, end - vision)
+            ]
             batch.positions += range(start, end)
             if step.prefill:
                 batch.slot_mapping += seq.slots(start, end)
@@ -127,7 +131,8 @@ class BatchBuilder:
         return batch
 
     def _written(self, step: Step) -> memoryview:
-        """The mask, in a buffer of its own; fault reused-mask: in the one of the step before."""
+        """The mask, in a buffer of its own; fault reused-mask: in the one of the step
+        before."""
         bits = b"".join(
             b"\1" * (min(c.end, c.seq.num_vision) - min(c.start, c.seq.num_vision))
             + b"\0" * (max(c.end, c.seq.num_vision) - max(c.start, c.seq.num_vision))
@@ -140,7 +145,8 @@ class BatchBuilder:
 
 
 class Guard:
-    """Holds batches against the contract just before they run, as the config asks for."""
+    """Holds batches against the contract just before they run, as the config asks
+    for."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -163,7 +169,9 @@ class Guard:
         Raises:
             ContractError: the batch breaks the contract, and the config says "raise".
         """
-        if self.config.check_contract == "off" or batch.step.chunks[0].seq.id < 0:  # warm-up
+        if (
+            self.config.check_contract == "off" or batch.step.chunks[0].seq.id < 0
+        ):  # warm-up
             return
         found = self.history.check(batch.view(self.config, rows, inputs_embeds, hidden))
         for violation in found:

@@ -1,10 +1,10 @@
-"""What is kept between requests: blocks of the KV cache, shared by equal prefixes, and images.
+"""What is kept between requests: blocks of the KV cache, shared by equal prefixes, and
+images.
 
-There are two image caches: the front knows which images the engine holds, and sends only their
-name. Both are the same LRU and see the same requests in the same order, so they hold the same
-images; as vLLM's MultiModalProcessorSenderCache and MultiModalReceiverCache do
-(vllm/multimodal/cache.py).
-"""
+There are two image caches: the front knows which images the engine holds, and sends
+only their name. Both are the same LRU and see the same requests in the same order, so
+they hold the same images; as vLLM's MultiModalProcessorSenderCache and
+MultiModalReceiverCache do (vllm/multimodal/cache.py)."""
 
 from collections import OrderedDict
 from dataclasses import replace
@@ -18,9 +18,9 @@ NULL_BLOCK = 0
 class BlockManager:
     """``usable`` blocks of ``block_size`` tokens, numbered from 1.
 
-    A free block keeps its content and its key until it is handed out again, so that a later
-    request with the same prefix finds it; the one that is free longest goes first.
-    """
+    A free block keeps its content and its key until it is handed out again, so that a
+    later request with the same prefix finds it; the one that is free longest goes
+    first."""
 
     def __init__(self, usable: int, block_size: int, *, sharing: bool = True) -> None:
         self.usable = usable
@@ -32,7 +32,8 @@ class BlockManager:
         self.key_of: dict[int, bytes] = {}
 
     def cached_blocks(self, seq: Sequence) -> list[int]:
-        """Blocks that hold the longest known prefix of ``seq``, its last token never included."""
+        """Blocks that hold the longest known prefix of ``seq``, its last token never
+        included."""
         found: list[int] = []
         if self.sharing:
             for index in range((seq.num_tokens - 1) // self.block_size):
@@ -48,7 +49,8 @@ class BlockManager:
         return seq.num_blocks - len(cached) + waking <= len(self.free)
 
     def allocate(self, seq: Sequence) -> None:
-        """Blocks for all of ``seq``'s tokens, known prefixes shared; needs ``can_allocate``."""
+        """Blocks for all of ``seq``'s tokens, known prefixes shared; needs
+        ``can_allocate``."""
         cached = self.cached_blocks(seq)
         for block in cached:
             self.free.pop(block, None)
@@ -67,7 +69,8 @@ class BlockManager:
             seq.block_table.append(self._take())
 
     def commit(self, seq: Sequence, computed: int) -> None:
-        """The full blocks of the first ``computed`` tokens can be found by others from now on."""
+        """The full blocks of the first ``computed`` tokens can be found by others from
+        now on."""
         if not self.sharing:
             return
         for index in range(computed // self.block_size):
@@ -95,7 +98,8 @@ class BlockManager:
 
 
 class ImageCache:
-    """Images by digest; the least recently used go when there are more than ``capacity`` tokens."""
+    """Images by digest; the least recently used go when there are more than
+    ``capacity`` tokens."""
 
     def __init__(self, capacity: int, faults: frozenset[str] = frozenset()) -> None:
         self.capacity = capacity
@@ -106,7 +110,9 @@ class ImageCache:
         self.queries = self.hits = self.evictions = 0
 
     def touch(self, digest: str) -> None:
-        if digest in self.items or self.ghosts:  # the ghost: a place in the order, but no item
+        if (
+            digest in self.items or self.ghosts
+        ):  # the ghost: a place in the order, but no item
             self.order[digest] = None
             self.order.move_to_end(digest)
 
@@ -120,7 +126,8 @@ class ImageCache:
         self.size += image.tokens
 
     def pop_oldest(self) -> None:
-        """Make room. With a ghost at the front nothing is removed, and ``put`` asks for ever."""
+        """Make room. With a ghost at the front nothing is removed, and ``put`` asks for
+        ever."""
         self.evictions += 1
         digest = next(iter(self.order))
         image = self.items.pop(digest, None)
@@ -129,7 +136,8 @@ class ImageCache:
             self.size -= image.tokens
 
     def to_send(self, image: Image) -> Image:
-        """Front: what goes to the engine, without its data if the engine holds it already."""
+        """Front: what goes to the engine, without its data if the engine holds it
+        already."""
         self.queries += 1
         self.touch(image.digest)
         if image.digest in self.items:
@@ -139,7 +147,8 @@ class ImageCache:
         return image
 
     def received(self, image: Image) -> Image:
-        """Engine: the image with its data. Raises AssertionError if it was promised but is not."""
+        """Engine: the image with its data. Raises AssertionError if it was promised but
+        is not."""
         self.touch(image.digest)
         if image.data:
             self.put(image)

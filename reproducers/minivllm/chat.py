@@ -1,4 +1,5 @@
-"""From the body of a chat request to token ids and images, and from token ids to text."""
+"""From the body of a chat request to token ids and images, and from token ids to
+text."""
 
 import base64
 import binascii
@@ -51,7 +52,9 @@ class Chat:
             if not isinstance(messages, list) or not messages:
                 raise BadRequest("messages must be a list with at least one message")
             parts = [(str(message["role"]), message["content"]) for message in messages]
-            limit = content.get("max_completion_tokens") or content.get("max_tokens") or 16
+            limit = (
+                content.get("max_completion_tokens") or content.get("max_tokens") or 16
+            )
             text, images = self._read(parts)
             prompt = Prompt(
                 self.tokenize(text + "<|im_start|>assistant\n"),
@@ -64,8 +67,16 @@ class Chat:
             )
         except BadRequest:
             raise
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise BadRequest(f"not a chat request: {type(error).__name__}: {error}") from error
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
+            raise BadRequest(
+                f"not a chat request: {type(error).__name__}: {error}"
+            ) from error
         if prompt.max_tokens < 1 or not 0 <= prompt.temperature < 100:
             raise BadRequest("max_tokens and temperature are out of range")
         return prompt
@@ -75,7 +86,9 @@ class Chat:
         for role, content in messages:
             text += f"<|im_start|>{role}\n"
             parts: list[Any] = (
-                [{"type": "text", "text": content}] if isinstance(content, str) else content
+                [{"type": "text", "text": content}]
+                if isinstance(content, str)
+                else content
             )
             for part in parts:
                 if part["type"] == "text":
@@ -117,7 +130,8 @@ def picture_of(data: bytes, config: VisionConfig) -> Image:
 def grid_of(width: int, height: int, config: VisionConfig) -> tuple[int, int]:
     """Rows and columns of embeddings of a picture of that size in pixels.
 
-    The rule of transformers ``models/qwen2_vl/image_processing_qwen2_vl.py:smart_resize``.
+    The rule of transformers
+    ``models/qwen2_vl/image_processing_qwen2_vl.py:smart_resize``.
 
     Raises:
         ValueError: one side is more than 200 times the other.
@@ -127,5 +141,7 @@ def grid_of(width: int, height: int, config: VisionConfig) -> tuple[int, int]:
     rows, cols = (max(1, round(side / config.factor)) for side in (height, width))
     if rows * cols > config.max_tokens:
         beta = math.sqrt(height * width / (config.max_tokens * config.factor**2))
-        rows, cols = (max(1, math.floor(s / beta / config.factor)) for s in (height, width))
+        rows, cols = (
+            max(1, math.floor(s / beta / config.factor)) for s in (height, width)
+        )
     return rows, cols

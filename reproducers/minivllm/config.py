@@ -1,8 +1,9 @@
-"""What an engine is started with: sizes, faults, and a plugin that may change what it is made of.
+"""What an engine is started with: sizes, faults, and a plugin that may change what it
+is made of.
 
-The first six faults are the bugs of the milestone note that added images to a text-only engine; the
-others are small copies of failures of vLLM, SGLang and LMDeploy. The code asks ``name in faults``
-at the one place that was wrong; everything else stays as it is.
+The first six faults are the bugs of the milestone note that added images to a text-only
+engine; the others are small copies of failures of vLLM, SGLang and LMDeploy. The code
+asks ``name in faults`` at the one place that was wrong; everything else stays as it is.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 PAD_RANGE = 1 << 16
-"""Fault pad-value-key: SGLang 0.5.6 takes the hash modulo 2**30; here 300 images collide."""
+"""Fault pad-value-key: SGLang 0.5.6 takes the hash modulo 2**30; here 300 images
+collide."""
 
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """The tower: a ViT whose patches are merged ``merge`` x ``merge`` into one embedding.
+    """The tower: a ViT whose patches are merged ``merge`` x ``merge`` into one
+    embedding.
 
     ``max_tokens``: embeddings of one image; larger pictures are scaled down.
     """
@@ -76,21 +79,22 @@ def _known(cls: type, content: dict[str, Any]) -> dict[str, Any]:
 class EngineConfig:
     """Sizes are in tokens unless they say otherwise.
 
-    Attributes:
-        num_blocks: blocks of the KV cache, the null block 0 included.
+    Attributes: num_blocks: blocks of the KV cache, the null block 0 included.
         max_batched_tokens: of one prefill step; longer prompts are prefilled in chunks.
         mm_cache_tokens: embeddings' worth of images that the image cache holds.
-        async_scheduling: prepare the next prefill step before this one runs.
-        vision: "fake" seeds embeddings with the image's bytes, "tower" runs the ViT.
-        multimodal: False: the image code is never imported.
-        images_at_start: the image runner is made before the engine is ready, as the note's is; else
+        async_scheduling: prepare the next prefill step before this one runs. vision:
+        "fake" seeds embeddings with the image's bytes, "tower" runs the ViT.
+        multimodal: False: the image code is never imported. images_at_start: the image
+        runner is made before the engine is ready, as the note's is; else
             when the first image comes.
         warm_up_image: the picture that it warms up with; None: a black one.
-        vision_ms: a GPU is kept busy that long before each image's embeddings, as by a real tower.
-        placeholder_ids: how many token ids stand beside inputs_embeds, where nobody reads them: of
-            "all" tokens or of the "text".
+        vision_ms: a GPU is kept busy that long before each image's embeddings, as by a
+            real tower.
+        placeholder_ids: how many token ids stand beside inputs_embeds, where nobody
+            reads them: of "all" tokens or of the "text".
         check_contract: "log" tells what a step violates, "raise" refuses to run it.
-        dtype: "auto" is float32, what equality with transformers needs, on a GPU as well.
+        dtype: "auto" is float32, what equality with transformers needs, on a GPU as
+            well.
     """
 
     num_blocks: int = 257
@@ -113,7 +117,15 @@ class EngineConfig:
     faults: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if min(self.block_size, self.max_model_len, self.max_num_seqs, self.max_batched_tokens) < 1:
+        if (
+            min(
+                self.block_size,
+                self.max_model_len,
+                self.max_num_seqs,
+                self.max_batched_tokens,
+            )
+            < 1
+        ):
             raise ValueError("sizes are positive")
         if self.num_blocks < 2:
             raise ValueError("the KV cache needs a block besides the null block")
@@ -131,15 +143,25 @@ class EngineConfig:
 FAULTS: dict[str, str] = {
     "warmup-sequence": "warm-up builds plain Sequences where the image prefill expects "
     "ImageSequences",
-    "warmup-order": "the base initialiser warms up before the model accepts inputs_embeds",
+    "warmup-order": (
+        "the base initialiser warms up before the model accepts inputs_embeds"
+    ),
     "broken-module": "an edit left the fake vision module with a syntax error",
     "image-path": "the configured warm-up image is a path that does not exist",
-    "pinned-placeholder": "the placeholder of the embeddings is pinned, though it is no CPU tensor",
+    "pinned-placeholder": (
+        "the placeholder of the embeddings is pinned, though it is no CPU tensor"
+    ),
     "slot-mapping": "last_block_num_tokens is derived from the text ids only",
-    "ghost-key-lru": "the image cache's touch inserts missing keys; eviction never gets past them",
-    "pad-value-key": "prefix keys hold the image's digest modulo 65536 in place of the digest",
+    "ghost-key-lru": (
+        "the image cache's touch inserts missing keys; eviction never gets past them"
+    ),
+    "pad-value-key": (
+        "prefix keys hold the image's digest modulo 65536 in place of the digest"
+    ),
     "kv-budget": "the KV cache gets a tenth of its budget, and nobody checks what fits",
-    "reused-mask": "the next step is prepared in the mask buffer that this step still reads",
+    "reused-mask": (
+        "the next step is prepared in the mask buffer that this step still reads"
+    ),
 }
 
 NOTE_FAULTS = tuple(FAULTS)[:6]
@@ -147,10 +169,13 @@ NOTE_FAULTS = tuple(FAULTS)[:6]
 
 
 def chosen(faults: Iterable[str], fixes: Iterable[str] = ()) -> frozenset[str]:
-    """``faults`` without ``fixes``. Raises ValueError for a name that is not in ``FAULTS``."""
+    """``faults`` without ``fixes``. Raises ValueError for a name that is not in
+    ``FAULTS``."""
     for name in (*faults, *fixes):
         if name not in FAULTS:
-            raise ValueError(f"there is no fault {name!r}; there is: {', '.join(FAULTS)}")
+            raise ValueError(
+                f"there is no fault {name!r}; there is: {', '.join(FAULTS)}"
+            )
     return frozenset(faults) - frozenset(fixes)
 
 
@@ -169,22 +194,27 @@ def by_chance(
 # ------------------------------------------------------------------ the plugin
 
 PLUGIN = "minivllm_plugin"
-"""Module of the file that is run before the engine is made, and may change what it is made of."""
+"""Module of the file that is run before the engine is made, and may change what it is
+made of."""
 
 
 def plugged(file: Path, config: EngineConfig) -> EngineConfig:
     """What the function ``plug`` in ``file`` makes of ``config``.
 
-    Raises:
-        ValueError: there is no such file or function, it failed, or it returned something else.
+    Raises: ValueError: there is no such file or function, it failed, or it returned
+        something else.
     """
     plug = _plug_of(file)
     try:
         found = plug(config)
     except Exception as error:
-        raise ValueError(f"plugin {file}: plug: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"plugin {file}: plug: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(found, EngineConfig):
-        raise ValueError(f"plugin {file}: plug returned no EngineConfig but {found!r:.80}")
+        raise ValueError(
+            f"plugin {file}: plug returned no EngineConfig but {found!r:.80}"
+        )
     return found
 
 

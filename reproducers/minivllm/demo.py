@@ -1,9 +1,9 @@
-"""One picture and one question, without a server: what is prefilled, how fast, and the answer.
+"""One picture and one question, without a server: what is prefilled, how fast, and the
+answer.
 
-``python -m minivllm.demo --model FOLDER [--image-path FILE] [--max-tokens N] [QUESTION]``, as the
-milestone note's ``main.py`` does it. With ``--vision fake`` (here the default) the embeddings say
-nothing of the picture, and the answer may be empty.
-"""
+``python -m minivllm.demo --model FOLDER [--image-path FILE] [--max-tokens N]
+[QUESTION]``, as the milestone note's ``main.py`` does it. With ``--vision fake`` (here
+the default) the embeddings say nothing of the picture, and the answer may be empty."""
 
 import argparse
 import base64
@@ -26,13 +26,17 @@ def body(question: str, image: Path | None, max_tokens: int) -> bytes:
         parts.append({"type": "image_url", "image_url": {"url": url}})
     parts.append({"type": "text", "text": question})
     messages = [{"role": "user", "content": parts}]
-    return json.dumps({"messages": messages, "max_tokens": max_tokens, "temperature": 0}).encode()
+    return json.dumps(
+        {"messages": messages, "max_tokens": max_tokens, "temperature": 0}
+    ).encode()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("question", nargs="?", default="What is in the picture?")
-    parser.add_argument("--model", type=Path, required=True, help="folder with a tiny Qwen3")
+    parser.add_argument(
+        "--model", type=Path, required=True, help="folder with a tiny Qwen3"
+    )
     parser.add_argument("--image-path", type=Path)
     parser.add_argument("--max-tokens", type=int, default=16)
     parser.add_argument("--vision", choices=("fake", "tower"), default="fake")
@@ -47,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     from .runner import load
 
-    engine = load(options.model, EngineConfig(vision=options.vision, device=options.device))
+    engine = load(
+        options.model, EngineConfig(vision=options.vision, device=options.device)
+    )
     began = time.monotonic()
     seq = engine.add(prompt.token_ids, prompt.images, max_tokens=prompt.max_tokens)
     while engine.busy and not seq.output_ids and not seq.finish_reason:

@@ -1,4 +1,5 @@
-"""The engine: takes requests in, runs step after step, gives tokens out. One thread uses it."""
+"""The engine: takes requests in, runs step after step, gives tokens out. One thread
+uses it."""
 
 import logging
 from collections import Counter
@@ -15,13 +16,15 @@ log = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """What runs a batch: ``runner.ModelRunner`` in torch, in tests also one of plain Python."""
+    """What runs a batch: ``runner.ModelRunner`` in torch, in tests also one of plain
+    Python."""
 
     builder: BatchBuilder
     guard: Guard
 
     def begin(self, batch: Batch) -> None:
-        """Queue what a GPU can do while the host prepares the next step. Once, before ``run``."""
+        """Queue what a GPU can do while the host prepares the next step. Once, before
+        ``run``."""
 
     def run(self, batch: Batch) -> list[int]:
         """One token for each sequence that samples."""
@@ -30,9 +33,8 @@ class Runner(Protocol):
 class Engine:
     """One runner, one scheduler, one cache of images.
 
-    Args:
-        runner: of text.
-        with_images: makes the image runner out of it when the first image comes, if not at once; a
+    Args: runner: of text. with_images: makes the image runner out of it when the first
+        image comes, if not at once; a
             text-only engine never imports that code.
         eos_token_id: ends an answer; -1: none does.
 
@@ -78,7 +80,10 @@ class Engine:
         room = config.usable_blocks * config.block_size
         needed = min(tokens + max_tokens, config.max_model_len)
         if needed > room and "kv-budget" not in config.faults:
-            return f"The request needs {needed} tokens of KV cache; there is room for {room}."
+            return (
+                f"The request needs {needed} tokens of KV cache; there is room "
+                f"for {room}."
+            )
         return ""
 
     def add(
@@ -110,7 +115,9 @@ class Engine:
                 faults=config.faults,
             )
         else:
-            seq = Sequence(self._next_id, list(token_ids), config.block_size, max_tokens)
+            seq = Sequence(
+                self._next_id, list(token_ids), config.block_size, max_tokens
+            )
         seq.temperature, seq.ignore_eos = temperature, ignore_eos
         self.scheduler.add(seq)
         self.counts["prompt_tokens"] += seq.num_tokens
@@ -142,8 +149,12 @@ class Engine:
             batch = runner.builder.build(step)
         step = batch.step
         changed = [chunk.seq for chunk in step.chunks if chunk.samples]
-        gone = [chunk for chunk in step.chunks if chunk.seq not in self.scheduler.running]
-        if gone:  # aborted after the step was prepared: its blocks may be somebody else's
+        gone = [
+            chunk for chunk in step.chunks if chunk.seq not in self.scheduler.running
+        ]
+        if (
+            gone
+        ):  # aborted after the step was prepared: its blocks may be somebody else's
             self._undo(step)
             return self._failed()
         try:
@@ -214,7 +225,8 @@ class Engine:
         self.counts[f"finished_{seq.finish_reason}"] += 1
 
     def generate(self, seqs: Iterable[Sequence]) -> list[list[int]]:
-        """Run until all of ``seqs`` have ended; their new tokens. For tests and examples."""
+        """Run until all of ``seqs`` have ended; their new tokens. For tests and
+        examples."""
         wanted = list(seqs)
         while self.busy and not all(seq.finish_reason for seq in wanted):
             self.step()

@@ -1,4 +1,5 @@
-"""Qwen3 in plain torch, with a paged KV cache. Names of modules and weights as in transformers."""
+"""Qwen3 in plain torch, with a paged KV cache. Names of modules and weights as in
+transformers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +15,11 @@ from .config import ModelConfig
 class Context:
     """What attention needs besides the hidden states; B sequences, N tokens.
 
-    Attributes:
-        slots: (N,) where keys and values go.
-        lens: (B,) tokens that each sequence's last query sees, itself included.
-        tables: (B, blocks) block tables, padded with the null block.
-        starts: prefill: cu_seqlens_q, B + 1 numbers; None in decode: one token a sequence.
-        seen: prefill: ``lens`` on the host; reading it from the device would wait for that.
+    Attributes: slots: (N,) where keys and values go. lens: (B,) tokens that each
+        sequence's last query sees, itself included. tables: (B, blocks) block tables,
+        padded with the null block. starts: prefill: cu_seqlens_q, B + 1 numbers; None
+        in decode: one token a sequence. seen: prefill: ``lens`` on the host; reading it
+        from the device would wait for that.
     """
 
     slots: Tensor
@@ -30,10 +30,16 @@ class Context:
 
 
 class KVCache:
-    """Keys and values of every layer, (layers, 2, blocks * block_size, kv heads, head size)."""
+    """Keys and values of every layer, (layers, 2, blocks * block_size, kv heads, head
+    size)."""
 
     def __init__(
-        self, model: ModelConfig, blocks: int, block_size: int, device: str, dtype: torch.dtype
+        self,
+        model: ModelConfig,
+        blocks: int,
+        block_size: int,
+        device: str,
+        dtype: torch.dtype,
     ) -> None:
         heads = (model.num_key_value_heads, model.head_dim)
         shape = (model.num_hidden_layers, 2, blocks * block_size, *heads)
@@ -41,13 +47,17 @@ class KVCache:
         self.block_size = block_size
 
     def store(self, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        """Raises AssertionError without one slot a token, as MinivLLM does (attention.py)."""
-        assert slots.numel() == key.shape[0], "Slot mapping size must match number of tokens"
+        """Raises AssertionError without one slot a token, as MinivLLM does
+        (attention.py)."""
+        assert slots.numel() == key.shape[0], (
+            "Slot mapping size must match number of tokens"
+        )
         self.data[layer, 0, slots] = key
         self.data[layer, 1, slots] = value
 
     def read(self, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the blocks in ``tables`` (…, blocks): (…, tokens, heads, size)."""
+        """Keys and values of the blocks in ``tables`` (…, blocks): (…, tokens, heads,
+        size)."""
         offsets = torch.arange(self.block_size, device=tables.device)
         slots = (tables.unsqueeze(-1) * self.block_size + offsets).flatten(-2)
         return self.data[layer, 0, slots], self.data[layer, 1, slots]
@@ -88,10 +98,16 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(size, config.rms_norm_eps)
         self.k_norm = RMSNorm(size, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, positions: Tensor, cache: KVCache, context: Context) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Tensor, cache: KVCache, context: Context
+    ) -> Tensor:
         size, theta = self.config.head_dim, self.config.rope_theta
-        query = rotate(self.q_norm(self.q_proj(x).unflatten(-1, (-1, size))), positions, theta)
-        key = rotate(self.k_norm(self.k_proj(x).unflatten(-1, (-1, size))), positions, theta)
+        query = rotate(
+            self.q_norm(self.q_proj(x).unflatten(-1, (-1, size))), positions, theta
+        )
+        key = rotate(
+            self.k_norm(self.k_proj(x).unflatten(-1, (-1, size))), positions, theta
+        )
         value = self.v_proj(x).unflatten(-1, (-1, size))
         cache.store(self.layer, key, value, context.slots)
         attend = self._decode if context.starts is None else self._prefill
@@ -102,22 +118,31 @@ class Attention(nn.Module):
         assert context.starts is not None
         found = []
         ends = zip(context.starts, context.starts[1:], strict=False)
-        for row, ((start, end), seen) in enumerate(zip(ends, context.seen, strict=True)):
+        for row, ((start, end), seen) in enumerate(
+            zip(ends, context.seen, strict=True)
+        ):
             keys, values = cache.read(self.layer, context.tables[row])
             keys, values = keys[:seen], values[:seen]
             own = torch.arange(seen - (end - start), seen, device=query.device)
             visible = torch.arange(seen, device=query.device) <= own[:, None]
-            found.append(self._attend(query[None, start:end], keys[None], values[None], visible)[0])
+            found.append(
+                self._attend(query[None, start:end], keys[None], values[None], visible)[
+                    0
+                ]
+            )
         return torch.cat(found)
 
     def _decode(self, query: Tensor, cache: KVCache, context: Context) -> Tensor:
-        """All sequences at once, each with its one new token; shapes depend on B and width only."""
+        """All sequences at once, each with its one new token; shapes depend on B and
+        width only."""
         keys, values = cache.read(self.layer, context.tables)
         places = torch.arange(keys.shape[1], device=query.device)
         visible = (places < context.lens[:, None])[:, None, None]
         return self._attend(query[:, None], keys, values, visible)[:, 0]
 
-    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+    def _attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, visible: Tensor
+    ) -> Tensor:
         """(B, new, heads, size) over (B, seen, kv heads, size)."""
         query, keys, values = (t.transpose(1, 2) for t in (query, keys, values))
         found = functional.scaled_dot_product_attention(
@@ -146,7 +171,9 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, positions: Tensor, cache: KVCache, context: Context) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Tensor, cache: KVCache, context: Context
+    ) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), positions, cache, context)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -158,7 +185,9 @@ class Qwen3(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Layer(config, i) for i in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
@@ -170,7 +199,9 @@ class Qwen3(nn.Module):
         """Hidden states (N, hidden) of ``input_ids`` (N,)."""
         return self.run(self.embed_tokens(input_ids), positions, cache, context)
 
-    def run(self, x: Tensor, positions: Tensor, cache: KVCache, context: Context) -> Tensor:
+    def run(
+        self, x: Tensor, positions: Tensor, cache: KVCache, context: Context
+    ) -> Tensor:
         for layer in self.layers:
             x = layer(x, positions, cache, context)
         return self.norm(x)
@@ -179,7 +210,8 @@ class Qwen3(nn.Module):
         return self.lm_head(hidden)
 
     def load(self, weights: dict[str, Tensor]) -> None:
-        """From a Qwen3ForCausalLM's weights. Raises RuntimeError and names what is missing."""
+        """From a Qwen3ForCausalLM's weights. Raises RuntimeError and names what is
+        missing."""
         own = {
             name.removeprefix("model."): tensor
             for name, tensor in weights.items()

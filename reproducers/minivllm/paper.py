@@ -1,9 +1,10 @@
-"""A runner of plain Python in place of the model: the real engine without torch, in microseconds.
+"""A runner of plain Python in place of the model: the real engine without torch, in
+microseconds.
 
-Its cache holds what each token *is*, not keys and values; a sampled token is a hash of all that its
-sequence's block table leads to. So a wrong slot, a wrongly shared block or a misplaced embedding
-changes the answer, as it would with a model. For tests, and for ``minivllm.server --paper``.
-"""
+Its cache holds what each token *is*, not keys and values; a sampled token is a hash of
+all that its sequence's block table leads to. So a wrong slot, a wrongly shared block or
+a misplaced embedding changes the answer, as it would with a model. For tests, and for
+``minivllm.server --paper``."""
 
 import hashlib
 from collections.abc import Sequence as Seq
@@ -25,11 +26,14 @@ def next_token(content: Seq[Content]) -> int:
 
 def rows_of(images: Seq[Image]) -> list[Content]:
     """The embeddings of ``images``."""
-    return [(i.digest, i.rows, i.cols, place) for i in images for place in range(i.tokens)]
+    return [
+        (i.digest, i.rows, i.cols, place) for i in images for place in range(i.tokens)
+    ]
 
 
 class PaperRunner:
-    """``engine.Runner``: keeps the engine's contract checks, and fails as torch would."""
+    """``engine.Runner``: keeps the engine's contract checks, and fails as torch
+    would."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -57,13 +61,19 @@ class PaperRunner:
             if chunk.samples:
                 size = self.config.block_size
                 slots = [table[p // size] * size + p % size for p in range(chunk.end)]
-                tokens.append(next_token([self.cache.get(slot, ("?",)) for slot in slots]))
+                tokens.append(
+                    next_token([self.cache.get(slot, ("?",)) for slot in slots])
+                )
         return tokens
 
     def _rows(self, batch: Batch) -> list[Content] | None:
         if batch.mask is None:
             return None
-        return [row for seq, start, end in batch.spans for row in rows_of(seq.images)[start:end]]
+        return [
+            row
+            for seq, start, end in batch.spans
+            for row in rows_of(seq.images)[start:end]
+        ]
 
     def _merged(self, batch: Batch, rows: list[Content] | None) -> list[Content]:
         """As ``masked_scatter``: the rows go where the mask says, one after another."""

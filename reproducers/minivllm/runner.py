@@ -1,4 +1,5 @@
-"""Runs text: prefill and decode by token id. Knows nothing of images (``images`` adds them)."""
+"""Runs text: prefill and decode by token id. Knows nothing of images (``images`` adds
+them)."""
 
 import logging
 import time
@@ -23,7 +24,8 @@ GRAPH_BATCHES = (1, 2, 4, 8, 16, 32)
 
 
 def sample(logits: torch.Tensor, temperatures: Seq[float]) -> list[int]:
-    """One token a row of ``logits`` (rows, vocabulary); temperature 0 takes the most likely."""
+    """One token a row of ``logits`` (rows, vocabulary); temperature 0 takes the most
+    likely."""
     tokens: list[int] = logits.argmax(dim=-1).tolist()
     warm = [row for row, temperature in enumerate(temperatures) if temperature > 0]
     if warm:
@@ -42,14 +44,20 @@ class ModelRunner:
         cache: an existing one is taken over; None: a new one.
     """
 
-    def __init__(self, config: EngineConfig, model: Qwen3, cache: KVCache | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, model: Qwen3, cache: KVCache | None = None
+    ) -> None:
         self.config = config
         self.model = model
         self.builder = BatchBuilder(config, self._mask_buffer())
         self.guard = Guard(config)
         weight = model.embed_tokens.weight
         self.cache = cache or KVCache(
-            model.config, config.num_blocks, config.block_size, config.device, weight.dtype
+            model.config,
+            config.num_blocks,
+            config.block_size,
+            config.device,
+            weight.dtype,
         )
         self.graphs: dict[int, tuple[Any, dict[str, Tensor], Tensor]] = {}
         self.warm_up()
@@ -57,7 +65,8 @@ class ModelRunner:
     # ------------------------------------------------------------------ warm-up
 
     def warm_up(self) -> None:
-        """One prefill in the null block: the first request is not the first to run the code."""
+        """One prefill in the null block: the first request is not the first to run the
+        code."""
         with torch.inference_mode():
             self.prefill(self.warm_up_batch(self.warm_up_sequences()))
             if self.config.device == "cuda" and not self.graphs:
@@ -69,14 +78,19 @@ class ModelRunner:
     def warm_up_batch(self, seqs: list[Sequence]) -> Batch:
         for seq in seqs:
             seq.block_table = [NULL_BLOCK] * seq.num_blocks
-        return self.builder.build(Step([Chunk(s, 0, s.num_tokens) for s in seqs], prefill=True))
+        return self.builder.build(
+            Step([Chunk(s, 0, s.num_tokens) for s in seqs], prefill=True)
+        )
 
     def _mask_buffer(self) -> memoryview | None:
-        """Fault reused-mask on a GPU: memory that it copies from while the host goes on."""
+        """Fault reused-mask on a GPU: memory that it copies from while the host goes
+        on."""
         config = self.config
         if config.device == "cpu" or "reused-mask" not in config.faults:
             return None
-        pinned = torch.zeros(config.max_batched_tokens, dtype=torch.uint8, pin_memory=True)
+        pinned = torch.zeros(
+            config.max_batched_tokens, dtype=torch.uint8, pin_memory=True
+        )
         return memoryview(pinned.numpy())
 
     # ------------------------------------------------------------------ steps
@@ -86,7 +100,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> list[int]:
-        """One new token for each sequence that samples. Raises what the model raises."""
+        """One new token for each sequence that samples. Raises what the model
+        raises."""
         hidden = self.prefill(batch) if batch.step.prefill else self.decode(batch)
         if not batch.last:
             return []
@@ -98,7 +113,9 @@ class ModelRunner:
         """Hidden states (N, hidden)."""
         self.guard.check(batch)
         ids = self._tensor(batch.token_ids)
-        return self.model(ids, self._tensor(batch.positions), self.cache, self.context(batch))
+        return self.model(
+            ids, self._tensor(batch.positions), self.cache, self.context(batch)
+        )
 
     def decode(self, batch: Batch) -> Tensor:
         """By token id, whatever the prompt was: images are in the cache by now."""
@@ -122,7 +139,8 @@ class ModelRunner:
     # ------------------------------------------------------------------ CUDA graphs
 
     def _capture(self) -> None:
-        """Decode for a few batch sizes, at the widest block table; smaller batches are padded.
+        """Decode for a few batch sizes, at the widest block table; smaller batches are
+        padded.
 
         The largest first, so that the others fit into its memory; no two run at a time.
         """
@@ -136,11 +154,15 @@ class ModelRunner:
                 for name in ("ids", "positions", "slots")
             }
             inputs["lens"] = torch.ones(size, dtype=torch.int64, device="cuda")
-            inputs["tables"] = torch.zeros((size, width), dtype=torch.int64, device="cuda")
+            inputs["tables"] = torch.zeros(
+                (size, width), dtype=torch.int64, device="cuda"
+            )
             context = Context(inputs["slots"], inputs["lens"], inputs["tables"])
             arguments = (inputs["ids"], inputs["positions"], self.cache, context)
             side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):  # what comes up with a first run must not be captured
+            with torch.cuda.stream(
+                side
+            ):  # what comes up with a first run must not be captured
                 self.model(*arguments)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
@@ -148,15 +170,26 @@ class ModelRunner:
                 hidden = self.model(*arguments)
             self.graphs[size] = (graph, inputs, hidden)
         took = time.monotonic() - began
-        log.info("decode graphs of %s sequences captured in %.2f s", sorted(self.graphs), took)
+        log.info(
+            "decode graphs of %s sequences captured in %.2f s",
+            sorted(self.graphs),
+            took,
+        )
 
     def _replay(self, ids: Tensor, positions: Tensor, context: Context) -> Tensor:
         count = len(ids)
         size = min(b for b in self.graphs if b >= count)
         graph, inputs, hidden = self.graphs[size]
-        for name in inputs:  # rows of padding write to the null block and see one token of it
+        for (
+            name
+        ) in inputs:  # rows of padding write to the null block and see one token of it
             inputs[name].fill_(1 if name == "lens" else 0)
-        given = {"ids": ids, "positions": positions, "slots": context.slots, "lens": context.lens}
+        given = {
+            "ids": ids,
+            "positions": positions,
+            "slots": context.slots,
+            "lens": context.lens,
+        }
         for name, values in given.items():
             inputs[name][:count] = values
         inputs["tables"][:count, : context.tables.shape[1]] = context.tables

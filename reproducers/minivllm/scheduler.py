@@ -25,7 +25,8 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Step:
-    """``prefill``: chunks of prompts, all with images or all without; else a decode step."""
+    """``prefill``: chunks of prompts, all with images or all without; else a decode
+    step."""
 
     chunks: list[Chunk]
     prefill: bool
@@ -36,7 +37,8 @@ class Step:
 
 
 class Scheduler:
-    """First come, first served; prefill before decode; the youngest is preempted first."""
+    """First come, first served; prefill before decode; the youngest is preempted
+    first."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -106,7 +108,9 @@ class Scheduler:
                 continue  # preempted meanwhile
             while not self.blocks.can_append(seq):
                 # LMDeploy 0.7.0.post3 has this assertion; it ends the engine's loop.
-                assert len(self.running) > 1, "len(running) > 0: nothing is left to preempt"
+                assert len(self.running) > 1, (
+                    "len(running) > 0: nothing is left to preempt"
+                )
                 youngest = self.running[-1]
                 self._preempt(youngest)
                 if youngest is seq:
@@ -132,7 +136,8 @@ class Scheduler:
                 self.blocks.commit(chunk.seq, chunk.end)
 
     def finish(self, seq: Sequence, reason: str, error: str = "") -> None:
-        """Ended, aborted or failed: whatever it has is given back. Does nothing the second time."""
+        """Ended, aborted or failed: whatever it has is given back. Does nothing the
+        second time."""
         if seq in self.running:
             self.running.remove(seq)
             self.blocks.release(seq)

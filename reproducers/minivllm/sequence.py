@@ -1,4 +1,5 @@
-"""A request on its way through the engine: its tokens, its blocks, how far it has come."""
+"""A request on its way through the engine: its tokens, its blocks, how far it has
+come."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from .config import PAD_RANGE
 
 @dataclass(frozen=True)
 class Image:
-    """An encoded picture and the grid of embeddings that it becomes: ``rows`` x ``cols``."""
+    """An encoded picture and the grid of embeddings that it becomes: ``rows`` x
+    ``cols``."""
 
     data: bytes
     rows: int
@@ -32,11 +34,10 @@ class Image:
 class Sequence:
     """Text only. ``token_ids`` grows with every sampled token.
 
-    Attributes:
-        num_computed: tokens whose keys and values are in the cache, or are scheduled to be.
-        num_cached: of these, how many a shared prefix gave at admission.
-        preempted: how often it had to start again.
-        prefilling: the next step is a chunk of the prompt, not one sampled token.
+    Attributes: num_computed: tokens whose keys and values are in the cache, or are
+        scheduled to be. num_cached: of these, how many a shared prefix gave at
+        admission. preempted: how often it had to start again. prefilling: the next step
+        is a chunk of the prompt, not one sampled token.
     """
 
     id: int
@@ -91,11 +92,13 @@ class Sequence:
             yield from range(first + max(0, start - index * size), first + stop)
 
     def content(self, start: int, end: int) -> bytes:
-        """What the tokens ``start`` to ``end`` are: equal contents may share a block."""
+        """What the tokens ``start`` to ``end`` are: equal contents may share a
+        block."""
         return b"".join(b"t%d," % token for token in self.token_ids[start:end])
 
     def key(self, index: int) -> bytes:
-        """Prefix key of the full block ``index``: its own content and all that is before it."""
+        """Prefix key of the full block ``index``: its own content and all that is
+        before it."""
         while len(self.keys) <= index:
             done = len(self.keys)
             content = self.content(done * self.block_size, (done + 1) * self.block_size)
@@ -106,7 +109,8 @@ class Sequence:
 
 @dataclass(eq=False)
 class ImageSequence(Sequence):
-    """Images as a prefix of embeddings in front of the text ids; decode never sees them again.
+    """Images as a prefix of embeddings in front of the text ids; decode never sees them
+    again.
 
     ``rows``: the embeddings (T_vis, hidden), kept while the prefix is being prefilled.
     """
@@ -133,7 +137,8 @@ class ImageSequence(Sequence):
         return b"".join(parts) + text
 
     def _place(self, position: int) -> bytes:
-        """One embedding of the prefix: which image, of which shape, and which row of it."""
+        """One embedding of the prefix: which image, of which shape, and which row of
+        it."""
         for image in self.images:
             if position < image.tokens:
                 break

@@ -1,4 +1,5 @@
-"""OpenAI-compatible HTTP front: ``python -m minivllm.server --model FOLDER --port 8000``."""
+"""OpenAI-compatible HTTP front: ``python -m minivllm.server --model FOLDER --port
+8000``."""
 
 import argparse
 import ctypes
@@ -45,7 +46,8 @@ class Handler(BaseHTTPRequestHandler):
         service = self.server.service
         if self.path == "/health":
             self._answer(
-                503 if service.dead else 200, {"error": service.dead} if service.dead else {}
+                503 if service.dead else 200,
+                {"error": service.dead} if service.dead else {},
             )
         elif self.path == "/v1/models":
             config = service.engine.config
@@ -88,7 +90,10 @@ class Handler(BaseHTTPRequestHandler):
         except (ValueError, LookupError, TypeError) as error:
             raise BadRequest(f"not a request to tokenize: {error}") from error
         config = self.server.service.engine.config
-        self._answer(200, {"count": len(ids), "tokens": ids, "max_model_len": config.max_model_len})
+        self._answer(
+            200,
+            {"count": len(ids), "tokens": ids, "max_model_len": config.max_model_len},
+        )
 
     # ------------------------------------------------------------------ completions
 
@@ -102,13 +107,20 @@ class Handler(BaseHTTPRequestHandler):
             news = self._watched(ticket)
             if not prompt.stream:
                 return self._whole(prompt, ticket, list(news))
-            for text, reason in self._pieces(news, ticket):  # headers wait for the first token
+            for text, reason in self._pieces(
+                news, ticket
+            ):  # headers wait for the first token
                 if not begun:
                     self._begin_stream()
                     begun = True
-                self._event(ticket, {"choices": [self._choice({"content": text}, reason, "delta")]})
+                self._event(
+                    ticket,
+                    {"choices": [self._choice({"content": text}, reason, "delta")]},
+                )
             if prompt.include_usage:
-                self._event(ticket, {"choices": [], "usage": self._usage(prompt, ticket)})
+                self._event(
+                    ticket, {"choices": [], "usage": self._usage(prompt, ticket)}
+                )
             self._chunk(b"data: [DONE]\n\n")
             self._chunk(b"")
         except EngineFailed as error:
@@ -120,7 +132,8 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     def _watched(self, ticket: Any) -> Iterator[int]:
-        """The tokens of ``ticket``; it is aborted when the client closes the connection."""
+        """The tokens of ``ticket``; it is aborted when the client closes the
+        connection."""
         service = self.server.service
         ended = False
         try:
@@ -131,7 +144,9 @@ class Handler(BaseHTTPRequestHandler):
                     raise Gone
             ended = True
         finally:
-            if not ended:  # also when writing what was yielded failed, which closes this generator
+            if (
+                not ended
+            ):  # also when writing what was yielded failed, which closes this generator
                 service.abort(ticket)
 
     def _client_is_gone(self) -> bool:
@@ -140,10 +155,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def _whole(self, prompt: Prompt, ticket: Any, ids: list[int]) -> None:
         text = self.server.chat.text(ids)
-        choice = self._choice({"role": "assistant", "content": text}, ticket.seq.finish_reason)
-        self._answer(200, self._frame(ticket, [choice]) | {"usage": self._usage(prompt, ticket)})
+        choice = self._choice(
+            {"role": "assistant", "content": text}, ticket.seq.finish_reason
+        )
+        self._answer(
+            200, self._frame(ticket, [choice]) | {"usage": self._usage(prompt, ticket)}
+        )
 
-    def _pieces(self, news: Iterator[int], ticket: Any) -> Iterator[tuple[str, str | None]]:
+    def _pieces(
+        self, news: Iterator[int], ticket: Any
+    ) -> Iterator[tuple[str, str | None]]:
         """Text as it becomes known; a character that is not whole yet waits."""
         ids: list[int] = []
         told = ""
@@ -201,7 +222,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _error(self, status: int, message: str) -> None:
         kind = "BadRequestError" if status < 500 else "InternalServerError"
-        self._answer(status, {"error": {"message": message, "type": kind, "code": status}})
+        self._answer(
+            status, {"error": {"message": message, "type": kind, "code": status}}
+        )
 
     def _send(self, status: int, body: bytes, kind: str) -> None:
         self.send_response(status)
@@ -215,7 +238,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class LineFormatter(logging.Formatter):
-    """vLLM's form, on every line of a traceback: ``(EngineCore pid=1) ERROR 11-21 02:44:01 …``."""
+    """vLLM's form, on every line of a traceback: ``(EngineCore pid=1) ERROR 11-21
+    02:44:01 …``."""
 
     def format(self, record: logging.LogRecord) -> str:
         role = "EngineCore" if record.threadName == "EngineCore" else "APIServer"
@@ -228,21 +252,35 @@ class LineFormatter(logging.Formatter):
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     default = EngineConfig()
     parser = argparse.ArgumentParser(prog="minivllm", description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="folder with a tiny Qwen3")
+    parser.add_argument(
+        "--model", type=Path, required=True, help="folder with a tiny Qwen3"
+    )
     parser.add_argument("--served-model-name", default="minivllm")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    for name in ("num-blocks", "block-size", "max-model-len", "max-num-seqs", "mm-cache-tokens"):
+    for name in (
+        "num-blocks",
+        "block-size",
+        "max-model-len",
+        "max-num-seqs",
+        "mm-cache-tokens",
+    ):
         field = name.replace("-", "_")
         parser.add_argument(f"--{name}", type=int, default=getattr(default, field))
-    parser.add_argument("--max-batched-tokens", type=int, default=default.max_batched_tokens)
-    parser.add_argument("--no-prefix-caching", dest="prefix_caching", action="store_false")
+    parser.add_argument(
+        "--max-batched-tokens", type=int, default=default.max_batched_tokens
+    )
+    parser.add_argument(
+        "--no-prefix-caching", dest="prefix_caching", action="store_false"
+    )
     parser.add_argument("--async-scheduling", action="store_true")
     parser.add_argument("--vision", choices=("fake", "tower"), default=default.vision)
     told = "keep a GPU busy so long before an image's embeddings, as a real tower does"
     parser.add_argument("--vision-ms", type=int, default=default.vision_ms, help=told)
     told = "token ids beside an image's embeddings, which nobody reads: how many"
-    parser.add_argument("--placeholder-ids", choices=("all", "text"), default="all", help=told)
+    parser.add_argument(
+        "--placeholder-ids", choices=("all", "text"), default="all", help=told
+    )
     parser.add_argument("--text-only", dest="multimodal", action="store_false")
     told = "make the image runner as the server starts, not when the first image comes"
     parser.add_argument("--images-at-start", action="store_true", help=told)
@@ -256,24 +294,38 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         choices=("off", "log", "raise"),
         help="hold every step against the contract",
     )
-    parser.add_argument("--paper", action="store_true", help="no torch: answers are hashes")
+    parser.add_argument(
+        "--paper", action="store_true", help="no torch: answers are hashes"
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument(
-        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="auto: float32"
+        "--dtype",
+        choices=("auto", "float32", "bfloat16"),
+        default="auto",
+        help="auto: float32",
     )
     told = "; ".join(f"{name}: {text}" for name, text in FAULTS.items())
-    parser.add_argument("--fault", action="append", default=[], metavar="NAME", help=told)
-    parser.add_argument("--fix", action="append", default=[], metavar="NAME", help="undo --fault")
+    parser.add_argument(
+        "--fault", action="append", default=[], metavar="NAME", help=told
+    )
+    parser.add_argument(
+        "--fix", action="append", default=[], metavar="NAME", help="undo --fault"
+    )
     parser.add_argument(
         "--fault-probability",
         type=_probability,
         default=1.0,
         metavar="P",
-        help="this server has the faults with probability P, and none of them otherwise",
+        help=(
+            "this server has the faults with probability P, and none of them otherwise"
+        ),
     )
-    parser.add_argument("--fault-seed", type=int, metavar="N", help="draw that from N, not anew")
+    parser.add_argument(
+        "--fault-seed", type=int, metavar="N", help="draw that from N, not anew"
+    )
     told = (
-        "a Python file whose plug(config) returns the config to use; run before the engine is made"
+        "a Python file whose plug(config) returns the config to use; run "
+        "before the engine is made"
     )
     parser.add_argument("--plugin", type=Path, metavar="FILE", help=told)
     return parser.parse_args(argv)
@@ -294,9 +346,15 @@ def config_of(options: argparse.Namespace) -> EngineConfig:
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
     faults = by_chance(
-        chosen(options.fault, options.fix), options.fault_probability, options.fault_seed
+        chosen(options.fault, options.fix),
+        options.fault_probability,
+        options.fault_seed,
     )
-    names = EngineConfig.__dataclass_fields__.keys() - {"device", "faults", "async_scheduling"}
+    names = EngineConfig.__dataclass_fields__.keys() - {
+        "device",
+        "faults",
+        "async_scheduling",
+    }
     return EngineConfig(
         device=device,
         faults=faults,
@@ -321,7 +379,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     handler.setFormatter(LineFormatter())
     logging.basicConfig(level=logging.DEBUG, handlers=[handler])
     logging.getLogger("PIL").setLevel(logging.INFO)
-    ctypes.CDLL(None).prctl(15, b"MV::EngineCore", 0, 0, 0)  # PR_SET_NAME: how tools call us
+    ctypes.CDLL(None).prctl(
+        15, b"MV::EngineCore", 0, 0, 0
+    )  # PR_SET_NAME: how tools call us
     try:
         front = Front((options.host, options.port), Handler)
         config = config_of(options)
@@ -335,7 +395,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in sorted(asked):
             log.warning("fault %s is on: %s", name, FAULTS[name])
         for name in sorted(chosen(options.fault, options.fix) - asked):
-            log.warning("fault %s is off: its probability is %g", name, options.fault_probability)
+            log.warning(
+                "fault %s is off: its probability is %g",
+                name,
+                options.fault_probability,
+            )
         front.model = options.served_model_name
         front.chat = Chat(options.model, ModelConfig.read(options.model).vision)
         front.service = Service(_engine(options, config))

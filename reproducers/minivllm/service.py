@@ -22,7 +22,8 @@ class EngineFailed(RuntimeError):
 
 @dataclass(eq=False)
 class Ticket:
-    """A request on its way; tokens come out of ``news``, then None. ``error``: why it failed."""
+    """A request on its way; tokens come out of ``news``, then None. ``error``: why it
+    failed."""
 
     prompt: Prompt
     images: list[Image]
@@ -35,7 +36,8 @@ class Ticket:
 
 
 class Service:
-    """Runs ``engine`` in a thread of its own; every other method may be called from any thread."""
+    """Runs ``engine`` in a thread of its own; every other method may be called from any
+    thread."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -45,7 +47,9 @@ class Service:
         self._wake = threading.Condition()
         self._open: list[Ticket] = []
         self._stopping = False
-        self._thread = threading.Thread(target=self._loop, name="EngineCore", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop, name="EngineCore", daemon=True
+        )
         self._thread.start()
 
     def submit(self, prompt: Prompt) -> Ticket:
@@ -55,7 +59,8 @@ class Service:
             if self.dead:
                 raise EngineFailed(f"the engine is dead: {self.dead}")
             early = "ghost-key-lru" in engine.config.faults
-            # With the fault, as in vLLM up to 0.32: remembered before the length is looked at.
+            # With the fault, as in vLLM up to 0.32: remembered before the length is
+            # looked at.
             images = [self.sent.to_send(i) for i in prompt.images] if early else []
             refusal = engine.refusal(
                 prompt.num_tokens, prompt.max_tokens, images=bool(prompt.images)
@@ -71,7 +76,8 @@ class Service:
         return ticket
 
     def tokens(self, ticket: Ticket, poll_s: float = 0.2) -> Iterator[int | None]:
-        """New tokens as they come; None now and then, so that the caller can look around.
+        """New tokens as they come; None now and then, so that the caller can look
+        around.
 
         Raises:
             EngineFailed: the request ended in an error.
@@ -131,11 +137,17 @@ class Service:
         lines = []
         for kind, values in (("gauge", gauges), ("counter", counters)):
             for name, value in values.items():
-                lines += [f"# TYPE minivllm:{name} {kind}", f"minivllm:{name} {float(value)}"]
+                lines += [
+                    f"# TYPE minivllm:{name} {kind}",
+                    f"minivllm:{name} {float(value)}",
+                ]
         lines.append("# TYPE minivllm:request_success_total counter")
         for reason in ("stop", "length", "abort", "error"):
             label = f'{{finished_reason="{reason}"}}'
-            lines.append(f"minivllm:request_success_total{label} {float(finished.get(reason, 0))}")
+            lines.append(
+                f"minivllm:request_success_total{label} "
+                f"{float(finished.get(reason, 0))}"
+            )
         return "\n".join(lines) + "\n"
 
     # ------------------------------------------------------------------ the thread

@@ -1,20 +1,22 @@
-"""Two servers of an engine, one that prefills and one that decodes, and a proxy in front of them.
+"""Two servers of an engine, one that prefills and one that decodes, and a proxy in
+front of them.
 
 Usage:  python server.py MODULE ARGUMENT…
 
-MODULE is the engine's server. Both servers get its arguments, a port of their own, and their half
-of ``--kv-transfer-config``: ``kv_producer`` and ``kv_consumer``. The proxy listens on ``--port``:
+MODULE is the engine's server. Both servers get its arguments, a port of their own, and
+their half of ``--kv-transfer-config``: ``kv_producer`` and ``kv_consumer``. The proxy
+listens on ``--port``:
 
-- A request for text goes to the prefill server first, which computes its prompt for one token, and
-  then as it is to the decode server, whose answer is passed on byte by byte. What the prefill
-  server refuses is the answer.
+- A request for text goes to the prefill server first, which computes its prompt for one
+  token, and then as it is to the decode server, whose answer is passed on byte by byte.
+  What the prefill server refuses is the answer.
 - Any other POST goes to both, a GET to the decode server.
-- ``/health`` is good where both are. ``/metrics`` has the decode server's metrics, which count what
-  a client counts, and the gauges of the prefill server: what it holds is the pair's. Its start is
-  the proxy's.
+- ``/health`` is good where both are. ``/metrics`` has the decode server's metrics,
+  which count what a client counts, and the gauges of the prefill server: what it holds
+  is the pair's. Its start is the proxy's.
 
-It ends when one of the two servers does. Standard library only: it runs under any engine's Python.
-"""
+It ends when one of the two servers does. Standard library only: it runs under any
+engine's Python."""
 
 from __future__ import annotations
 
@@ -39,10 +41,22 @@ from typing import Any, NoReturn
 
 GENERATES = ("/v1/completions", "/v1/chat/completions")
 OF_THE_ANSWER = (
-    *("stream", "stream_options", "min_tokens", "n", "best_of", "logprobs", "top_logprobs"),
-    *("prompt_logprobs", "echo", "response_format", "structured_outputs", "stop", "tool_choice"),
+    "stream",
+    "stream_options",
+    "min_tokens",
+    "n",
+    "best_of",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+    "echo",
+    "response_format",
+    "structured_outputs",
+    "stop",
+    "tool_choice",
 )
-"""Fields of a request that no prompt depends on: the prefill server does not get them."""
+"""Fields of a request that no prompt depends on: the prefill server does not get
+them."""
 CONFIG, PORT = "--kv-transfer-config", "--port"
 ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 LOOK_S, HEALTH_S, PIECE = 0.2, 2.0, 1 << 16
@@ -68,7 +82,9 @@ class Server:
         words = [module, *half(arguments, part, self.port)]
         if forks():
             # As the children of an engine: the engine is imported once for both.
-            process = context.SpawnContext().Process(target=run, args=(words,), name=part)
+            process = context.SpawnContext().Process(
+                target=run, args=(words,), name=part
+            )
             process.start()
             self.pid: int = process.pid or 0
             self._code: Callable[[], int | None] = lambda: process.exitcode
@@ -102,14 +118,18 @@ class Server:
 
     def well(self) -> bool:
         asked = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HEALTH_S)
-        with contextlib.closing(asked), contextlib.suppress(OSError, http.client.HTTPException):
+        with (
+            contextlib.closing(asked),
+            contextlib.suppress(OSError, http.client.HTTPException),
+        ):
             asked.request("GET", "/health")
             return asked.getresponse().status == HEALTHY
         return False
 
 
 def forks() -> bool:
-    """Whether mmrepro has multiprocessing fork what it is asked to spawn (start mode fork)."""
+    """Whether mmrepro has multiprocessing fork what it is asked to spawn (start mode
+    fork)."""
     popen = context.SpawnProcess._Popen
     return getattr(popen, "__module__", "") != "multiprocessing.context"
 
@@ -125,20 +145,28 @@ def run(words: list[str]) -> None:
 
 
 def half(arguments: list[str], part: str, port: int) -> list[str]:
-    """The arguments of one of the two; an option's last value is the one that counts."""
+    """The arguments of one of the two; an option's last value is the one that
+    counts."""
     words = list(split(arguments))
     given = [value for name, value in words if name == CONFIG]
     config = json.loads(given[-1] or "{}") | {"kv_role": ROLES[part]} if given else {}
-    left = [word for name, value in words if name not in (CONFIG, PORT) for word in (name, value)]
+    left = [
+        word
+        for name, value in words
+        if name not in (CONFIG, PORT)
+        for word in (name, value)
+    ]
     return [
         *(word for word in left if word is not None),
-        *(PORT, str(port)),
+        PORT,
+        str(port),
         *((CONFIG, json.dumps(config)) if config else ()),
     ]
 
 
 def split(arguments: list[str]) -> Iterator[tuple[str, str | None]]:
-    """The two options that differ, with their values; each other word by itself, with None."""
+    """The two options that differ, with their values; each other word by itself, with
+    None."""
     words = iter(arguments)
     for word in words:
         name, equals, value = word.partition("=")
@@ -154,7 +182,9 @@ def split(arguments: list[str]) -> Iterator[tuple[str, str | None]]:
 def prefill(body: dict[str, Any]) -> dict[str, Any]:
     """The request for a prompt alone."""
     kept = {name: value for name, value in body.items() if name not in OF_THE_ANSWER}
-    longest = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+    longest = (
+        "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+    )
     if "tools" in body:
         kept["tool_choice"] = "none"  # the prompt has the tools; one token is no call
     remote = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -177,7 +207,8 @@ def began(_: object) -> str:
 
 
 def gauges(text: str) -> str:
-    """The gauges among metrics, as the prefill server's; what only describes it is left out."""
+    """The gauges among metrics, as the prefill server's; what only describes it is left
+    out."""
     known = {name for name in GAUGE.findall(text) if not name.endswith("_info")}
     known = {name for name in known if not name.startswith(("process_", "python_"))}
     found = []
@@ -189,7 +220,14 @@ def gauges(text: str) -> str:
     return "".join(f"{line}\n" for line in found)
 
 
-HOP = ("host", "connection", "keep-alive", "content-length", "transfer-encoding", "expect")
+HOP = (
+    "host",
+    "connection",
+    "keep-alive",
+    "content-length",
+    "transfer-encoding",
+    "expect",
+)
 
 
 class Proxy(BaseHTTPRequestHandler):
@@ -201,10 +239,14 @@ class Proxy(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/health":
-            self._answer(HEALTHY if self.prefills.well() and self.decodes.well() else UNWELL)
+            self._answer(
+                HEALTHY if self.prefills.well() and self.decodes.well() else UNWELL
+            )
         elif path == "/metrics":
             with self._reachable():
-                text = START.sub(began, self.decodes.text(path)) + gauges(self.prefills.text(path))
+                text = START.sub(began, self.decodes.text(path)) + gauges(
+                    self.prefills.text(path)
+                )
                 self._answer(HEALTHY, text.encode(), "text/plain; charset=utf-8")
         else:
             self._pass_on(b"")
@@ -232,7 +274,8 @@ class Proxy(BaseHTTPRequestHandler):
             self._pass_on(body)
 
     def _of_prefill(self, body: bytes) -> dict[str, Any] | None:
-        """What the prefill server answers; None: the client is gone, or has its refusal."""
+        """What the prefill server answers; None: the client is gone, or has its
+        refusal."""
         sent = self.prefills.send("POST", self.path, body, self._kept())
         with contextlib.closing(sent):
             if not self._stays(sent.sock):
@@ -240,7 +283,9 @@ class Proxy(BaseHTTPRequestHandler):
             answer = sent.getresponse()
             data = answer.read()
             if answer.status != HEALTHY and self.path.partition("?")[0] in GENERATES:
-                self._answer(answer.status, data, answer.getheader("Content-Type") or "")
+                self._answer(
+                    answer.status, data, answer.getheader("Content-Type") or ""
+                )
                 return None
         with contextlib.suppress(ValueError):
             found = json.loads(data)
@@ -257,7 +302,8 @@ class Proxy(BaseHTTPRequestHandler):
                     self.wfile.write(piece)
 
     def _stays(self, server: socket.socket) -> bool:
-        """Wait for the server; False: the client went away, and so does its request there."""
+        """Wait for the server; False: the client went away, and so does its request
+        there."""
         while True:
             ready, _, _ = select.select([server, self.connection], [], [])
             if server in ready:
@@ -268,17 +314,24 @@ class Proxy(BaseHTTPRequestHandler):
             time.sleep(LOOK_S)  # it has sent its next request already
 
     def _kept(self) -> dict[str, str]:
-        return {name: value for name, value in self.headers.items() if name.lower() not in HOP}
+        return {
+            name: value
+            for name, value in self.headers.items()
+            if name.lower() not in HOP
+        }
 
     @contextlib.contextmanager
     def _reachable(self) -> Iterator[None]:
-        """A server that is gone ends the client's connection, as one without a proxy does."""
+        """A server that is gone ends the client's connection, as one without a proxy
+        does."""
         try:
             yield
         except (OSError, http.client.HTTPException):
             self.close_connection = True
 
-    def _answer(self, status: int, body: bytes = b"", kind: str = "application/json") -> None:
+    def _answer(
+        self, status: int, body: bytes = b"", kind: str = "application/json"
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))

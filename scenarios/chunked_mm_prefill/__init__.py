@@ -1,4 +1,5 @@
-"""vLLM: masked_scatter finds more image rows than image embeddings, and EngineCore dies.
+"""vLLM: masked_scatter finds more image rows than image embeddings, and EngineCore
+dies.
 
 One assertion, several ways into it: see the variants.
 """
@@ -10,4 +11,6 @@ from mmrepro.scenarios.chunked_mm_prefill.placeholder import (
     LiteralPlaceholder,
 )
 
-SCENARIO = with_variants(GeneratedPlaceholder(), LiteralPlaceholder(), AsyncRace(), FullSize())
+SCENARIO = with_variants(
+    GeneratedPlaceholder(), LiteralPlaceholder(), AsyncRace(), FullSize()
+)

@@ -1,4 +1,5 @@
-"""A GPU's words of a device-side assert, held against this scenario's rules: ``mmrepro accept``."""
+"""A GPU's words of a device-side assert, held against this scenario's rules: ``mmrepro
+accept``."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,8 @@ FROM_PYTHON = f"({ENGINE.core_role} pid=7) ERROR 01-01 00:00:00 [core.py:1] "
 
 
 def judged(output: str, folder: Path) -> Finding:
-    """Whether a log with ``output``, as vLLM would have written it, is this scenario's crash.
+    """Whether a log with ``output``, as vLLM would have written it, is this scenario's
+    crash.
 
     Args:
         output: what a process printed that a device-side assert ended.
@@ -26,16 +28,23 @@ def judged(output: str, folder: Path) -> Finding:
     """
     log = folder / "engine.log"
     printed, traceback, raised = output.partition("Traceback (most recent call last):")
-    own = "".join(FROM_PYTHON + line for line in (traceback + raised).splitlines(keepends=True))
+    own = "".join(
+        FROM_PYTHON + line for line in (traceback + raised).splitlines(keepends=True)
+    )
     log.write_text(printed + own)
-    result = cast("AnyProbeResult", run_probe(LogsProbe(log, report.LOG_PATTERNS), folder, 30))
+    result = cast(
+        "AnyProbeResult", run_probe(LogsProbe(log, report.LOG_PATTERNS), folder, 30)
+    )
     return report.too_many(Logs(Evidence(probes=[result])), ENGINE)
 
 
 def claims(document: Mapping[str, Any], folder: Path) -> Iterator[dict[str, str]]:
     """Of what ``device_assert.py`` printed on a GPU; in the form of its own claims."""
     told = {
-        "scatter": ("masked_scatter's device-side assert is told by the rules", Truth.MET),
+        "scatter": (
+            "masked_scatter's device-side assert is told by the rules",
+            Truth.MET,
+        ),
         "index": ("an index out of range is not taken for it", Truth.NOT_MET),
     }
     refusals = {one["cause"]: one for one in document.get("refusals", [])}

@@ -1,4 +1,5 @@
-"""What the variants of chunked-mm-prefill share: the bug report, its assertion, its claims."""
+"""What the variants of chunked-mm-prefill share: the bug report, its assertion, its
+claims."""
 
 from functools import partial
 from typing import Any
@@ -36,8 +37,8 @@ LOG_PATTERNS = {
     r"|masked_scatter_size_check"
     r"|Attempted to assign .{1,200} multimodal tokens to \d+ placeholders",
 }
-"""masked_scatter with more ones than rows: torch's words on a CPU, those that a GPU prints (what is
-raised later names no cause), and vLLM's own."""
+"""masked_scatter with more ones than rows: torch's words on a CPU, those that a GPU
+prints (what is raised later names no cause), and vLLM's own."""
 SAME_CRASH = issue(
     "vllm#30624",
     "`masked_scatter_size_check` failed when running Qwen3VLMoE",
@@ -50,16 +51,21 @@ COUNTS = r"Attempted to assign [\d +=]*?(\d+) multimodal tokens to (\d+) placeho
 
 def mismatch(more: str, part: Any = cause) -> Declared:
     statement = f"EngineCore's first exception is in masked_scatter: more {more}"
-    found: Declared = part(f"{statement}; all others are its echoes", too_many, id="first-error")
+    found: Declared = part(
+        f"{statement}; all others are its echoes", too_many, id="first-error"
+    )
     return found
 
 
 def too_many(logs: Logs, engine: Engine) -> Finding:
-    """It is the first error, and where vLLM counted, there were more rows than embeddings."""
+    """It is the first error, and where vLLM counted, there were more rows than
+    embeddings."""
     first = crash.first_error(logs, engine.core_role, MISMATCH)
     for counts in logs.search(MISMATCH, COUNTS):
         if int(counts[2]) <= int(counts[1]):
-            return Finding.of(False, f"not too many rows: {counts[0]}; {first.observed}")
+            return Finding.of(
+                False, f"not too many rows: {counts[0]}; {first.observed}"
+            )
     return first
 
 
@@ -68,7 +74,7 @@ def rows(failing: common.Label) -> tuple[Row, ...]:
     return common.death_rows(failing, "500, EngineCore encountered an issue", assertion)
 
 
-# ------------------------------------------------------------------ what the report claims
+# --------------------------------------------------------------- what the report claims
 
 SOURCE = "the report of 2025-11-01"
 CRASHED = ("core-died", "first-error")
@@ -90,7 +96,8 @@ def budgets_of(logs: Logs) -> list[int]:
 
 
 def with_budget_above_the_image(logs: Logs) -> Finding:
-    """By what the engine logged: several steps of the image of one chunk cannot be the cause."""
+    """By what the engine logged: several steps of the image of one chunk cannot be the
+    cause."""
     budgets = budgets_of(logs)
     rows = [int(counts[1]) for counts in logs.search(MISMATCH, COUNTS)]
     if not budgets or not rows:
@@ -100,7 +107,8 @@ def with_budget_above_the_image(logs: Logs) -> Finding:
 
 
 def without_async_scheduling(logs: Logs) -> Finding:
-    """The API server listed all that is not as by default, which is without it up to 0.13.0."""
+    """The API server listed all that is not as by default, which is without it up to
+    0.13.0."""
     lists = [line.text for line in logs.lines("arguments") if line.text.endswith("}")]
     if not lists:
         return Finding.unknown("the API server did not log what is not as by default")
@@ -112,7 +120,9 @@ def at_once(requests: Requests) -> Finding:
     """The second large image was sent before the first one was answered."""
     first, second = requests.first(FIRST), requests.first(SECOND)
     lead = first.sent.mono + first.latency_s - second.sent.mono
-    text = f"{abs(lead):.1f} s {'before' if lead > 0 else 'after'} the first one's answer"
+    text = (
+        f"{abs(lead):.1f} s {'before' if lead > 0 else 'after'} the first one's answer"
+    )
     return Finding.of(lead > 0, f"the second was sent {text}")
 
 
@@ -129,7 +139,8 @@ def no_hit_with_caching_on(metrics: Metrics) -> Finding:
 
 
 def into_input_embeddings(logs: Logs) -> Finding:
-    """The line that the traceback quotes: image rows are put among the text's embeddings."""
+    """The line that the traceback quotes: image rows are put among the text's
+    embeddings."""
     lines = logs.lines("scatter-line")
     if not lines:
         return Finding.unknown("the log quotes no line of code that scatters")
@@ -142,7 +153,10 @@ KV_CACHE = of_crash(
     by=into_input_embeddings,
     refuted=True,
 )
-UNTOLD = "this run tells nothing of it (mmrepro ablate chunked-mm-prefill --variant async-race)"
+UNTOLD = (
+    "this run tells nothing of it (mmrepro ablate chunked-mm-prefill --variant "
+    "async-race)"
+)
 refuted = partial(of_crash, otherwise=UNTOLD, refuted=True)
 IN_LARGER_STEPS = (
     common.changed("budget", "chunk-budget"),
@@ -153,7 +167,8 @@ IN_LARGER_STEPS = (
 cured = partial(reported, by=(common.answered(FIRST, SECOND), stream.right_rows))
 RACE_CLAIMS = (
     of_crash(
-        "assertion", "masked_scatter: more image rows than embeddings (masked_scatter_size_check)"
+        "assertion",
+        "masked_scatter: more image rows than embeddings (masked_scatter_size_check)",
     ),
     of_crash(
         "request-1-passes",
@@ -172,7 +187,10 @@ RACE_CLAIMS = (
     ),
     refuted(
         "chunk-budget",
-        "hypothesis 2: a chunk budget below the image's tokens is the cause, a larger one the cure",
+        (
+            "hypothesis 2: a chunk budget below the image's tokens is the cause, a "
+            "larger one the cure"
+        ),
         by="unordered-buffer",
         given=(
             common.changed("budget", "chunk-budget"),
@@ -189,7 +207,10 @@ RACE_CLAIMS = (
     ),
     cured(
         "cure-holds-at-once",
-        "it is as well with several images at a time, whose tokens together are more than it",
+        (
+            "it is as well with several images at a time, whose tokens together are "
+            "more than it"
+        ),
         given=(*IN_LARGER_STEPS, at_once),
         otherwise="to test: mmrepro run {name} --variant {variant} --mitigation budget "
         "--option at-once",
@@ -225,7 +246,10 @@ RACE_CLAIMS = (
         by=common.happened(common.answered(TWO)),
         refuted=True,
         otherwise="no crash, or none of a later image",
-        note="it is answered, with embeddings in wrong rows; the image of three chunks crashes",
+        note=(
+            "it is answered, with embeddings in wrong rows; the image of three "
+            "chunks crashes"
+        ),
     ),
     reported(
         "zero-hit-rate",
@@ -250,8 +274,8 @@ RACE_CLAIMS = (
     reported(
         "reporters-build",
         "the reporter's server died of this race",
-        untested="not established: the report names no build, and released 0.11.0, its latest "
-        "release, has no such buffer",
+        untested="not established: the report names no build, and released 0.11.0, its "
+        "latest release, has no such buffer",
     ),
     reported(
         "on-a-gpu",
@@ -268,7 +292,9 @@ def as_dumped(offset: int, tokens: int, budget: int) -> Check:
     """What vLLM dumps of the step that failed, and logs of its budget."""
 
     def same(logs: Logs) -> Finding:
-        found = logs.search("placeholders", r"PlaceholderRange\(offset=(\d+), length=(\d+)")
+        found = logs.search(
+            "placeholders", r"PlaceholderRange\(offset=(\d+), length=(\d+)"
+        )
         budgets = budgets_of(logs)
         if not found or not budgets:
             raise Missing("the engine dumped no placeholders, or logged no budget")
@@ -282,7 +308,9 @@ def as_dumped(offset: int, tokens: int, budget: int) -> Check:
 def with_budget(budget: int) -> Check:
     def logged(logs: Logs) -> Finding:
         budgets = budgets_of(logs)
-        return Finding.of(budgets == [budget], f"a budget of {', '.join(map(str, budgets))}")
+        return Finding.of(
+            budgets == [budget], f"a budget of {', '.join(map(str, budgets))}"
+        )
 
     return logged
 
@@ -294,7 +322,9 @@ def chunks_of(tokens: int, count: int) -> Check:
         whole = [steps for steps in stream.image_steps(logs) if sum(steps) == tokens]
         if not whole:
             raise Missing(f"no image of {tokens} rows was prefilled whole")
-        return Finding.of(len(whole[0]) == count, f"{' + '.join(map(str, whole[0]))} rows")
+        return Finding.of(
+            len(whole[0]) == count, f"{' + '.join(map(str, whole[0]))} rows"
+        )
 
     return same
 
@@ -313,7 +343,9 @@ def size_claims(tokens: int, budget: int) -> tuple[Claim, ...]:
             by=chunks_of(tokens, 2),
             given=with_budget(budget),
             cured=True,
-            otherwise="to test: mmrepro run {name} --variant {variant} --mitigation barrier",
+            otherwise=(
+                "to test: mmrepro run {name} --variant {variant} --mitigation barrier"
+            ),
         ),
     )
 
@@ -327,8 +359,8 @@ HYPOTHESES = (
     ),
     offered(
         "chunk-budget",
-        "hypothesis 2: a chunk budget below the image's tokens is the cause (confirmed in the "
-        "report: 8192 cures it)",
+        "hypothesis 2: a chunk budget below the image's tokens is the cause (confirmed "
+        "in the report: 8192 cures it)",
         causes="chunk-budget",
     ),
     offered(
@@ -344,6 +376,9 @@ HYPOTHESES = (
     offered(
         "reporters-build",
         "the reporter's server died of this race",
-        untested="not established: the report names no build, and why its request 1 passes is open",
+        untested=(
+            "not established: the report names no build, and why its request 1 "
+            "passes is open"
+        ),
     ),
 )

@@ -1,4 +1,5 @@
-"""What async-race's stand-ins write to the log, read: steps, masks of image rows, overwrites."""
+"""What async-race's stand-ins write to the log, read: steps, masks of image rows,
+overwrites."""
 
 import re
 
@@ -25,21 +26,32 @@ IMAGE_STEP = r"step (\d+): mask: (\d+) embeddings"
 
 def counted(logs: Logs, pattern: str, what: str) -> Finding:
     """Raises Missing: no step was watched, so there is nothing to count."""
-    steps, count, lines = logs.count("stream-mask"), logs.count(pattern), logs.lines(pattern)
+    steps, count, lines = (
+        logs.count("stream-mask"),
+        logs.count(pattern),
+        logs.lines(pattern),
+    )
     if not steps:
         raise Missing("no step with an image was watched: is the stand-in there?")
-    first = f"; first: {lines[0].text.removeprefix('mmrepro-stream: ')}" if lines else ""
-    return Finding.of(count > 0, f"{steps} steps with image rows watched, {count} {what}{first}")
+    first = (
+        f"; first: {lines[0].text.removeprefix('mmrepro-stream: ')}" if lines else ""
+    )
+    return Finding.of(
+        count > 0, f"{steps} steps with image rows watched, {count} {what}{first}"
+    )
 
 
 def steps_overlap(logs: Logs) -> Finding:
-    """Steps began while the device had work of those before: all but idle ones, if it is so."""
+    """Steps began while the device had work of those before: all but idle ones, if it
+    is so."""
     told = [STEPS.search(line.text) for line in logs.lines("stream-steps")]
     counts = [(int(m[1]), int(m[2])) for m in told if m]
     begun, busy = max(counts, default=(0, 0))
     if begun < 2:
         raise Missing(f"{begun} steps were watched: is the stand-in there?")
-    return Finding.of(busy > 0, f"{busy} of {begun} steps begun with the device still busy")
+    return Finding.of(
+        busy > 0, f"{busy} of {begun} steps begun with the device still busy"
+    )
 
 
 def one_after_another(logs: Logs) -> Finding:
@@ -51,7 +63,8 @@ def opposite(found: Finding) -> Finding:
 
 
 def image_steps(logs: Logs) -> list[list[int]]:
-    """Image rows of the steps that had some, those of steps in a row together: one image's.
+    """Image rows of the steps that had some, those of steps in a row together: one
+    image's.
 
     Raises Missing: no step with an image was watched.
     """
@@ -76,7 +89,9 @@ def larger_steps_than(budget: int) -> Check:
 
     def larger(logs: Logs) -> Finding:
         rows = max(map(max, image_steps(logs)))
-        return Finding.of(rows > budget, f"at most {rows} image rows in a step, of {budget} tokens")
+        return Finding.of(
+            rows > budget, f"at most {rows} image rows in a step, of {budget} tokens"
+        )
 
     return larger
 
@@ -88,13 +103,17 @@ def above_larger_budget(requests: Requests) -> Finding:
     """A large image had more tokens than the larger budget."""
     pixels = [i.width * i.height for r in requests.within("trigger") for i in r.images]
     tokens = max(pixels, default=0) // PIXELS
-    return Finding.of(tokens > LARGE_BUDGET, f"an image of {tokens} tokens, {LARGE_BUDGET} a step")
+    return Finding.of(
+        tokens > LARGE_BUDGET, f"an image of {tokens} tokens, {LARGE_BUDGET} a step"
+    )
 
 
 def first_chunk_passed(logs: Logs) -> Finding:
     """Of the image whose step failed: it was not its first one."""
     rows = image_steps(logs)[-1]
-    failed = logs.search("stream-error", r"step (\d+): device error with (\d+) embeddings")
+    failed = logs.search(
+        "stream-error", r"step (\d+): device error with (\d+) embeddings"
+    )
     if not failed or int(failed[0][2]) != rows[-1]:
         raise Missing("the step that failed is not the last that was watched")
     steps = " + ".join(map(str, rows))
@@ -104,7 +123,9 @@ def first_chunk_passed(logs: Logs) -> Finding:
 
 def ordered(logs: Logs) -> Finding:
     count = logs.count("ordered")
-    return Finding.of(count > 0, f"{count} × the event was recorded after the mask's copy")
+    return Finding.of(
+        count > 0, f"{count} × the event was recorded after the mask's copy"
+    )
 
 
 def silent_steps(logs: Logs) -> Finding:

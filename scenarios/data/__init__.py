@@ -6,11 +6,11 @@ from pathlib import Path
 
 
 def pad_value_pair() -> Path:
-    """Folder of A.png, B.png, control.png and pair.json: two pictures of one SGLang pad value.
+    """Folder of A.png, B.png, control.png and pair.json: two pictures of one SGLang pad
+    value.
 
-    Found and verified by ``mmrepro collide --engine sglang --release 0.5.6 --bits 30``; pair.json
-    has in what: ``mmrepro.tools.collide.pair.Pair``.
-    """
+    Found and verified by ``mmrepro collide --engine sglang --release 0.5.6 --bits 30``;
+    pair.json has in what: ``mmrepro.tools.collide.pair.Pair``."""
     return Path(__file__).parent / "pad_value_pair"
 
 
@@ -23,7 +23,8 @@ def recorded_runs() -> Path:
 
 
 def claims() -> Path:
-    """Every claim and the run that judged it: ``mmrepro.tools.catalogue.claims.load`` reads it.
+    """Every claim and the run that judged it: ``mmrepro.tools.catalogue.claims.load``
+    reads it.
 
     Made by ``tests/evidence/record.py --table``.
     """
@@ -31,7 +32,10 @@ def claims() -> Path:
 
 
 def recorded_releases(words: Iterable[str] = ()) -> list[str]:
-    """Releases with a recorded run of one of the engines or scenarios in ``words``; none: all."""
+    """Releases with a recorded run of one of the engines or scenarios in ``words``;
+    none: all."""
     runs = json.loads(recorded_runs().read_bytes())["runs"]
-    fits = [run for run in runs if not {run["engine"], run["scenario"]}.isdisjoint(words)]
+    fits = [
+        run for run in runs if not {run["engine"], run["scenario"]}.isdisjoint(words)
+    ]
     return [*dict.fromkeys(run["release"] for run in fits or runs)]

@@ -1,8 +1,8 @@
 """vLLM: EngineCore spins for ever when the multimodal cache evicts, with /health green.
 
-Starts from the desynchronised caches of ``mm-cache-desync``: the failed request leaves a key in
-the receiver's LRU order that is not in the cache, and the first eviction never ends.
-"""
+Starts from the desynchronised caches of ``mm-cache-desync``: the failed request leaves
+a key in the receiver's LRU order that is not in the cache, and the first eviction never
+ends."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ if TYPE_CHECKING:
 class GhostKeyEviction(vllm.MmCacheScenario):
     """EngineCore hangs in multimodal cache eviction while /health stays 200.
 
-    What: After a multimodal request was refused for its length and its image was sent again,
-    the next eviction of EngineCore's multimodal cache never ends. One thread spins in user
-    space and holds the GIL; /health and /v1/models answer 200, nothing runs, nothing waits, and
-    no request is ever answered again.
+    What: After a multimodal request was refused for its length and its image was sent
+    again, the next eviction of EngineCore's multimodal cache never ends. One thread
+    spins in user space and holds the GIL; /health and /v1/models answer 200, nothing
+    runs, nothing waits, and no request is ever answered again.
 
-    Why: `LRUCache.touch()` puts a key that is not in the cache into the LRU order: a ghost. The
-    request that failed with 'Expected a cached item' has just touched one. When the cache is
-    full, `popitem()` picks the oldest key, which is now the ghost; `pop()` finds nothing and
-    returns None, so `currsize` does not shrink, and cachetools' `while currsize + size >
-    maxsize: popitem()` never ends. The loop runs in the thread that receives requests, so none
-    reaches the scheduler.
-    """
+    Why: `LRUCache.touch()` puts a key that is not in the cache into the LRU order: a
+    ghost. The request that failed with 'Expected a cached item' has just touched one.
+    When the cache is full, `popitem()` picks the oldest key, which is now the ghost;
+    `pop()` finds nothing and returns None, so `currsize` does not shrink, and
+    cachetools' `while currsize + size >
+    maxsize: popitem()` never ends. The loop runs in the thread that receives requests,
+    so none reaches the scheduler."""
 
     name = "ghost-key-eviction"
     release = "0.23.0"
@@ -69,7 +69,10 @@ class GhostKeyEviction(vllm.MmCacheScenario):
         vllm.LRU_FIX,
         issue(
             "vllm#47958",
-            "EngineCore process_input_sockets thread hangs indefinitely in mm cache eviction",
+            (
+                "EngineCore process_input_sockets thread hangs indefinitely in mm "
+                "cache eviction"
+            ),
             "the same hang in production, found by a py-spy dump",
         ),
     )
@@ -101,8 +104,8 @@ class GhostKeyEviction(vllm.MmCacheScenario):
         vllm.DISABLE_CACHE,
         cure(
             "patch",
-            description="vllm#43595 applied at start: touch() ignores missing keys, popitem() "
-            "drops ghosts",
+            description="vllm#43595 applied at start: touch() ignores missing keys, "
+            "popitem() drops ghosts",
             patch=report.PATCH,
         ),
     )
@@ -134,8 +137,11 @@ class GhostKeyEviction(vllm.MmCacheScenario):
         await streams
         drive.fact("generated_later", await drive.metric(ghost.GENERATED))
 
-    async def stream(self, drive: Drive, begun: asyncio.Event, full: asyncio.Event) -> None:
-        """Short streams, one after the other, until the cache is full or one is not answered."""
+    async def stream(
+        self, drive: Drive, begun: asyncio.Event, full: asyncio.Event
+    ) -> None:
+        """Short streams, one after the other, until the cache is full or one is not
+        answered."""
         answered = True
         while answered and not full.is_set():
             sent = await drive.traffic.chat(
@@ -157,13 +163,18 @@ class GhostKeyEviction(vllm.MmCacheScenario):
             if await drive.ask(f"fill {i}", image=image) is None:
                 drive.fact("fills_until_hang", i)
                 return
-        # No hang. Was there an eviction at all? The first image must have left the cache.
+        # No hang. Was there an eviction at all? The first image must have left the
+        # cache.
         hits = await drive.metric("vllm:mm_cache_hits_total")
         await drive.ask(ghost.FIRST_AGAIN, image=first)
         await drive.ask(ghost.NEW, image=media(drive, "after", 9001))
         drive.fact("mm_cache_hits_before", hits)
-        drive.fact("mm_cache_hits_after", await drive.metric("vllm:mm_cache_hits_total"))
-        drive.fact("mm_cache_queries", await drive.metric("vllm:mm_cache_queries_total"))
+        drive.fact(
+            "mm_cache_hits_after", await drive.metric("vllm:mm_cache_hits_total")
+        )
+        drive.fact(
+            "mm_cache_queries", await drive.metric("vllm:mm_cache_queries_total")
+        )
 
     def enough_stacks(self, samples: Sequence[StackSample]) -> bool:
         return bool(ghost.keys(StacksData(samples=list(samples))))
@@ -181,9 +192,9 @@ class GhostKeyEviction(vllm.MmCacheScenario):
     causes = (
         common.spins_in_user_space(),
         cause(
-            "in every stack sample the thread process_input_sockets is inside the eviction loop: "
-            "popitem ← __setitem__ ← __setitem__ ← get_and_update_item ← "
-            "get_and_update_features ← preprocess_add_request",
+            "in every stack sample the thread process_input_sockets is inside the "
+            "eviction loop: popitem ← __setitem__ ← __setitem__ ← get_and_update_item "
+            "← get_and_update_features ← preprocess_add_request",
             ghost.in_the_loop,
             id="eviction-stack",
         ),
@@ -202,12 +213,18 @@ class GhostKeyEviction(vllm.MmCacheScenario):
             id="ghost-is-the-key",
         ),
         cause(
-            "the installed LRUCache, alone, never ends an eviction after touch() of a missing key",
+            (
+                "the installed LRUCache, alone, never ends an eviction after touch() "
+                "of a missing key"
+            ),
             ghost.never_evicted,
             id="engine-code-loops",
         ),
     )
-    lasting_causes = ("cached-item-assertion", "engine-code-loops")  # the others need the hang
+    lasting_causes = (
+        "cached-item-assertion",
+        "engine-code-loops",
+    )  # the others need the hang
     works_after = ghost.WORKS_AFTER
     rows = report.ROWS
     claims = report.CLAIMS
@@ -216,22 +233,32 @@ class GhostKeyEviction(vllm.MmCacheScenario):
         exposed = Condition(
             "affected-release",
             "cause",
-            f"the release is one of those whose LRU order takes in ghosts ({self.affected_range})",
+            (
+                "the release is one of those whose LRU order takes in ghosts "
+                f"({self.affected_range})"
+            ),
             lambda _: self.exposure(facts),
             required=False,
         )
         return [*super().live_conditions(facts), exposed]
 
     def key_stack(self, evidence: Evidence) -> KeyStack | None:
-        """Of those inside the loop the one that shows the most: ``popitem``, and its key."""
+        """Of those inside the loop the one that shows the most: ``popitem``, and its
+        key."""
         from mmrepro.scenario.more import KeyStack
 
-        samples = [s for _, data in evidence.results(StacksData, "check") for s in data.samples]
-        threads = [(s.pid, t) for s in samples for t in s.threads if t.within(ghost.THREAD)]
+        samples = [
+            s for _, data in evidence.results(StacksData, "check") for s in data.samples
+        ]
+        threads = [
+            (s.pid, t) for s in samples for t in s.threads if t.within(ghost.THREAD)
+        ]
         looping = [(pid, t) for pid, t in threads if t.within(*ghost.LOOP)]
         if not looping:
             return None
-        pid, best = max(looping, key=lambda x: (x[1].within("popitem"), bool(ghost.key_in(x[1]))))
+        pid, best = max(
+            looping, key=lambda x: (x[1].within("popitem"), bool(ghost.key_in(x[1])))
+        )
         stacks = StacksData(samples=samples)
         key = guarded(lambda seen: ghost.is_the_key(stacks, Logs(seen)), evidence)
         return KeyStack.of(

@@ -1,4 +1,5 @@
-"""What evidence says of the ghost key: the stacks, the installed class, the eviction itself."""
+"""What evidence says of the ghost key: the stacks, the installed class, the eviction
+itself."""
 
 from itertools import pairwise
 
@@ -23,7 +24,8 @@ FILLS = 30
 """Images sent to fill the cache; it holds about ten, so an eviction is certain."""
 
 STREAM, STREAMED, STREAM_S = "a stream meanwhile", 150, 60.0
-"""A request, its tokens, and how long they may take: in the hang up to half a minute."""
+"""A request, its tokens, and how long they may take: in the hang up to half a
+minute."""
 THROUGHPUT = "throughput"
 THROUGHPUT_LINES = {THROUGHPUT: r"Avg generation throughput: ([\d.]+) tokens/s"}
 MEDIA = "media"
@@ -47,7 +49,8 @@ MIN_SAMPLES = 3
 
 
 def key_in(thread: ThreadStack) -> str:
-    """The key that ``popitem`` is about to evict, from py-spy's locals; "": not there."""
+    """The key that ``popitem`` is about to evict, from py-spy's locals; "": not
+    there."""
     for frame in thread.frames:
         local = {"popitem": "lru_key", "pop": "key"}.get(frame.name, "")
         if key := digest_in(frame.locals.get(local, "")):
@@ -69,8 +72,8 @@ def in_the_loop(stacks: StacksData) -> Finding:
     inside = [t for t in threads if t.active is not False and t.within(*LOOP)]
     popping = sum(t.within("popitem", *LOOP) for t in inside)
     text = (
-        f"{len(inside)} of {len(threads)} samples inside the loop, {popping} of them in "
-        f"popitem, {sum(bool(t.owns_gil) for t in inside)} with the GIL"
+        f"{len(inside)} of {len(threads)} samples inside the loop, {popping} of them "
+        f"in popitem, {sum(bool(t.owns_gil) for t in inside)} with the GIL"
     )
     if inside and not any(t.active for t in inside):
         return Finding.unknown(f"{text}; whether it runs is not shown")
@@ -78,7 +81,9 @@ def in_the_loop(stacks: StacksData) -> Finding:
 
 
 def is_the_key(stacks: StacksData, logs: Logs) -> Finding:
-    return same_digest(keys(stacks), vllm.missing_hashes(logs, (vllm.ASSERTION,)), "popitem evicts")
+    return same_digest(
+        keys(stacks), vllm.missing_hashes(logs, (vllm.ASSERTION,)), "popitem evicts"
+    )
 
 
 def never_evicted(reproducers: Reproducers) -> Finding:
@@ -105,14 +110,15 @@ def ends_it_alone(method: str) -> Check:
 
 
 def article_test_hangs(reproducers: Reproducers) -> Finding:
-    """The article's unit test, as it stands there: it ends; the insert after its last one loops."""
+    """The article's unit test, as it stands there: it ends; the insert after its last
+    one loops."""
     if reproducers.truth(REPRODUCER, "eviction_ends"):
         return Finding.unknown("nothing loops in this engine")
     last = reproducers.truth(REPRODUCER, "article_test_ends")
     more = reproducers.truth(REPRODUCER, "insert_after_article_test_ends")
     text = (
-        f"its last insert {_ends(last)}: it evicts real_key, which is older than the ghost; "
-        f"the next one, which finds the ghost oldest, {_ends(more)}"
+        f"its last insert {_ends(last)}: it evicts real_key, which is older than the "
+        f"ghost; the next one, which finds the ghost oldest, {_ends(more)}"
     )
     return Finding.of(not last, text if last else f"its last insert {_ends(last)}")
 
@@ -127,7 +133,9 @@ def hangs_one_at_a_time(requests: Requests, measured: Measured) -> Finding:
     pairs = pairwise(sent)
     if any(one.sent.mono + one.latency_s > two.sent.mono for one, two in pairs):
         return Finding.unknown("requests of the trigger overlap")
-    return Finding.of(True, f"one request at a time hangs it {fills:g} images after the failed one")
+    return Finding.of(
+        True, f"one request at a time hangs it {fills:g} images after the failed one"
+    )
 
 
 def served_meanwhile(requests: Requests) -> Finding:
@@ -136,35 +144,47 @@ def served_meanwhile(requests: Requests) -> Finding:
     answered = sum(one.answered for one in fills)
     if answered == len(fills):
         return Finding.unknown(f"all {answered} images were answered")
-    return Finding.of(answered > 0, f"{answered} new images answered after the failed one")
+    return Finding.of(
+        answered > 0, f"{answered} new images answered after the failed one"
+    )
 
 
 def throughput_ends(logs: Logs) -> Finding:
-    """The API server's lines, which need no DEBUG level: some throughput, and none at last."""
+    """The API server's lines, which need no DEBUG level: some throughput, and none at
+    last."""
     found = [float(m[1]) for m in logs.search(THROUGHPUT, THROUGHPUT_LINES[THROUGHPUT])]
     if len(found) < 2:
-        return Finding.unknown(f"{len(found)} lines of throughput: one comes in ten seconds")
-    told = f"tokens/s in the last lines: {', '.join(f'{value:g}' for value in found[-4:])}"
+        return Finding.unknown(
+            f"{len(found)} lines of throughput: one comes in ten seconds"
+        )
+    told = (
+        f"tokens/s in the last lines: {', '.join(f'{value:g}' for value in found[-4:])}"
+    )
     return Finding.of(found[-1] == 0, told) if any(found) else Finding.unknown(told)
 
 
 def streamed_on(requests: Requests, measured: Measured) -> Finding:
     """A stream went on after the eviction had begun that never ended.
 
-    To its last token, for a second at least: what was ready by then may come a moment later. Or
-    by the engine's own count.
-    """
+    To its last token, for a second at least: what was ready by then may come a moment
+    later. Or by the engine's own count."""
     hung = next((r for r in requests.all("fill") if not r.answered), None)
     if hung is None:
         return Finding.unknown("every image was answered")
-    before, later = (measured.number(name) for name in ("generated_when_full", "generated_later"))
+    before, later = (
+        measured.number(name) for name in ("generated_when_full", "generated_later")
+    )
     for stream in requests.all(STREAM):
-        begun = stream.ttft_s is not None and stream.sent.mono + stream.ttft_s < hung.sent.mono
+        begun = (
+            stream.ttft_s is not None
+            and stream.sent.mono + stream.ttft_s < hung.sent.mono
+        )
         after = stream.sent.mono + stream.latency_s - hung.sent.mono
         if begun and after >= 1:
             text = (
-                f"a stream ended {after:.1f} s after the image was sent that was never answered: "
-                f"{stream.reply}; tokens generated since that was noticed: {later - before:g}"
+                f"a stream ended {after:.1f} s after the image was sent that was never "
+                f"answered: {stream.reply}; tokens generated since that was noticed: "
+                f"{later - before:g}"
             )
             return Finding.of(stream.answered or later > before, text)
     return Finding.unknown("no stream was under way when an image was not answered")
@@ -172,29 +192,34 @@ def streamed_on(requests: Requests, measured: Measured) -> Finding:
 
 def _again(measured: Measured) -> tuple[float, float]:
     """Hits before and after the first image of the fill was sent again."""
-    return measured.number("mm_cache_hits_before"), measured.number("mm_cache_hits_after")
+    return measured.number("mm_cache_hits_before"), measured.number(
+        "mm_cache_hits_after"
+    )
 
 
 def sent_videos(evidence: Evidence) -> Finding:
-    """What the trigger's requests had for pictures, by the part of their content that it was."""
+    """What the trigger's requests had for pictures, by the part of their content that
+    it was."""
     sent = str(evidence.facts.get(MEDIA, ""))
     return Finding.of(sent == "video_url", f"it sent {sent or 'image_url'}")
 
 
 def keeps_all(measured: Measured, requests: Requests) -> Finding:
-    """The cache holds the first image after all others: the small one holds about ten."""
+    """The cache holds the first image after all others: the small one holds about
+    ten."""
     fills = [r for r in requests.all("fill") if r.answered]
     before, after = _again(measured)
-    text = f"{len(fills)} images sent, then the first again: hits {before:g} → {after:g}"
+    text = (
+        f"{len(fills)} images sent, then the first again: hits {before:g} → {after:g}"
+    )
     return Finding.of(len(fills) > FILLS and after > before, text)
 
 
 def evicted(evidence: Evidence) -> Finding:
     """Without an eviction, the absence of a hang means nothing.
 
-    One that ended shows in a cache that no longer knows its first image; one that did not, in the
-    stacks.
-    """
+    One that ended shows in a cache that no longer knows its first image; one that did
+    not, in the stacks."""
     try:
         before, after = _again(Measured(evidence))
     except Missing:
@@ -203,19 +228,26 @@ def evicted(evidence: Evidence) -> Finding:
     if before == 0:
         return Finding.unknown("no image was ever found in the multimodal cache")
     if not Requests(evidence).first(FIRST_AGAIN).answered:
-        return Finding.unknown(f"{FIRST_AGAIN}: {Requests(evidence).first(FIRST_AGAIN).reply}")
+        return Finding.unknown(
+            f"{FIRST_AGAIN}: {Requests(evidence).first(FIRST_AGAIN).reply}"
+        )
     if after > before:
         return Finding.of(False, f"image fill-1 is still cached after {FILLS} others")
     return Finding.of(True, "image fill-1 was evicted")
 
 
 def _stacks(evidence: Evidence) -> StacksData:
-    found = [s for _, data in evidence.results(StacksData, "check") for s in data.samples]
+    found = [
+        s for _, data in evidence.results(StacksData, "check") for s in data.samples
+    ]
     return StacksData(samples=found)
 
 
 EVICTED = precondition(
-    "the multimodal cache evicts: it no longer knows an image, or the eviction does not end",
+    (
+        "the multimodal cache evicts: it no longer knows an image, or the eviction "
+        "does not end"
+    ),
     evicted,
     removed_by=(vllm.DISABLE_CACHE.name, vllm.MM_CACHE.name),
 )

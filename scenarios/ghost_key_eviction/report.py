@@ -1,21 +1,37 @@
-"""The tables of ghost-key-eviction: its symptoms and claims, and what an ablation may toggle."""
+"""The tables of ghost-key-eviction: its symptoms and claims, and what an ablation may
+toggle."""
 
 from functools import partial
 
 from mmrepro.scenario import Factor, Finding, Logs, claim, common, row, vllm
-from mmrepro.scenario.more import Patch, StandIn, checks, gpu_idle, gpu_memory_held, hypothesis
+from mmrepro.scenario.more import (
+    Patch,
+    StandIn,
+    checks,
+    gpu_idle,
+    gpu_memory_held,
+    hypothesis,
+)
 from mmrepro.scenarios.ghost_key_eviction import ghost
 
 NO_HANG = "there was no hang in this run"
 ARTICLE = "the article of 2026-07-02"
-"""On a server of the author's own; vllm#43941, which it names, is another report of the failure."""
+"""On a server of the author's own; vllm#43941, which it names, is another report of the
+failure."""
 of_hang = partial(
-    claim, source=ARTICLE, given="no-answer", otherwise=NO_HANG, refutable_on=">=0.14.0,<0.24.0"
+    claim,
+    source=ARTICLE,
+    given="no-answer",
+    otherwise=NO_HANG,
+    refutable_on=">=0.14.0,<0.24.0",
 )
-"""A statement of the article about the hang: only a run that hung tests it, and what releases that
-hang in another way show does not speak against it."""
+"""A statement of the article about the hang: only a run that hung tests it, and what
+releases that hang in another way show does not speak against it."""
 of_ghost = partial(
-    claim, source=ARTICLE, given=("no-answer", "cause"), otherwise="not this hang, or no hang"
+    claim,
+    source=ARTICLE,
+    given=("no-answer", "cause"),
+    otherwise="not this hang, or no hang",
 )
 """One about the ghost key: only a run tests it that was seen to hang by it."""
 
@@ -23,11 +39,18 @@ stated = partial(claim, source=ARTICLE)
 
 STEPS = ("refused-for-length", "cache-on")
 of_fix = partial(claim, source=vllm.LRU_FIX, releases=">=0.24.0")
-"""One about the release with the fix: an older one does not test it, nor one without the cache."""
+"""One about the release with the fix: an older one does not test it, nor one without
+the cache."""
 
 ROWS = (
     row("process alive", checks.engine_alive, "yes", "yes", abnormal_if=False),
-    row("/health, /v1/models", "endpoints-green", "200, 200", "200, 200", abnormal_if=False),
+    row(
+        "/health, /v1/models",
+        "endpoints-green",
+        "200, 200",
+        "200, 200",
+        abnormal_if=False,
+    ),
     row("/v1/chat/completions", "no-answer", common.usual_latency, "no answer in 15 s"),
     row("a new text-only request", "no-answer-later", common.usual_latency),
     row(
@@ -36,10 +59,18 @@ ROWS = (
         "0, 0 when idle",
         "0 and 0, with a request added",
     ),
-    row("requests added, finished", "added-not-scheduled", "equal", "added, never scheduled"),
+    row(
+        "requests added, finished",
+        "added-not-scheduled",
+        "equal",
+        "added, never scheduled",
+    ),
     row("EngineCore CPU", "core-burns-cpu", common.idle_cpu, "136 %"),
     row(
-        "system calls of EngineCore", "user-space-spin", "blocked when idle", "8 futex calls in 3 s"
+        "system calls of EngineCore",
+        "user-space-spin",
+        "blocked when idle",
+        "8 futex calls in 3 s",
     ),
     row("GPU utilisation", gpu_idle, reported="0 %, memory held"),
 )
@@ -56,7 +87,9 @@ CLAIMS = (
         note="the deadline here follows from the gate's latencies",
     ),
     of_hang(
-        "idle-metrics", "num_requests_running and num_requests_waiting are 0", by="nothing-queued"
+        "idle-metrics",
+        "num_requests_running and num_requests_waiting are 0",
+        by="nothing-queued",
     ),
     of_hang(
         "added-request",
@@ -67,14 +100,22 @@ CLAIMS = (
     stated(
         "cpu-136",
         "it is 136 % of a core",
-        untested="a figure of the author's machine, model and load; the loop is one thread, a core",
+        untested=(
+            "a figure of the author's machine, model and load; the loop is one "
+            "thread, a core"
+        ),
     ),
     of_hang(
-        "gpu-idle", "GPU utilisation is 0 %, memory stays held", by=(gpu_idle, gpu_memory_held)
+        "gpu-idle",
+        "GPU utilisation is 0 %, memory stays held",
+        by=(gpu_idle, gpu_memory_held),
     ),
     of_hang(
         "stack",
-        "py-spy: process_input_sockets, active, with the GIL, in popitem below the cache update",
+        (
+            "py-spy: process_input_sockets, active, with the GIL, in popitem below "
+            "the cache update"
+        ),
         by="eviction-stack",
     ),
     of_hang(
@@ -83,7 +124,10 @@ CLAIMS = (
         by=ghost.streamed_on,
         refuted=True,
         otherwise="to test: mmrepro run ghost-key-eviction --option stream",
-        note="CPython hands the GIL on: steps go on, some tokens a second; no new request comes in",
+        note=(
+            "CPython hands the GIL on: steps go on, some tokens a second; no "
+            "new request comes in"
+        ),
     ),
     of_hang(
         "user-space",
@@ -119,7 +163,10 @@ CLAIMS = (
     ),
     of_ghost(
         "cause",
-        "touch() makes a ghost key that popitem() cannot remove, so eviction never ends",
+        (
+            "touch() makes a ghost key that popitem() cannot remove, so eviction "
+            "never ends"
+        ),
         by="cause",
     ),
     of_ghost(
@@ -157,9 +204,13 @@ CLAIMS = (
     ),
     stated(
         "authors-route",
-        "the ghost came from high concurrency and a request whose hash is not in the cache",
-        untested="not established: the article does not name the request. Here it is a refused one "
-        "(vllm#43941); docs/found/vllm-0.23.0-overtaken shows one that another overtook",
+        (
+            "the ghost came from high concurrency and a request whose hash is not in "
+            "the cache"
+        ),
+        untested="not established: the article does not name the request. Here it is a "
+        "refused one (vllm#43941); docs/found/vllm-0.23.0-overtaken shows one that "
+        "another overtook",
     ),
     stated(
         "unit-test-hangs",
@@ -173,7 +224,10 @@ CLAIMS = (
     ),
     stated(
         "second-layer",
-        "popitem() that skips and drops ghost keys prevents the loop, whatever made them",
+        (
+            "popitem() that skips and drops ghost keys prevents the loop, whatever "
+            "made them"
+        ),
         by=ghost.ends_it_alone("popitem"),
     ),
     of_fix(
@@ -213,7 +267,9 @@ def half(method: str, what: str) -> Factor:
 
     def patched(logs: Logs) -> Finding:
         """The engine's own process says which methods it has replaced, as it does."""
-        done = sorted({m[1] for m in logs.search(LOADED, r"LRUCache\.(\w+) is patched")})
+        done = sorted(
+            {m[1] for m in logs.search(LOADED, r"LRUCache\.(\w+) is patched")}
+        )
         return Finding.of(
             done == [method], f"patched in the engine: {', '.join(done) or 'nothing'}"
         )
@@ -249,8 +305,14 @@ FACTORS = (
     ),
     vllm.REFUSAL,
     vllm.MM_CACHE,
-    half("touch", "the first part of vllm#43595: touch() ignores keys that are not cached"),
-    half("popitem", "the second part of vllm#43595: popitem() drops keys that are not cached"),
+    half(
+        "touch",
+        "the first part of vllm#43595: touch() ignores keys that are not cached",
+    ),
+    half(
+        "popitem",
+        "the second part of vllm#43595: popitem() drops keys that are not cached",
+    ),
 )
 HYPOTHESES = (
     hypothesis(
@@ -260,7 +322,9 @@ HYPOTHESES = (
         note="The traffic here is one request at a time in any case",
     ),
     hypothesis(
-        "disable-cache", "turning the multimodal processor cache off cures it", cures="mm-cache"
+        "disable-cache",
+        "turning the multimodal processor cache off cures it",
+        cures="mm-cache",
     ),
     hypothesis(
         "larger-cache",

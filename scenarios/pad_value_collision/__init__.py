@@ -1,8 +1,8 @@
-"""SGLang: two pictures with one 30-bit pad value share KV cache, and one gets the other's answer.
+"""SGLang: two pictures with one 30-bit pad value share KV cache, and one gets the
+other's answer.
 
-The pictures come as a pair that was searched once (scenarios/data/pad_value_pair); ``--option
-search`` searches a new one in the run's own environment.
-"""
+The pictures come as a pair that was searched once (scenarios/data/pad_value_pair);
+``--option search`` searches a new one in the run's own environment."""
 
 from __future__ import annotations
 
@@ -72,25 +72,30 @@ CONTROLS = ("control after A", "control after B")
 class PadValueCollision(sglang.PictureAlias):
     """SGLang answers one picture with another's cached features.
 
-    What: Two different pictures whose hashes agree in their low 30 bits share KV cache: the
-    second is answered with the first one's answer, token for token, with HTTP 200 and no word
-    in the log. A picture that differs from it in one bit is answered correctly.
+    What: Two different pictures whose hashes agree in their low 30 bits share KV cache:
+    the second is answered with the first one's answer, token for token, with HTTP 200
+    and no word in the log. A picture that differs from it in one bit is answered
+    correctly.
 
-    Why: SGLang puts a number in the place of a picture's tokens, `pad_value = hash % (1 <<
-    30)`, and RadixAttention matches prefixes on token ids alone. Two pictures with one pad
-    value and the same text before them are one prefix. The tokens of the second picture are
-    then taken from the cache, so that its own features are never used. By the birthday problem
-    38 582 pictures hold such a pair with a chance of one half.
-    """
+    Why: SGLang puts a number in the place of a picture's tokens, `pad_value = hash % (1
+    << 30)`, and RadixAttention matches prefixes on token ids alone. Two pictures with
+    one pad value and the same text before them are one prefix. The tokens of the second
+    picture are then taken from the cache, so that its own features are never used. By
+    the birthday problem 38 582 pictures hold such a pair with a chance of one half."""
 
     name, release = "pad-value-collision", "0.5.6"
-    # 0.5.22 still takes 30 bits (managers/schedule_batch.py:260); 0.5.23 four values of 62 bits
+    # 0.5.22 still takes 30 bits (managers/schedule_batch.py:260); 0.5.23 four values of
+    # 62 bits
     affected = ">=0.5.3,<0.5.23"
     failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.CRITICAL
     needs = ("images",)
     upstream = Upstream(
         UpstreamState.OPEN,
-        issue("sglang#8342", "Security report on SGLang's hash functions", "pad values as well"),
+        issue(
+            "sglang#8342",
+            "Security report on SGLang's hash functions",
+            "pad values as well",
+        ),
         "2026-11-24",
         note="the release that widens the value, 0.5.23, was found by runs",
     )
@@ -101,16 +106,22 @@ class PadValueCollision(sglang.PictureAlias):
     }
     key_log_patterns = ("prefill",)
     options = {
-        "search": "search a new pair in this run's environment first (half a minute or so)",
+        "search": (
+            "search a new pair in this run's environment first (half a minute or so)"
+        ),
         "pair": "PAIR=FOLDER: use the pair that mmrepro collide wrote there",
-        "traffic": "afterwards other questions and texts, later requests, pictures of two sizes",
+        "traffic": (
+            "afterwards other questions and texts, later requests, pictures of "
+            "two sizes"
+        ),
     }
     sources = (
         quote(
             BATCH,
             "MultimodalDataItem.set_pad_value",
             "64 bits of SHA-256 become 30",
-            *("% (1 << 30)", "_compute_pad_value(self.hash)"),
+            "% (1 << 30)",
+            "_compute_pad_value(self.hash)",
         ),
         quote(
             BATCH,
@@ -129,7 +140,9 @@ class PadValueCollision(sglang.PictureAlias):
         *(
             cure(
                 name,
-                description=f"send `{field}` with each request, another one for each picture",
+                description=(
+                    f"send `{field}` with each request, another one for each picture"
+                ),
                 effective_on=f">={PASSED_ON_SINCE}",
             )
             for name, field in SALTS.items()
@@ -137,15 +150,18 @@ class PadValueCollision(sglang.PictureAlias):
         sglang.mended(
             FROM_HASH,
             replaces="Req.extend_image_inputs (sglang/srt/managers/schedule_batch.py)",
-            why="the analysis' first advice: the server makes extra_key of the pictures' whole "
-            "hashes",
+            why="the analysis' first advice: the server makes extra_key of the "
+            "pictures' whole hashes",
             name=FROM_HASH,
         ),
         sglang.mended(
             FULL_HASH,
-            replaces="MultimodalDataItem.set_pad_value (sglang/srt/managers/schedule_batch.py)",
-            why="the analysis' second advice: the whole hash, 64 bits without a sign, in place of "
-            "its low 30",
+            replaces=(
+                "MultimodalDataItem.set_pad_value "
+                "(sglang/srt/managers/schedule_batch.py)"
+            ),
+            why="the analysis' second advice: the whole hash, 64 bits without a sign, "
+            "in place of its low 30",
             name=FULL_HASH,
         ),
         cure(
@@ -153,7 +169,9 @@ class PadValueCollision(sglang.PictureAlias):
             "--disable-radix-cache",
             "no prefix cache at all (costs the prefill of every repeated prompt)",
         ),
-        upgrade("0.5.23", "0.5.23: four pad values of 62 bits each, from the whole digest"),
+        upgrade(
+            "0.5.23", "0.5.23: four pad values of 62 bits each, from the whole digest"
+        ),
     )
     references = (
         issue(
@@ -171,12 +189,17 @@ class PadValueCollision(sglang.PictureAlias):
     )
     exhibit = ("The pictures and their answers", "The same text with each, greedy.")
 
-    def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
+    def expected(
+        self, release: str, mitigations: frozenset[str]
+    ) -> tuple[Outcome, str]:
         outcome, why = super().expected(release, mitigations)
         useless = sorted(mitigations & SALTS.keys())
         if outcome is Outcome.REPRODUCED and useless:
             dropped = " and ".join(SALTS[name] for name in useless)
-            why += f"; its scheduler drops {dropped}, which is passed on since {PASSED_ON_SINCE}"
+            why += (
+                f"; its scheduler drops {dropped}, which is passed on since "
+                f"{PASSED_ON_SINCE}"
+            )
         return outcome, why
 
     # ------------------------------------------------------------------ traffic
@@ -195,27 +218,40 @@ class PadValueCollision(sglang.PictureAlias):
     def pictures(self, drive: Drive) -> Mapping[str, Picture]:
         searched = drive.recorder.dir / "pair"
         default = searched if searched.is_dir() else pad_value_pair()
-        return read_pair(Path(drive.options.get("pair") or default).expanduser().absolute())
+        return read_pair(
+            Path(drive.options.get("pair") or default).expanduser().absolute()
+        )
 
     def fields(self, drive: Drive, picture: str) -> Mapping[str, object]:
-        salts = {f: f"tenant-{picture}" for name, f in SALTS.items() if name in drive.mitigations}
+        salts = {
+            f: f"tenant-{picture}"
+            for name, f in SALTS.items()
+            if name in drive.mitigations
+        }
         return salts if picture in (*self.pair, sglang.CONTROL) else {}
 
     # ------------------------------------------------------------------ signature
 
     preconditions = sglang.prefix_cache_at_work(sglang.OTHER, "A", "B", apart=KEYED)
 
-    @precondition("by the engine's own hash A and B differ, and agree in the low 30 bits")
+    @precondition(
+        "by the engine's own hash A and B differ, and agree in the low 30 bits"
+    )
     def pair_agrees(self, reproducers: Reproducers) -> Finding:
-        """Of the hash and not of the pad value, so that it holds on a release with the fix."""
+        """Of the hash and not of the pad value, so that it holds on a release with the
+        fix."""
         names = ("hash_a", "hash_b", "hash_control")
         hashes = [reproducers.hash(REPRODUCER, name) for name in names]
         a, b, control = (value % (1 << report.BITS) for value in hashes)
         whole = ", ".join(f"{value:016x}" for value in hashes)
-        text = f"A, B, control: hashes {whole}; low bits {a:08x}, {b:08x}, {control:08x}"
+        text = (
+            f"A, B, control: hashes {whole}; low bits {a:08x}, {b:08x}, {control:08x}"
+        )
         return Finding.of(hashes[0] != hashes[1] and a == b != control, text)
 
-    @symptom("B, sent after A, is answered as A is, token for token, and not as B alone")
+    @symptom(
+        "B, sent after A, is answered as A is, token for token, and not as B alone"
+    )
     def b_gets_a(self, answers: ComparedAnswers) -> Finding:
         whose, text = answers.after("A", "B")
         return Finding.of(whose == "A", text)
@@ -229,23 +265,38 @@ class PadValueCollision(sglang.PictureAlias):
     def silent(self, answers: ComparedAnswers) -> Finding:
         records = [answers.to(label) for label in VICTIMS]
         whole = all(r.finish_reason in ("length", "stop") for r in records)
-        ends = (f"{r.label}: HTTP {r.status}, finish_reason {r.finish_reason}" for r in records)
+        ends = (
+            f"{r.label}: HTTP {r.status}, finish_reason {r.finish_reason}"
+            for r in records
+        )
         return Finding.of(whole, "; ".join(ends))
 
     @symptom(
-        "a picture that nearly equals B shares the text before it only, and gets its own answer",
+        (
+            "a picture that nearly equals B shares the text before it only, and gets "
+            "its own answer"
+        ),
         id=sglang.CONTROL,
     )
     def control_gets_its_own(self, answers: ComparedAnswers) -> Finding:
-        """Unknown where it shares more: then not the equal pad values make the difference."""
+        """Unknown where it shares more: then not the equal pad values make the
+        difference."""
         before, shared = answers.cached(sglang.OTHER), answers.from_cache(*CONTROLS)
         text = f"from the cache: {shared}; the text before the picture has {before}"
         if any(answers.cached(label) > before for label in CONTROLS):
-            return Finding.unknown(f"{text}: a collision cannot be told from any picture")
-        own = all_met(answers.own("A", sglang.CONTROL), answers.own("B", sglang.CONTROL))
+            return Finding.unknown(
+                f"{text}: a collision cannot be told from any picture"
+            )
+        own = all_met(
+            answers.own("A", sglang.CONTROL), answers.own("B", sglang.CONTROL)
+        )
         return Finding(own.truth, f"{own.observed}; {text}")
 
-    @symptom("/health, /health_generate and /v1/models answer 200", required=False, abnormal=False)
+    @symptom(
+        "/health, /health_generate and /v1/models answer 200",
+        required=False,
+        abnormal=False,
+    )
     def endpoints_green(self, http: HttpData) -> Finding:
         return checks.endpoints_green(http)
 
@@ -253,22 +304,33 @@ class PadValueCollision(sglang.PictureAlias):
     def kv_reused(self, answers: ComparedAnswers) -> Finding:
         return answers.more_than_text(sglang.OTHER, *VICTIMS)
 
-    @cause("the engine's own code gives both pictures one pad value, and different hashes")
+    @cause(
+        "the engine's own code gives both pictures one pad value, and different hashes"
+    )
     def equal_pad_values(self, reproducers: Reproducers) -> Finding:
         facts = reproducers.facts(REPRODUCER)
-        text = "A: hash {hash_a}, pad value {pad_a}; B: hash {hash_b}, pad value {pad_b}"
-        equal, differ = (reproducers.truth(REPRODUCER, f) for f in ("pads_equal", "hashes_differ"))
+        text = (
+            "A: hash {hash_a}, pad value {pad_a}; B: hash {hash_b}, pad value {pad_b}"
+        )
+        equal, differ = (
+            reproducers.truth(REPRODUCER, f) for f in ("pads_equal", "hashes_differ")
+        )
         return Finding.of(equal and differ, text.format_map(facts))
 
-    @cause("the engine's RadixCache alone matches all of B on A's entry", required=False)
+    @cause(
+        "the engine's RadixCache alone matches all of B on A's entry", required=False
+    )
     def radix_match(self, reproducers: Reproducers) -> Finding:
         names = ("match_b_after_a", "tokens", "match_control_after_a", "prefix_tokens")
-        b, tokens, control, prefix = (reproducers.number(REPRODUCER, name) for name in names)
+        b, tokens, control, prefix = (
+            reproducers.number(REPRODUCER, name) for name in names
+        )
         text = f"B matches {b} of {tokens} tokens of A; the control {control}"
         return Finding.of(b == tokens and control == prefix, text)
 
     def recognises(self, failure: Failure) -> Finding:
-        """By the engine's own classes, which are asked (10 to 20 s) where nothing else is plain."""
+        """By the engine's own classes, which are asked (10 to 20 s) where nothing else
+        is plain."""
         able = may_show(self, failure)
         if able.truth is not Truth.MET:
             return able
@@ -278,9 +340,16 @@ class PadValueCollision(sglang.PictureAlias):
         }
         for id, candidates in found.items():
             if not candidates:
-                return Finding.of(False, f"{id}: its prompt parts from no other at a picture")
-            if any(sglang.same_bytes(pair, failure.case.server.model) for pair in candidates):
-                return Finding.of(False, f"{id}: its picture is another one's in another layout")
+                return Finding.of(
+                    False, f"{id}: its prompt parts from no other at a picture"
+                )
+            if any(
+                sglang.same_bytes(pair, failure.case.server.model)
+                for pair in candidates
+            ):
+                return Finding.of(
+                    False, f"{id}: its picture is another one's in another layout"
+                )
         try:
             known = identities(failure, found)
         except MmreproError as error:
@@ -290,11 +359,16 @@ class PadValueCollision(sglang.PictureAlias):
             mine, other = known[pair.mine.name], known[pair.other.name]
             return mine.pad_value == other.pad_value and mine.hash != other.hash
 
-        return explained(found, collide, "one pad value by the engine's own code, and another hash")
+        return explained(
+            found, collide, "one pad value by the engine's own code, and another hash"
+        )
 
-    def apart_as_told(self, answers: ComparedAnswers, logs: Logs, facts: RunFacts) -> Finding:
-        """For ``works_after``: a salt keeps the text before the pictures apart as well; where that
-        was shared all the same it was dropped, and kept nothing apart: unknown."""
+    def apart_as_told(
+        self, answers: ComparedAnswers, logs: Logs, facts: RunFacts
+    ) -> Finding:
+        """For ``works_after``: a salt keeps the text before the pictures apart as well;
+        where that was shared all the same it was dropped, and kept nothing apart:
+        unknown."""
         if not facts.mitigations & set(KEYED):
             return Finding.of(True, "nothing was salted")
         shared = answers.from_cache(*VICTIMS)
@@ -318,7 +392,9 @@ class PadValueCollision(sglang.PictureAlias):
         return [*super().exhibits(evidence, facts), report.curve()]
 
 
-def identities(failure: Failure, found: Mapping[str, list[Pair]]) -> dict[str, Identity]:
+def identities(
+    failure: Failure, found: Mapping[str, list[Pair]]
+) -> dict[str, Identity]:
     """What the engine makes of the pictures, by name. Raises as the search does."""
     from mmrepro.base.machine.files import cache_root
     from mmrepro.tools.collide.search import identify
@@ -327,7 +403,9 @@ def identities(failure: Failure, found: Mapping[str, list[Pair]]) -> dict[str, I
     server = failure.case.server
     tiny = TINY.get(server.model)
     model = tiny.write(cache_root() / "models") if tiny else Path(server.model)
-    both = [picture for one in found.values() for p in one for picture in (p.mine, p.other)]
+    both = [
+        picture for one in found.values() for p in one for picture in (p.mine, p.other)
+    ]
     with tempfile.TemporaryDirectory(prefix="mmrepro-recognise-") as folder:
         files = {picture.name: Path(folder, picture.name) for picture in both}
         for picture in both:
@@ -336,9 +414,13 @@ def identities(failure: Failure, found: Mapping[str, list[Pair]]) -> dict[str, I
 
 
 def read_pair(folder: Path) -> dict[str, Picture]:
-    """The three pictures of a pair's folder. Raises UsageError: one is missing or no picture."""
+    """The three pictures of a pair's folder. Raises UsageError: one is missing or no
+    picture."""
     hint = "mmrepro collide --engine sglang --release 0.5.6 --out PAIR"
-    return {name: read_picture(folder / f"{name}.png", hint) for name in ("A", "B", sglang.CONTROL)}
+    return {
+        name: read_picture(folder / f"{name}.png", hint)
+        for name in ("A", "B", sglang.CONTROL)
+    }
 
 
 SCENARIO = PadValueCollision()

@@ -1,4 +1,5 @@
-"""What the analysis of the pad value collision states, judged; its rows, and the birthday curve."""
+"""What the analysis of the pad value collision states, judged; its rows, and the
+birthday curve."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ PADS = ("pad_of_0", "pad_of_2_30_less_1", "pad_of_2_30")
 BITS = 30
 REPORTED_POOL = 46_000
 PASSED_ON_SINCE = "0.5.11"
-"""First release whose scheduler passes extra_key on to the request (managers/scheduler.py:2001 of
-0.5.11; 0.5.10 builds Req without it)."""
+"""First release whose scheduler passes extra_key on to the request
+(managers/scheduler.py:2001 of 0.5.11; 0.5.10 builds Req without it)."""
 SALTS = {"cache-salt": "cache_salt", "extra-key": "extra_key"}
 """Mitigations that are fields of a request."""
 FROM_HASH, FULL_HASH = sglang.PATCHED_KEYS
@@ -43,7 +44,10 @@ def pad_range(reproducers: Reproducers) -> Finding:
     if None in (low, high, wraps):
         return Finding.unknown("the reproducer does not tell")
     space = "2^30 different ones" if wraps == low else "more than 2^30 different ones"
-    text = f"hash 0 gives {low}, hash 2^30 - 1 gives {high}, hash 2^30 gives {wraps}: {space}"
+    text = (
+        f"hash 0 gives {low}, hash 2^30 - 1 gives {high}, hash 2^30 gives "
+        f"{wraps}: {space}"
+    )
     return Finding.of(low == wraps == 0 and high == (1 << BITS) - 1, text)
 
 
@@ -55,14 +59,19 @@ def as_released(facts: RunFacts) -> Finding:
 def modulo_2_30(reproducers: Reproducers) -> Finding:
     """2^30 different ones, wherever they begin: since 0.5.9 beyond the vocabulary."""
     low, high, wraps = (reproducers.number(REPRODUCER, name) for name in PADS)
-    text = f"hash 0 gives {low:g}, hash 2^30 - 1 gives {high:.0f}, hash 2^30 gives {wraps:g}"
+    text = (
+        f"hash 0 gives {low:g}, hash 2^30 - 1 gives {high:.0f}, hash 2^30 "
+        f"gives {wraps:g}"
+    )
     return Finding.of(wraps == low and high - low == (1 << BITS) - 1, text)
 
 
 def half_chance(reproducers: Reproducers) -> Finding:
     """Arithmetic, once the engine's own code has shown that there are 2^30 values."""
     facts = reproducers.facts(REPRODUCER)
-    if facts.get("pad_of_2_30") is None or facts.get("pad_of_2_30") != facts.get("pad_of_0"):
+    if facts.get("pad_of_2_30") is None or facts.get("pad_of_2_30") != facts.get(
+        "pad_of_0"
+    ):
         return Finding.unknown("this release has more than 2^30 pad values")
     from mmrepro.scenario.more import collision_probability, images_for
 
@@ -78,15 +87,23 @@ def own_answers(answers: ComparedAnswers) -> Finding:
 
 
 def flushed_alone(logs: Logs) -> Finding:
-    """Nobody else emptied the cache: what salts keep apart looks like what was flushed."""
-    own = [r for r in logs.evidence.requests if r.label == sglang.FLUSH and r.status == 200]
+    """Nobody else emptied the cache: what salts keep apart looks like what was
+    flushed."""
+    own = [
+        r for r in logs.evidence.requests if r.label == sglang.FLUSH and r.status == 200
+    ]
     count = logs.count("cache-flushed")
-    return Finding.of(count == len(own), f"flushed {count} times, {len(own)} of them by the run")
+    return Finding.of(
+        count == len(own), f"flushed {count} times, {len(own)} of them by the run"
+    )
 
 
-def isolated(answers: ComparedAnswers, reproducers: Reproducers, facts: RunFacts) -> Finding:
-    """The run that sends salts decides; the engine's cache alone is not the server. Unknown where
-    each gets its own answer and shares the text all the same: no salt kept them apart then."""
+def isolated(
+    answers: ComparedAnswers, reproducers: Reproducers, facts: RunFacts
+) -> Finding:
+    """The run that sends salts decides; the engine's cache alone is not the server.
+    Unknown where each gets its own answer and shares the text all the same: no salt
+    kept them apart then."""
     alone = reproducers.number(REPRODUCER, "match_b_after_a_other_key")
     victims = ("B after A", "A after B")
     text = (
@@ -97,15 +114,25 @@ def isolated(answers: ComparedAnswers, reproducers: Reproducers, facts: RunFacts
         return Finding.of(False, text)
     apart = not any(answers.cached(label) for label in victims)
     own = all_met(answers.own("A", "B"), answers.own("B", "A"))
-    return Finding.of(True, text) if apart and own.truth is Truth.MET else Finding.unknown(text)
+    return (
+        Finding.of(True, text)
+        if apart and own.truth is Truth.MET
+        else Finding.unknown(text)
+    )
 
 
-def whole_hash_serves(logs: Logs, answers: ComparedAnswers, reproducers: Reproducers) -> Finding:
-    """Each gets its own answer; half of all hashes do not fit what token ids are kept in."""
+def whole_hash_serves(
+    logs: Logs, answers: ComparedAnswers, reproducers: Reproducers
+) -> Finding:
+    """Each gets its own answer; half of all hashes do not fit what token ids are kept
+    in."""
     if lines := logs.lines(OVERFLOW):
         hashes = [reproducers.hash(REPRODUCER, f"hash_{name}") for name in ("a", "b")]
         beyond = ", ".join(f"{value:#x}" for value in hashes if value >> 63)
-        text = f"a hash of 2^63 or more ({beyond}) ends the server: {lines[0].text.strip()}"
+        text = (
+            f"a hash of 2^63 or more ({beyond}) ends the server: "
+            f"{lines[0].text.strip()}"
+        )
         return Finding.of(False, text)
     return own_answers(answers)
 
@@ -113,7 +140,13 @@ def whole_hash_serves(logs: Logs, answers: ComparedAnswers, reproducers: Reprodu
 ANALYSIS = "analysis"
 SWAPPED = ("b-gets-a", "a-gets-b")
 SERVED = (*SWAPPED, "silent", "kv-reused")
-ALIKE = ("pair-agrees", "equal-pad-values", "starts-anew", "cache-on", sglang.engines_own)
+ALIKE = (
+    "pair-agrees",
+    "equal-pad-values",
+    "starts-anew",
+    "cache-on",
+    sglang.engines_own,
+)
 """Two pictures with one pad value were sent to a prefix cache that was seen at work."""
 SHARED = (*ALIKE, "text-shared")
 """And nothing keeps them apart in it."""
@@ -121,12 +154,22 @@ SHARED = (*ALIKE, "text-shared")
 stated = partial(claim, source=ANALYSIS)
 CLAIMS = (
     stated("pad-range", "pad values lie in [0, 2^30)", by=pad_range, given=as_released),
-    stated("half-chance", "about 46 000 images give a 50 % chance of a collision", by=half_chance),
     stated(
-        "kv-reused", "two pictures with one pad value share KV cache", by="kv-reused", given=SHARED
+        "half-chance",
+        "about 46 000 images give a 50 % chance of a collision",
+        by=half_chance,
     ),
     stated(
-        "a-features", "B is answered with A's features", by=SWAPPED, given=(*SHARED, "kv-reused")
+        "kv-reused",
+        "two pictures with one pad value share KV cache",
+        by="kv-reused",
+        given=SHARED,
+    ),
+    stated(
+        "a-features",
+        "B is answered with A's features",
+        by=SWAPPED,
+        given=(*SHARED, "kv-reused"),
     ),
     stated(
         "embeddings",
@@ -160,12 +203,18 @@ CLAIMS = (
     ),
     claim(
         "widened-2256",
-        "since sglang#2256 and #2309 it is taken modulo 2^30, not modulo the vocabulary's size",
+        (
+            "since sglang#2256 and #2309 it is taken modulo 2^30, not modulo the "
+            "vocabulary's size"
+        ),
         "history",
         by=modulo_2_30,
         given=unmitigated,
         refutable_on="<0.5.23",
-        note="both are of 2024, and in every release that can be run here; the collision is there",
+        note=(
+            "both are of 2024, and in every release that can be run here; the "
+            "collision is there"
+        ),
     ),
 )
 
@@ -191,5 +240,7 @@ def curve() -> Exhibit:
     return Exhibit(
         title="How soon two of many pictures collide",
         note="Pictures that one server's prefix cache holds at a time, 30 bits each.",
-        birthday=Birthday(bits=BITS, pools=[Pool(images=n, label=t) for n, t in pools.items()]),
+        birthday=Birthday(
+            bits=BITS, pools=[Pool(images=n, label=t) for n, t in pools.items()]
+        ),
     )

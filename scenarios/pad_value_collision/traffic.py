@@ -1,5 +1,5 @@
-"""What a server meets besides the bare pair: other questions, other texts, later requests, pictures
-of two sizes. ``--option traffic`` sends it after the trigger."""
+"""What a server meets besides the bare pair: other questions, other texts, later
+requests, pictures of two sizes. ``--option traffic`` sends it after the trigger."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,7 +8,12 @@ from pathlib import Path
 
 from mmrepro.engines.models.qwen import MERGE, PATCH
 from mmrepro.scenario import Drive, Finding, RequestRecord, Truth, all_met, claim
-from mmrepro.scenario.more import ComparedAnswers, Picture, first_difference, read_picture
+from mmrepro.scenario.more import (
+    ComparedAnswers,
+    Picture,
+    first_difference,
+    read_picture,
+)
 from mmrepro.scenario.sglang import TEXT, PictureAlias, flush
 from mmrepro.scenarios.pad_value_collision.report import ALIKE, ANALYSIS, BITS
 
@@ -20,7 +25,10 @@ ANOTHER = "traffic: another picture"
 A_FIRST, B_FIRST, B_AFTER = "traffic: A", "traffic: B", "traffic: B after A"
 A_ASKED, B_OWN = "traffic: A, asked otherwise", "traffic: B, asked otherwise"
 B_ASKED = "traffic: B after A, asked otherwise"
-B_TOLD, B_TOLD_AFTER = "traffic: B under another text", "traffic: B under another text, after A"
+B_TOLD, B_TOLD_AFTER = (
+    "traffic: B under another text",
+    "traffic: B under another text, after A",
+)
 B_LATER, B_ASKED_LATER = "traffic: B later", "traffic: B later, asked otherwise"
 B_ANEW = "traffic: B, the cache emptied"
 ALONE = {name: f"traffic: {name} alone" for name in ("large", "small")}
@@ -36,8 +44,11 @@ def under(system: str, picture: Picture) -> dict[str, object]:
     return {"messages": [said, asked]}
 
 
-async def send(scenario: PictureAlias, drive: Drive, pictures: Mapping[str, Picture]) -> None:
-    """Each comparison's two sides take equally much from the cache: only then they round alike."""
+async def send(
+    scenario: PictureAlias, drive: Drive, pictures: Mapping[str, Picture]
+) -> None:
+    """Each comparison's two sides take equally much from the cache: only then they
+    round alike."""
     ask = partial(scenario.question, drive)
     a, b = pictures["A"], pictures["B"]
     another = drive.picture("other-1", 11, (b.width, b.height))
@@ -66,7 +77,10 @@ async def send(scenario: PictureAlias, drive: Drive, pictures: Mapping[str, Pict
 async def of_two_sizes(scenario: PictureAlias, drive: Drive, another: Picture) -> None:
     ask = partial(scenario.question, drive)
     folder = await asyncio.to_thread(search, drive, LARGE * SIDE, SMALL * SIDE)
-    pair = {"large": read_picture(folder / "A.png"), "small": read_picture(folder / "B.png")}
+    pair = {
+        "large": read_picture(folder / "A.png"),
+        "small": read_picture(folder / "B.png"),
+    }
     for name, picture in pair.items():
         await flush(drive)
         await ask(ANOTHER, another)
@@ -79,7 +93,9 @@ async def of_two_sizes(scenario: PictureAlias, drive: Drive, another: Picture) -
     await drive.chat(AFTERWARDS, text="hello")
 
 
-def search(drive: Drive, size: int | None = None, second_size: int | None = None) -> Path:
+def search(
+    drive: Drive, size: int | None = None, second_size: int | None = None
+) -> Path:
     """A new pair from this run's own environment, kept below evidence/; its folder."""
     from mmrepro.tools.collide.options import CollideCommand
     from mmrepro.tools.collide.search import find_pair
@@ -88,19 +104,27 @@ def search(drive: Drive, size: int | None = None, second_size: int | None = None
     folder = drive.recorder.dir / ("unequal-pair" if second_size else "pair")
     drive.note("searching a pair whose pad values are equal")
     place = place_for("sglang", drive.release, model=drive.model)
-    asked = CollideCommand(bits=BITS, size=size or CollideCommand.size, second_size=second_size)
+    asked = CollideCommand(
+        bits=BITS, size=size or CollideCommand.size, second_size=second_size
+    )
     pair = find_pair(place, folder, asked)
-    drive.note(f"found after {pair.search.images} pictures, {pair.search.search_s:.1f} s")
+    drive.note(
+        f"found after {pair.search.images} pictures, {pair.search.search_s:.1f} s"
+    )
     return folder
 
 
 # ------------------------------------------------------------------ what came of it
 
 
-def gets(answers: ComparedAnswers, label: str, other: str, but_not: str = "") -> Finding:
+def gets(
+    answers: ComparedAnswers, label: str, other: str, but_not: str = ""
+) -> Finding:
     """The request got the answer of ``other``, and not that of ``but_not``."""
     got, text = answers.alike(label, other), f"{label}: "
-    text += f"as {other}" if got else first_difference(answers.to(label), answers.to(other))
+    text += (
+        f"as {other}" if got else first_difference(answers.to(label), answers.to(other))
+    )
     if but_not and answers.alike(label, but_not):
         return Finding.of(False, f"{text}; and as {but_not}")
     return Finding.of(got, f"{text}; {answers.from_cache(label)} from the cache")
@@ -114,7 +138,9 @@ def told_otherwise(answers: ComparedAnswers) -> Finding:
     """B's own answer, computed on as much of a cached beginning."""
     before, after = answers.cached(B_TOLD), answers.cached(B_TOLD_AFTER)
     if before != after:
-        return Finding.of(False, f"{answers.from_cache(B_TOLD, B_TOLD_AFTER)} from the cache")
+        return Finding.of(
+            False, f"{answers.from_cache(B_TOLD, B_TOLD_AFTER)} from the cache"
+        )
     return gets(answers, B_TOLD_AFTER, B_TOLD)
 
 
@@ -122,15 +148,21 @@ def later_ones(answers: ComparedAnswers) -> Finding:
     """Until the cache is emptied: B is A, whatever is asked."""
     again, anew = (answers.whose(label, "B", "A") for label in (B_LATER, B_ANEW))
     asked = gets(answers, B_ASKED_LATER, A_ASKED, B_OWN)
-    text = f"{B_LATER}: {again or 'neither'}'s; {asked.observed}; {B_ANEW}: {anew or 'neither'}'s"
+    text = (
+        f"{B_LATER}: {again or 'neither'}'s; {asked.observed}; {B_ANEW}: "
+        f"{anew or 'neither'}'s"
+    )
     return Finding.of(again == "A" and anew == "B" and asked.truth is Truth.MET, text)
 
 
 def parts_shared(answers: ComparedAnswers) -> Finding:
-    """The smaller one's tokens came from the cache in either order, with the text before them."""
+    """The smaller one's tokens came from the cache in either order, with the text
+    before them."""
     victims, before = tuple(UNEQUAL.values()), answers.cached(ALONE["small"])
     whole = all(answers.cached(label) >= before + SMALL**2 for label in victims)
-    return Finding.of(whole, f"{answers.from_cache(*victims)}; the text before has {before}")
+    return Finding.of(
+        whole, f"{answers.from_cache(*victims)}; the text before has {before}"
+    )
 
 
 def parts_answered(answers: ComparedAnswers) -> Finding:
@@ -139,11 +171,14 @@ def parts_answered(answers: ComparedAnswers) -> Finding:
 
 
 def parts_wrong(answers: ComparedAnswers) -> Finding:
-    """By the tokens: what was computed on more of a cached prefix may round otherwise."""
+    """By the tokens: what was computed on more of a cached prefix may round
+    otherwise."""
     found = []
     for name, label in UNEQUAL.items():
         mine, own = answers.to(label), answers.to(ALONE[name])
-        found.append(Finding.of(mine.tokens != own.tokens, f"{label}: {apart(mine, own)}"))
+        found.append(
+            Finding.of(mine.tokens != own.tokens, f"{label}: {apart(mine, own)}")
+        )
     return all_met(*found)
 
 
@@ -161,7 +196,10 @@ sent_with = partial(
 CLAIMS = (
     sent_with(
         "prefix-alone",
-        "the text before the pictures and their pad values decide: what is asked after may differ",
+        (
+            "the text before the pictures and their pad values decide: what is asked "
+            "after may differ"
+        ),
         by=asked_otherwise,
     ),
     sent_with(
@@ -169,10 +207,17 @@ CLAIMS = (
         "under another text before it a picture of that pad value gets its own answer",
         by=told_otherwise,
     ),
-    sent_with("pollution", "the wrong entry of the cache affects later requests", by=later_ones),
+    sent_with(
+        "pollution",
+        "the wrong entry of the cache affects later requests",
+        by=later_ones,
+    ),
     sent_with(
         "partial-match",
-        "pictures of two sizes match in part, up to where the smaller one ends (_split_node)",
+        (
+            "pictures of two sizes match in part, up to where the smaller one ends "
+            "(_split_node)"
+        ),
         by=parts_shared,
     ),
     sent_with(

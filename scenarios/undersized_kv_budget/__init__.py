@@ -1,4 +1,5 @@
-"""LMDeploy: a KV cache too small for the prompt, behind an error that says nothing of it."""
+"""LMDeploy: a KV cache too small for the prompt, behind an error that says nothing of
+it."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -40,7 +41,10 @@ VALIDATION = {
     "validation-error": r"validation errors? for ChatCompletionResponse\w*Choice",
     "finish-reason": r"Input should be .*input_value='error'",
     "choice-made": r"line \d+, in chat_completions_v1",
-    "says-length": r"- lmdeploy - .*(?:INPUT_LENGTH|max_session_len|num_gpu_blocks|too long)",
+    "says-length": (
+        r"- lmdeploy - .*(?:INPUT_LENGTH|max_session_len|num_gpu_blocks"
+        r"|too long)"
+    ),
 }
 
 
@@ -75,35 +79,45 @@ def refused_for_length(witness: kv.Witness) -> Finding:
 class UndersizedKvBudget(kv.SmallKvCache):
     """A prompt that the KV cache cannot hold gets an opaque HTTP 500.
 
-    What: With a small --cache-max-entry-count every prompt above a limit that nobody set gets
-    HTTP 500 “Internal Server Error” at once, while shorter ones and /health are fine and the
-    same prompt is answered with a larger setting.
+    What: With a small --cache-max-entry-count every prompt above a limit that nobody
+    set gets HTTP 500 “Internal Server Error” at once, while shorter ones and /health
+    are fine and the same prompt is answered with a larger setting.
 
-    Why: LMDeploy's PyTorch engine gives the KV cache a share (cache_max_entry_count) of the
-    memory that weights and a reserve leave free, in whole blocks. The longest prompt is blocks
-    × block size. A longer one is answered with the status INPUT_LENGTH_ERROR, which the server
-    turns into the finish reason 'error'. Before 0.7.0 the response's model does not allow that
+    Why: LMDeploy's PyTorch engine gives the KV cache a share (cache_max_entry_count) of
+    the memory that weights and a reserve leave free, in whole blocks. The longest
+    prompt is blocks × block size. A longer one is answered with the status
+    INPUT_LENGTH_ERROR, which the server turns into the finish reason 'error'. Before
+    0.7.0 the response's model does not allow that
     value: pydantic raises, and the client sees HTTP 500.
     """
 
     name, variant = "undersized-kv-budget", "text"
     release, affected = kv.RELEASE, report.AFFECTED
     failure_class, severity = FailureClass.NEVER_FITS, Severity.MEDIUM
-    upstream = Upstream(UpstreamState.NOT_LOOKED_UP, kv.FIX, note="this is the fix, in 0.7.0")
+    upstream = Upstream(
+        UpstreamState.NOT_LOOKED_UP, kv.FIX, note="this is the fix, in 0.7.0"
+    )
     references = (
         kv.FIX,
-        issue("lmdeploy#3977", "INPUT_LENGTH_ERROR with 32 images (0.10.0): the same limit, named"),
+        issue(
+            "lmdeploy#3977",
+            "INPUT_LENGTH_ERROR with 32 images (0.10.0): the same limit, named",
+        ),
     )
     sources = (
         kv.LIMIT_SOURCE,
         quote(
-            "lmdeploy/pytorch/engine/engine_instance.py", "EngineInstance.async_stream_infer",
+            "lmdeploy/pytorch/engine/engine_instance.py",
+            "EngineInstance.async_stream_infer",
             "a longer prompt is answered with a status and no tokens",
-            "max_input_len", "INPUT_LENGTH_ERROR",
+            "max_input_len",
+            "INPUT_LENGTH_ERROR",
         ),
-    )  # fmt: skip
+    )
     options: ClassVar[Mapping[str, str]] = {
-        "at-limit": "[=N]: at last a prompt of as many tokens as the blocks hold, or N fewer"
+        "at-limit": (
+            "[=N]: at last a prompt of as many tokens as the blocks hold, or N fewer"
+        )
     }
     reproducers: ClassVar[tuple[str, ...]] = (report.CHAIN,)
     log_patterns = kv.SmallKvCache.log_patterns | VALIDATION | report.OWN_LINES
@@ -121,17 +135,21 @@ class UndersizedKvBudget(kv.SmallKvCache):
         return min(sent.tokens for sent in self.admitted(witness))
 
     @precondition(
-        "the prompt came to the engine, whole and streamed, as long as it was meant to be"
+        "the prompt came to the engine, whole and streamed, as long as it was meant to "
+        "be"
     )
     def prompt_arrived(self, witness: kv.Witness) -> Finding:
         tokens = ", ".join(str(sent.tokens) for sent in self.admitted(witness))
         return Finding.of(True, f"the engine counted {tokens} tokens")
 
     def admitted(self, witness: kv.Witness) -> list[kv.Admission]:
-        """The prompt as the engine took it, in both ways. Raises Missing: it did not, or one."""
+        """The prompt as the engine took it, in both ways. Raises Missing: it did not,
+        or one."""
         found = witness.requests(self.prompt_tokens)
         if len(found) < len(WAYS):
-            raise Missing(f"the prompt came {len(found)} times to the engine, not {len(WAYS)}")
+            raise Missing(
+                f"the prompt came {len(found)} times to the engine, not {len(WAYS)}"
+            )
         return found
 
     async def outgrow(self, drive: Drive, where: str, short: RequestRecord) -> None:
@@ -149,55 +167,83 @@ class UndersizedKvBudget(kv.SmallKvCache):
             most = self.plan_of(drive.release).forward(kv.SMALL).max_tokens
             await report.at_limit(drive, most - fewer_tokens(fewer))
 
-    def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
+    def expected(
+        self, release: str, mitigations: frozenset[str]
+    ) -> tuple[Outcome, str]:
         if not OPAQUE_ANSWER.contains(release, prereleases=True):
             return super().expected(release, mitigations)
         if "kv-budget" in mitigations:
             return Outcome.NOT_REPRODUCED, "mitigation kv-budget is said to prevent it"
-        why = "answers 200 with the text “internal error happened”: as opaque, but no HTTP 500"
+        why = (
+            "answers 200 with the text “internal error happened”: as opaque, "
+            "but no HTTP 500"
+        )
         return Outcome.DIFFERENT_FAILURE, f"{release} {why}"
 
     symptoms = (
         symptom(
-            "the prompt gets HTTP 500, and nothing tells the client that it is too long", opaque_500
+            (
+                "the prompt gets HTTP 500, and nothing tells the client that it is "
+                "too long"
+            ),
+            opaque_500,
         ),
-        symptom("streamed, the answer begins with HTTP 200 and breaks off", stream_breaks),
+        symptom(
+            "streamed, the answer begins with HTTP 200 and breaks off", stream_breaks
+        ),
         kv.control_answers("the prompt", "prompt"),
-        symptom("short prompts are answered before and after it", OTHERS, id="others-answered"),
+        symptom(
+            "short prompts are answered before and after it",
+            OTHERS,
+            id="others-answered",
+        ),
         endpoints_green(),
     )
     live_only = some_requests_fail()
     works_after = (answers.given(*WAYS, or_explained=True), OTHERS)
 
-    @cause("HTTP 500 ← the log holds pydantic's error: the finish reason may not be 'error'")
+    @cause(
+        "HTTP 500 ← the log holds pydantic's error: the finish reason may not be "
+        "'error'"
+    )
     def validation_error(self, logs: Logs) -> Finding:
         raised = kv.since_start(logs, "validation-error")
         reasons = kv.since_start(logs, "finish-reason")
         if raised and reasons:
             return Finding.of(True, f"{len(raised)} × {reasons[0].text.strip()}")
         if (other := kv.first_error(logs)) is None:
-            return Finding.unknown("the log holds no error at all: none was, or it keeps them back")
-        said = f"the log holds no such error of a response; its first: {other.text.strip()}"
+            return Finding.unknown(
+                "the log holds no error at all: none was, or it keeps them back"
+            )
+        said = (
+            "the log holds no such error of a response; its first: "
+            f"{other.text.strip()}"
+        )
         return Finding.of(False, said)
 
     @cause(
-        "finish reason 'error' ← the engine answered the prompt with INPUT_LENGTH_ERROR, because "
+        "finish reason 'error' ← the engine answered the prompt with "
+        "INPUT_LENGTH_ERROR, because "
         "it has more tokens than max_input_len",
         live=cause(
-            "finish reason 'error' ← the engine answered a prompt longer than max_input_len with "
-            "INPUT_LENGTH_ERROR",
+            "finish reason 'error' ← the engine answered a prompt longer than "
+            "max_input_len with INPUT_LENGTH_ERROR",
             refused_for_length,
             id="input-length-error",
         ),
     )
     def input_length_error(self, witness: kv.Witness) -> Finding:
         admitted = self.admitted(witness)
-        odd = [sent for sent in admitted if not (sent.tokens > sent.limit and sent.refused)]
+        odd = [
+            sent for sent in admitted if not (sent.tokens > sent.limit and sent.refused)
+        ]
         sent = (odd or admitted)[0]
         text = f"{sent.tokens} tokens, max_input_len {sent.limit}: status {sent.status}"
         return Finding.of(not odd, text)
 
-    @cause("max_input_len = max_session_len ← num_gpu_blocks × block_size, on both servers")
+    @cause(
+        "max_input_len = max_session_len ← num_gpu_blocks × block_size, on both servers"
+    )
     def limit_from_blocks(self, witness: kv.Witness) -> Finding:
         ours, other = witness.sizing(), witness.sizing("control")
         sent = self.admitted(witness)[0]
@@ -205,18 +251,22 @@ class UndersizedKvBudget(kv.SmallKvCache):
         one_limit = ours.max_session_len == sent.limit
         return Finding.of(
             fits and one_limit and ours.limit_adds_up and other.limit_adds_up,
-            f"{ours.num_gpu_blocks:g} blocks × {ours.block_size:g} → {ours.max_session_len:g} "
-            f"tokens, for a prompt of {sent.tokens}; control server: {other.num_gpu_blocks:g} "
+            f"{ours.num_gpu_blocks:g} blocks × {ours.block_size:g} → "
+            f"{ours.max_session_len:g} "
+            f"tokens, for a prompt of {sent.tokens}; control server: "
+            f"{other.num_gpu_blocks:g} "
             f"blocks → {other.max_session_len:g} tokens",
         )
 
     @cause(
-        "num_gpu_blocks ← (free − runtime) × cache_max_entry_count / bytes a block, on both servers"
+        "num_gpu_blocks ← (free − runtime) × cache_max_entry_count / bytes a block, on "
+        "both servers"
     )
     def blocks_from_bytes(self, witness: kv.Witness) -> Finding:
         ours, other = witness.sizing(), witness.sizing("control")
         same = all(
-            getattr(ours, n) == getattr(other, n) for n in ("free", "runtime", "block_bytes")
+            getattr(ours, n) == getattr(other, n)
+            for n in ("free", "runtime", "block_bytes")
         )
         smaller = ours.cache_max_entry_count < other.cache_max_entry_count
         holds = same and smaller and ours.blocks_add_up and other.blocks_add_up
@@ -228,34 +278,48 @@ class WithImage(UndersizedKvBudget):
 
     variant = "image"
     needs = ("images",)
-    # Attention over the patches grows with the square of their number: not larger than needed.
+    # Attention over the patches grows with the square of their number: not larger than
+    # needed.
     model = TinyQwen2VL(
-        image_tokens=IMAGE_TOKENS, hidden=256, vocab_size=1446, vision_width=32, vision_depth=1
+        image_tokens=IMAGE_TOKENS,
+        hidden=256,
+        vocab_size=1446,
+        vision_width=32,
+        vision_depth=1,
     )
     reproducers = ()
     prompt_tokens = IMAGE_TOKENS
     # The chat template's tokens take one block.
-    predicted, larger = kv.larger_setting(IMAGE_TOKENS + 64, f"{IMAGE_TOKENS} tokens and an answer")
+    predicted, larger = kv.larger_setting(
+        IMAGE_TOKENS + 64, f"{IMAGE_TOKENS} tokens and an answer"
+    )
     mitigations = (larger,)
     rows = report.rows(IMAGE_TOKENS)
     claims = tuple(c for c in report.claims(predicted) if c.id not in report.OF_TEXT)
 
     async def outgrow(self, drive: Drive, where: str, short: RequestRecord) -> None:
         for label, stream in WAYS.items():
-            await drive.chat(where + label, images=[drive.picture("large", 7)], stream=stream)
+            await drive.chat(
+                where + label, images=[drive.picture("large", 7)], stream=stream
+            )
 
     @cause("the vision encoder had done its work by the time the prompt was refused")
     def encoder_first(self, witness: kv.Witness) -> Finding:
-        """By the order of the witness's lines, each written when the work was done: as many times
-        as the prompt was refused so far, it had been encoded."""
+        """By the order of the witness's lines, each written when the work was done: as
+        many times as the prompt was refused so far, it had been encoded."""
 
         def done(step: str) -> list[dict[str, Any]]:
-            return [values for values in witness.values("vision") if values.get("step") == step]
+            return [
+                values
+                for values in witness.values("vision")
+                if values.get("step") == step
+            ]
 
         refused = [sent for sent in self.admitted(witness) if sent.refused]
         if not refused:
             raise Missing("the engine refused no prompt")
-        # 0.6.4 encodes in `forward`; later ones have `async_infer` only, which calls the model.
+        # 0.6.4 encodes in `forward`; later ones have `async_infer` only, which calls
+        # the model.
         encoded = done("forward") or done("async_infer")
         if not encoded:
             raise Missing("the witness saw no work of the vision encoder")
@@ -266,7 +330,9 @@ class WithImage(UndersizedKvBudget):
         spent = ", ".join(f"{work['seconds']:.2f} s" for work in encoded)
         order = "before each refusal" if first else "not before each refusal"
         took = f"{refused[0].seconds * 1000:.1f} ms"
-        return Finding.of(first, f"vision encoder: {spent}, {order}; the first took {took}")
+        return Finding.of(
+            first, f"vision encoder: {spent}, {order}; the first took {took}"
+        )
 
 
 class FullSize(UndersizedKvBudget):
@@ -274,7 +340,9 @@ class FullSize(UndersizedKvBudget):
 
     variant = "full-size"
     scale = 1
-    model = TinyText(architecture="gemma", layers=32, kv_heads=8, vocab_size=kv.VOCABULARY)
+    model = TinyText(
+        architecture="gemma", layers=32, kv_heads=8, vocab_size=kv.VOCABULARY
+    )
 
 
 SCENARIO = with_variants(UndersizedKvBudget(), WithImage(), FullSize())

@@ -1,4 +1,5 @@
-"""The tables of an undersized-kv-budget incident: what was seen beside what the report says."""
+"""The tables of an undersized-kv-budget incident: what was seen beside what the report
+says."""
 
 import math
 from decimal import Decimal
@@ -35,13 +36,16 @@ CHAIN = "lmdeploy_kv_chain.py"
 
 
 def with_setting(setting: Decimal, *phases: Phase) -> Check:
-    """Whether a server has the report's setting, and a limit that follows from its blocks:
-    ``--session-len`` sets another."""
+    """Whether a server has the report's setting, and a limit that follows from its
+    blocks: ``--session-len`` sets another."""
 
     def same(witness: kv.Witness) -> Finding:
         sizing = witness.sizing(*phases)
         share, limit = sizing.cache_max_entry_count, sizing.max_session_len
-        text = f"cache_max_entry_count {share:g}, {sizing.num_gpu_blocks:g} blocks, limit {limit:g}"
+        text = (
+            f"cache_max_entry_count {share:g}, {sizing.num_gpu_blocks:g} "
+            f"blocks, limit {limit:g}"
+        )
         return Finding.of(sizing.limit_adds_up and share == float(setting), text)
 
     return same
@@ -63,8 +67,9 @@ by_length = partial(
 
 
 def as_logged(*phases: Phase) -> Check:
-    """The free memory is what the report's own line says, scaled as the blocks are: every value
-    that is printed so gives its blocks (``tests/unit/test_kv_readings.py``)."""
+    """The free memory is what the report's own line says, scaled as the blocks are:
+    every value that is printed so gives its blocks
+    (``tests/unit/test_kv_readings.py``)."""
 
     def same(witness: kv.Witness) -> Finding:
         sizing = witness.sizing(*phases)
@@ -75,7 +80,10 @@ def as_logged(*phases: Phase) -> Check:
     return same
 
 
-BY_LOG = f"its log says {kv.LOGGED_FREE_MB} mb of free memory; that is what this engine was given"
+BY_LOG = (
+    f"its log says {kv.LOGGED_FREE_MB} mb of free memory; that is what this engine was "
+    "given"
+)
 from_log = partial(with_small, given=(*SMALL, as_logged()), note=BY_LOG)
 from_log_big = partial(
     with_big, given=(with_setting(kv.BIG, "control"), as_logged("control")), note=BY_LOG
@@ -85,7 +93,12 @@ from_log_big = partial(
 def rows(tokens: int) -> tuple[Row, ...]:
     """For a prompt of so many tokens."""
     return (
-        row(f"a prompt of {tokens} tokens", *beside("the prompt"), "HTTP 500", abnormal_if=False),
+        row(
+            f"a prompt of {tokens} tokens",
+            *beside("the prompt"),
+            "HTTP 500",
+            abnormal_if=False,
+        ),
         row("the same, streamed", *beside("the prompt, streamed"), abnormal_if=False),
         smaller("cache_max_entry_count", "0.1 against 0.5"),
         smaller("num_gpu_blocks", "21 (in one place 24) against 107"),
@@ -101,7 +114,9 @@ def smaller(name: str, told: str) -> Row:
     """A number of LMDeploy's beside the control server's."""
 
     def compared(witness: kv.Witness) -> Finding:
-        ours, other = (getattr(s, name) for s in (witness.sizing(), witness.sizing("control")))
+        ours, other = (
+            getattr(s, name) for s in (witness.sizing(), witness.sizing("control"))
+        )
         return Finding.of(ours < other, f"{ours:g}")
 
     def of_control(witness: kv.Witness) -> str:
@@ -111,7 +126,8 @@ def smaller(name: str, told: str) -> Row:
 
 
 OF_TEXT = ("prompt", "block-bytes", "runtime", "gpu-mem", "quantised")
-"""Ids of claims about the report's prompt, or by the reproducer, which runs beside text alone."""
+"""Ids of claims about the report's prompt, or by the reproducer, which runs beside text
+alone."""
 AT_LIMIT_TEST = "to test: mmrepro run {name} --option at-limit"
 
 
@@ -119,22 +135,32 @@ def claims(best: Budget) -> tuple[Claim, ...]:
     """``best``: the setting that ``mmrepro kv-budget`` foretells to be enough."""
     with_08 = kv.kv_plan(kv.RELEASE).forward(LARGEST)
     return (
-        by_length("fails-with-0.1", "with 0.1 the prompt gets HTTP 500", by="opaque-500"),
-        with_big("works-with-0.5", "with 0.5 the same prompt is answered", by="control-answers"),
+        by_length(
+            "fails-with-0.1", "with 0.1 the prompt gets HTTP 500", by="opaque-500"
+        ),
+        with_big(
+            "works-with-0.5",
+            "with 0.5 the same prompt is answered",
+            by="control-answers",
+        ),
         reported(
-            "works-with-0.8", "with 0.8 it is answered as well",
-            by=answers.given("the prompt"), given=(with_setting(LARGEST), "prompt-arrived"),
+            "works-with-0.8",
+            "with 0.8 it is answered as well",
+            by=answers.given("the prompt"),
+            given=(with_setting(LARGEST), "prompt-arrived"),
             otherwise="to test: mmrepro run {name} --variant {variant} "
-            f"--server-arg=--cache-max-entry-count=0.8; {with_08.blocks} blocks are foretold",
+            f"--server-arg=--cache-max-entry-count=0.8; {with_08.blocks} blocks are "
+            f"foretold",
         ),
         by_length(
             "validation-error",
-            "the traceback is pydantic's: finish_reason must be 'stop', 'length' or 'tool_calls', "
-            "got 'error'",
+            "the traceback is pydantic's: finish_reason must be 'stop', 'length' or "
+            "'tool_calls', got 'error'",
             by="validation-error",
         ),
         by_length(
-            "frames", "it is raised in chat_completions_v1, where the choice is made",
+            "frames",
+            "it is raised in chat_completions_v1, where the choice is made",
             by=where_made,
         ),
         by_length(
@@ -143,109 +169,161 @@ def claims(best: Budget) -> tuple[Claim, ...]:
             by=("input-length-error", "validation-error"),
         ),
         with_small(
-            "status", "the engine's output is ResponseType.INPUT_LENGTH_ERROR",
+            "status",
+            "the engine's output is ResponseType.INPUT_LENGTH_ERROR",
             by="input-length-error",
         ),
         claim(
-            "silence", "at the default log level the engine says nothing of a length",
-            "observation in the lab", by=says_nothing, refutable_on=AFFECTED,
-            given="input-length-error", otherwise="the engine refused nothing",
+            "silence",
+            "at the default log level the engine says nothing of a length",
+            "observation in the lab",
+            by=says_nothing,
+            refutable_on=AFFECTED,
+            given="input-length-error",
+            otherwise="the engine refused nothing",
         ),
         reported("prompt", "the prompt has 3446 tokens", by=as_long_as_reported),
-        from_log("blocks-21", "num_gpu_blocks is 21 with 0.1", by=sized("num_gpu_blocks", 21)),
         from_log(
-            "blocks-24", "blocks went “from 24 to 107”", by=sized("num_gpu_blocks", 24),
-            refutable_on="",
-            note="so the report contradicts itself: 24 × 64 = 1536 tokens, not its 1344",
+            "blocks-21", "num_gpu_blocks is 21 with 0.1", by=sized("num_gpu_blocks", 21)
         ),
         from_log(
-            "limit-1344", "max_input_len = max_session_len = 1344 = 21 × 64",
+            "blocks-24",
+            "blocks went “from 24 to 107”",
+            by=sized("num_gpu_blocks", 24),
+            refutable_on="",
+            note=(
+                "so the report contradicts itself: 24 × 64 = 1536 tokens, not its 1344"
+            ),
+        ),
+        from_log(
+            "limit-1344",
+            "max_input_len = max_session_len = 1344 = 21 × 64",
             by=sized("max_session_len", 1344),
         ),
         from_log_big(
-            "blocks-107", "with 0.5 there are 107 blocks",
+            "blocks-107",
+            "with 0.5 there are 107 blocks",
             by=sized("num_gpu_blocks", 107, "control"),
         ),
         from_log_big(
-            "limit-6848", "with 0.5 the limit is 6848 tokens",
+            "limit-6848",
+            "with 0.5 the limit is 6848 tokens",
             by=sized("max_session_len", 6848, "control"),
         ),
         reported(
-            "block-bytes", "cache_block_size is 8 388 608 B for InternVL2-8B",
+            "block-bytes",
+            "cache_block_size is 8 388 608 B for InternVL2-8B",
             by=computed("block_bytes", 8_388_608),
         ),
         reported(
-            "quantised", "quantised elements are smaller, and scales and zeros come on top",
+            "quantised",
+            "quantised elements are smaller, and scales and zeros come on top",
             by=quantised,
         ),
         reported(
-            "runtime", "the runtime reserve is 5061 MB", by=computed("runtime_mib", 5061),
+            "runtime",
+            "the runtime reserve is 5061 MB",
+            by=computed("runtime_mib", 5061),
             note="MiB: >> 20, as LMDeploy logs it",
         ),
         reported(
-            "gpu-mem", "gpu_mem is 903 548 928 B with 0.5", by=computed("pool_big", 903_548_928),
+            "gpu-mem",
+            "gpu_mem is 903 548 928 B with 0.5",
+            by=computed("pool_big", 903_548_928),
             solved=kv.SOLVED,
         ),
         reported(
-            "of-total", "the total memory less what prefill takes is what is shared out",
+            "of-total",
+            "the total memory less what prefill takes is what is shared out",
             by=of_total,
         ),
         reported(
             "debug-lines",
-            "with --log-level=DEBUG it logs the free memory, the reserve and the blocks",
+            (
+                "with --log-level=DEBUG it logs the free memory, the reserve and the "
+                "blocks"
+            ),
             by=own_lines,
         ),
         reported(
-            "cpu-blocks", "there are 128 CPU blocks: 1 GiB of the host's, in blocks of 8 MiB",
+            "cpu-blocks",
+            "there are 128 CPU blocks: 1 GiB of the host's, in blocks of 8 MiB",
             by=cpu_blocks,
         ),
         reported(
-            "less-than", "a prompt has to have fewer tokens than the blocks hold",
-            by=served, refuted=True, given=below_limit(0, 0), otherwise=AT_LIMIT_TEST,
-            note="what is left of the limit is what an answer may have: nothing, with HTTP 200",
+            "less-than",
+            "a prompt has to have fewer tokens than the blocks hold",
+            by=served,
+            refuted=True,
+            given=below_limit(0, 0),
+            otherwise=AT_LIMIT_TEST,
+            note=(
+                "what is left of the limit is what an answer may have: "
+                "nothing, with HTTP 200"
+            ),
         ),
         reported(
-            "fewer-serves", "so many tokens are supported at most, and what is shorter is served",
-            by=served, given=below_limit(1, AHEAD), otherwise=f"{AT_LIMIT_TEST}=1",
-            note=f"the loop ends, as in kv-growth-crash: decoding wants blocks for {AHEAD} more",
+            "fewer-serves",
+            "so many tokens are supported at most, and what is shorter is served",
+            by=served,
+            given=below_limit(1, AHEAD),
+            otherwise=f"{AT_LIMIT_TEST}=1",
+            note=(
+                "the loop ends, as in kv-growth-crash: decoding wants blocks for "
+                f"{AHEAD} more"
+            ),
         ),
         claim(
-            "room-ahead", f"{AHEAD + 1} fewer are served: one to answer, and {AHEAD} ahead",
-            "observation here", by=served, given=below_limit(AHEAD + 1, AHEAD + 1),
-            otherwise=f"{AT_LIMIT_TEST}={AHEAD + 1}", refutable_on=AFFECTED,
+            "room-ahead",
+            f"{AHEAD + 1} fewer are served: one to answer, and {AHEAD} ahead",
+            "observation here",
+            by=served,
+            given=below_limit(AHEAD + 1, AHEAD + 1),
+            otherwise=f"{AT_LIMIT_TEST}={AHEAD + 1}",
+            refutable_on=AFFECTED,
         ),
         claim(
             "prediction",
             f"--cache-max-entry-count {best.setting} is enough: {best.blocks} blocks, "
             f"{best.max_tokens} tokens",
-            "mmrepro kv-budget", by=foretold(best.setting), refutable_on=AFFECTED, cured=True,
-            given="prompt-arrived", otherwise="the prompt did not come to the engine",
+            "mmrepro kv-budget",
+            by=foretold(best.setting),
+            refutable_on=AFFECTED,
+            cured=True,
+            given="prompt-arrived",
+            otherwise="the prompt did not come to the engine",
         ),
-    )  # fmt: skip
+    )
 
 
 AT_LIMIT, AT_LAST = "as long as the limit", "short at last"
 AHEAD = 16
-"""Tokens ahead of those that there are, for which decoding asks for blocks (prefill_interval, 0.6.4
-pytorch/engine/engine.py:949), also after the last one that was wanted."""
+"""Tokens ahead of those that there are, for which decoding asks for blocks
+(prefill_interval, 0.6.4 pytorch/engine/engine.py:949), also after the last one that was
+wanted."""
 
 
 async def at_limit(drive: Drive, tokens: int) -> None:
-    """A prompt of so many tokens, of whose answer one is asked for; it may end the engine."""
+    """A prompt of so many tokens, of whose answer one is asked for; it may end the
+    engine."""
     short = await kv.ask(drive, "short, once more")
     await kv.ask(drive, AT_LIMIT, kv.filling(tokens, short), 1)
     await kv.ask(drive, AT_LAST)
 
 
 def below_limit(least: int, most: int) -> Check:
-    """By the engine's count the prompt had so many tokens fewer than the blocks hold, and was not
-    refused for its length."""
+    """By the engine's count the prompt had so many tokens fewer than the blocks hold,
+    and was not refused for its length."""
 
     def counted(requests: Requests, witness: kv.Witness) -> Finding:
         limit, sent = int(witness.sizing().max_session_len), requests.first(AT_LIMIT)
-        near = [one for one in witness.requests() if 0 <= limit - one.tokens <= AHEAD + 1]
+        near = [
+            one for one in witness.requests() if 0 <= limit - one.tokens <= AHEAD + 1
+        ]
         if len(near) != 1:
-            return Finding.unknown(f"{len(near)} prompts near the limit {limit} were seen")
+            return Finding.unknown(
+                f"{len(near)} prompts near the limit {limit} were seen"
+            )
         told = f"limit {limit}, a prompt of {near[0].tokens} is let in: {sent.reply}"
         fewer = limit - near[0].tokens
         return Finding.of(least <= fewer <= most and not near[0].refused, told)
@@ -266,7 +344,9 @@ def served(requests: Requests, witness: kv.Witness) -> Finding:
 
 def says_nothing(logs: Logs) -> Finding:
     count = logs.count("says-length")
-    return Finding.of(not count, f"{count} lines of LMDeploy's own that name a length or a limit")
+    return Finding.of(
+        not count, f"{count} lines of LMDeploy's own that name a length or a limit"
+    )
 
 
 def as_long_as_reported(witness: kv.Witness) -> Finding:
@@ -295,12 +375,16 @@ def computed(fact: str, told: int) -> Check:
 
 
 def quantised(reproducers: Reproducers) -> Finding:
-    """Of a block with 16 bits an element: half of it, or a quarter, and what comes on top."""
+    """Of a block with 16 bits an element: half of it, or a quarter, and what comes on
+    top."""
     names = ("block_bytes", "block_bytes_8_bit", "block_bytes_4_bit")
     plain, *smaller = (int(reproducers.number(CHAIN, name)) for name in names)
-    over = [size - plain * bits // 16 for size, bits in zip(smaller, (8, 4), strict=True)]
+    over = [
+        size - plain * bits // 16 for size, bits in zip(smaller, (8, 4), strict=True)
+    ]
     text = (
-        f"{plain} B; with 8 bits {smaller[0]}, with 4 {smaller[1]}: {over[0]} and {over[1]} on top"
+        f"{plain} B; with 8 bits {smaller[0]}, with 4 {smaller[1]}: {over[0]} "
+        f"and {over[1]} on top"
     )
     return Finding.of(min(over) > 0 and max(smaller) < plain, text)
 
@@ -311,10 +395,15 @@ def where_made(logs: Logs) -> Finding:
 
 
 def of_total(witness: kv.Witness) -> Finding:
-    """Or of the memory that is free, as the code has it: by the numbers that it was given."""
+    """Or of the memory that is free, as the code has it: by the numbers that it was
+    given."""
     seen: dict[str, Any] = next(reversed(witness.values("budget")), {})
     try:
-        (free, total), (reserve, *_), pool = seen["memory"], seen["runtime"], seen["pool"]
+        (free, total), (reserve, *_), pool = (
+            seen["memory"],
+            seen["runtime"],
+            seen["pool"],
+        )
     except (LookupError, TypeError, ValueError):
         raise Missing("the witness did not see how the memory is shared out") from None
     share = witness.sizing().cache_max_entry_count
@@ -336,15 +425,23 @@ OWN_LINES = {
 def _own(logs: Logs, name: str) -> int:
     found = logs.search(name, OWN_LINES[name])
     if not found:
-        raise Missing("to test: mmrepro run undersized-kv-budget --server-arg=--log-level=DEBUG")
+        raise Missing(
+            "to test: mmrepro run undersized-kv-budget --server-arg=--log-level=DEBUG"
+        )
     return int(found[-1][1])
 
 
 def own_lines(logs: Logs, witness: kv.Witness) -> Finding:
     """And they are the numbers that its code was given."""
-    free, reserve, blocks = (_own(logs, f"own-{name}") for name in ("free", "reserve", "blocks"))
+    free, reserve, blocks = (
+        _own(logs, f"own-{name}") for name in ("free", "reserve", "blocks")
+    )
     sizing = witness.sizing()
-    given = (int(sizing.free) >> 20, int(sizing.runtime) >> 20, int(sizing.num_gpu_blocks))
+    given = (
+        int(sizing.free) >> 20,
+        int(sizing.runtime) >> 20,
+        int(sizing.num_gpu_blocks),
+    )
     text = f"{free} mb free, {reserve} mb of reserve, {blocks} blocks"
     return Finding.of((free, reserve, blocks) == given, f"{text}; its code had {given}")
 
@@ -352,7 +449,9 @@ def own_lines(logs: Logs, witness: kv.Witness) -> Finding:
 def cpu_blocks(logs: Logs, witness: kv.Witness) -> Finding:
     blocks, size = _own(logs, "own-cache"), int(witness.sizing().block_bytes)
     held = blocks * size
-    return Finding.of(held == 1 << 30, f"{blocks} CPU blocks of {size} B are {held >> 20} MiB")
+    return Finding.of(
+        held == 1 << 30, f"{blocks} CPU blocks of {size} B are {held >> 20} MiB"
+    )
 
 
 def foretold(setting: Decimal) -> Check:
@@ -360,14 +459,19 @@ def foretold(setting: Decimal) -> Check:
 
     def same(evidence: Evidence, witness: kv.Witness, facts: RunFacts) -> Finding:
         if "kv-budget" not in facts.mitigations:
-            raise Missing("to test: mmrepro run undersized-kv-budget --mitigation kv-budget")
+            raise Missing(
+                "to test: mmrepro run undersized-kv-budget --mitigation kv-budget"
+            )
         seen, plan = witness.sizing(), kv.kv_plan(facts.release).forward(setting)
         answered = answers.given("the prompt")(evidence)
-        same = (seen.num_gpu_blocks, seen.max_session_len) == (plan.blocks, plan.max_tokens)
+        same = (seen.num_gpu_blocks, seen.max_session_len) == (
+            plan.blocks,
+            plan.max_tokens,
+        )
         return Finding.of(
             same and answered.truth is Truth.MET,
-            f"the engine has {seen.num_gpu_blocks:g} blocks, {seen.max_session_len:g} tokens; "
-            f"{answered.observed}",
+            f"the engine has {seen.num_gpu_blocks:g} blocks, {seen.max_session_len:g} "
+            f"tokens; {answered.observed}",
         )
 
     return same

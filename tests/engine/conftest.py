@@ -24,7 +24,9 @@ from mmrepro.runs.starter import IDLE_VARIABLE, MODE_VARIABLE, ROOT_VARIABLE
 @pytest.fixture(scope="session", autouse=True)
 def one_engine_at_a_time() -> None:
     if os.environ.get("PYTEST_XDIST_WORKER"):
-        pytest.fail("engines are run one at a time: give -n with tests/unit only", pytrace=False)
+        pytest.fail(
+            "engines are run one at a time: give -n with tests/unit only", pytrace=False
+        )
 
 
 WARM_ROOT = Path(tempfile.gettempdir()) / f"mmrepro-tests-{os.getpid()}"
@@ -40,8 +42,8 @@ def variables() -> dict[str, str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Around each test of this folder and its fixtures. pytest asks every conftest that it has
-    loaded, whatever folder the test is of."""
+    """Around each test of this folder and its fixtures. pytest asks every conftest that
+    it has loaded, whatever folder the test is of."""
     if not item.path.is_relative_to(Path(__file__).parent):
         return (yield)
     with pytest.MonkeyPatch.context() as patch:
@@ -69,11 +71,11 @@ def reached(request: pytest.FixtureRequest, warm_parents: Ahead) -> None:
 
 
 class Ahead(threading.Thread):
-    """Imports engines that later tests start, one at a time, beside tests that leave a core idle:
-    ``@pytest.mark.meanwhile("SCENARIO --release …")``. Not beside others: where the gate's answers
-    are slow, a hang must last longer. And not too many: six are kept, the least recently used goes.
-    A test that needs one that is being imported waits for it.
-    """
+    """Imports engines that later tests start, one at a time, beside tests that leave a
+    core idle: ``@pytest.mark.meanwhile("SCENARIO --release …")``. Not beside others:
+    where the gate's answers are slow, a hang must last longer. And not too many: six
+    are kept, the least recently used goes. A test that needs one that is being imported
+    waits for it."""
 
     def __init__(self) -> None:
         super().__init__(name="imports ahead", daemon=True)
@@ -83,7 +85,14 @@ class Ahead(threading.Thread):
     def run(self) -> None:
         environment = {**os.environ, **variables()}
         while engine := self._queue.get():
-            command = [*COMMAND, "warm", "start", *shlex.split(engine), "--idle", IDLE_S]
+            command = [
+                *COMMAND,
+                "warm",
+                "start",
+                *shlex.split(engine),
+                "--idle",
+                IDLE_S,
+            ]
             subprocess.run(command, env=environment, capture_output=True, check=False)
 
     def reached(self, item: pytest.Item) -> None:
@@ -116,7 +125,8 @@ pytest_runtest_call = pytest.hookimpl(wrapper=True)(skipped_without_python)
 
 @pytest.fixture(scope="session")
 def run_once(tmp_path_factory: pytest.TempPathFactory) -> RunOnce:
-    """``run_once("ghost-key-eviction", "--release", "0.24.0")``; equal arguments share one run."""
+    """``run_once("ghost-key-eviction", "--release", "0.24.0")``; equal arguments share
+    one run."""
     done: dict[tuple[str, ...], Finished] = {}
 
     def run(*arguments: str) -> Finished:
@@ -139,7 +149,8 @@ def run_once(tmp_path_factory: pytest.TempPathFactory) -> RunOnce:
 
 @pytest.fixture
 def start_run(tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    """Start ``mmrepro run`` in the background; ended after the test, whatever happened."""
+    """Start ``mmrepro run`` in the background; ended after the test, whatever
+    happened."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> Running:

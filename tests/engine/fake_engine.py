@@ -1,8 +1,8 @@
-"""A FAKE engine: an HTTP front and a thread called EngineCore that misbehaves as asked. No model.
+"""A FAKE engine: an HTTP front and a thread called EngineCore that misbehaves as asked.
+No model.
 
-``python fake_engine.py MODE minivllm.server [PORT]``; prints its port. It calls itself and its
-metrics as minivllm does, so that it is looked at like an engine.
-"""
+``python fake_engine.py MODE minivllm.server [PORT]``; prints its port. It calls itself
+and its metrics as minivllm does, so that it is looked at like an engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ MODE = sys.argv[1]
 ANSWERS = {
     "well": b'{"choices": [{"message": {"content": "OK"}, "finish_reason": "stop"}]}',
     "html": b"<html>it works</html>",
-    "nan": b'{"choices": [{"message": {"content": "!!!!!!!!"}, "finish_reason": "length"}]}',
+    "nan": (
+        b'{"choices": [{"message": {"content": "!!!!!!!!"}, "finish_reason": '
+        b'"length"}]}'
+    ),
     "error": b'{"choices": [{"message": {"content": ""}, "finish_reason": "error"}]}',
 }
 WAITING = 3 if MODE == "starved" else 0
@@ -64,7 +67,9 @@ def holds(lock: threading.Lock, held: threading.Event) -> None:
 
 def waits_for_lock() -> None:
     lock, held = threading.Lock(), threading.Event()
-    threading.Thread(target=holds, args=(lock, held), name="holder", daemon=True).start()
+    threading.Thread(
+        target=holds, args=(lock, held), name="holder", daemon=True
+    ).start()
     held.wait()
     with lock:
         pass

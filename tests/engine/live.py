@@ -1,4 +1,5 @@
-"""What engine tests share: a finished or running ``mmrepro run``, and what is left of one."""
+"""What engine tests share: a finished or running ``mmrepro run``, and what is left of
+one."""
 
 import json
 import re
@@ -23,7 +24,8 @@ NO_PYTHON = re.compile(
 
 
 def need_python(told: str) -> None:
-    """Skip the test where ``told``, an error, says that a release has no Python here."""
+    """Skip the test where ``told``, an error, says that a release has no Python
+    here."""
     if (found := NO_PYTHON.search(told)) and sys.version_info[:2] != (3, 11):
         pytest.skip(found[0])
 
@@ -48,7 +50,8 @@ class Finished:
 
     @property
     def why(self) -> str:
-        """What a failed assertion should show: the conditions that are not met, the run's words."""
+        """What a failed assertion should show: the conditions that are not met, the
+        run's words."""
         try:
             verdict = self.document["verdict"]
         except (AssertionError, ValueError, KeyError):
@@ -89,7 +92,8 @@ class Running:
         )
 
     def run_processes(self) -> list[int]:
-        """Every process whose environment carries this run's folder as its working directory."""
+        """Every process whose environment carries this run's folder as its working
+        directory."""
         return processes_in(self.folder)
 
 
@@ -103,7 +107,8 @@ def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
 
 
 def processes_in(folder: Path) -> list[int]:
-    """Living processes whose working directory is ``folder``: the engine's, all of them."""
+    """Living processes whose working directory is ``folder``: the engine's, all of
+    them."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -124,7 +129,9 @@ def children(variables: dict[str, str]) -> list[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            if state not in "ZX" and mark in (entry / "environ").read_bytes().split(b"\0"):
+            if state not in "ZX" and mark in (entry / "environ").read_bytes().split(
+                b"\0"
+            ):
                 found.append(int(entry.name))
         except OSError:
             continue
@@ -134,7 +141,9 @@ def children(variables: dict[str, str]) -> list[int]:
 def listening(port: int) -> bool:
     wanted = f":{port:04X}"
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    return any(line.split()[1].endswith(wanted) and line.split()[3] == "0A" for line in lines)
+    return any(
+        line.split()[1].endswith(wanted) and line.split()[3] == "0A" for line in lines
+    )
 
 
 def shared_memory() -> set[str]:
@@ -152,9 +161,8 @@ def assert_nothing_left(
 ) -> None:
     """Within ``seconds``: no process, no shared memory, and nobody listens on ``port``.
 
-    The port is waited for too: the threads of a killed process close its sockets after its first
-    thread is gone from sight.
-    """
+    The port is waited for too: the threads of a killed process close its sockets after
+    its first thread is gone from sight."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         left = left_of(folder, shm_before)

@@ -1,4 +1,5 @@
-"""A real engine's server for tests that look at one from outside, and traffic for it."""
+"""A real engine's server for tests that look at one from outside, and traffic for
+it."""
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ def serving(
 ) -> Iterator[Server]:
     """The engine's server, ready; ended afterwards, whatever happened to it meanwhile.
 
-    Its log is ``folder``'s engine.log; what is there already stays. A warm fork has its fork
-    server's command line in /proc; who looks from outside needs the engine's own.
+    Its log is ``folder``'s engine.log; what is there already stays. A warm fork has its
+    fork server's command line in /proc; who looks from outside needs the engine's own.
     """
     if mode is None:
         mode = StartMode(os.environ[MODE_VARIABLE])
@@ -98,7 +99,11 @@ def answers(url: str) -> bool:
 
 
 def ask(
-    url: str, text: str = "hello", max_tokens: int = 8, timeout: float = 60.0, key: str = ""
+    url: str,
+    text: str = "hello",
+    max_tokens: int = 8,
+    timeout: float = 60.0,
+    key: str = "",
 ) -> dict[str, Any]:
     """One chat completion. Raises OSError when it fails or takes too long."""
     body = {
@@ -110,14 +115,18 @@ def ask(
     request = urllib.request.Request(
         f"{url}/v1/chat/completions",
         json.dumps(body).encode(),
-        {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})},
+        {
+            "Content-Type": "application/json",
+            **({"Authorization": f"Bearer {key}"} if key else {}),
+        },
     )
     with urllib.request.urlopen(request, timeout=timeout) as answer:
         return json.loads(answer.read())
 
 
 def trigger(scenario: Scenario, url: str, folder: Path) -> None:
-    """What ``mmrepro run`` sends after its gate; an unanswered request is given up soon."""
+    """What ``mmrepro run`` sends after its gate; an unanswered request is given up
+    soon."""
 
     async def drive() -> None:
         recorder = Recorder(folder)
@@ -135,14 +144,18 @@ def trigger(scenario: Scenario, url: str, folder: Path) -> None:
 
 
 class Load:
-    """``clients`` threads that ask without a break; ``done`` counts what was answered."""
+    """``clients`` threads that ask without a break; ``done`` counts what was
+    answered."""
 
-    def __init__(self, url: str, clients: int, max_tokens: int = 16, timeout: float = 60.0) -> None:
+    def __init__(
+        self, url: str, clients: int, max_tokens: int = 16, timeout: float = 60.0
+    ) -> None:
         self.done = 0
         self._stop = threading.Event()
         self._url, self._tokens, self._timeout = url, max_tokens, timeout
         self._threads = [
-            threading.Thread(target=self._run, args=(n,), daemon=True) for n in range(clients)
+            threading.Thread(target=self._run, args=(n,), daemon=True)
+            for n in range(clients)
         ]
 
     def __enter__(self) -> Load:
@@ -160,7 +173,12 @@ class Load:
         while not self._stop.is_set():
             count += 1
             try:
-                ask(self._url, f"client {number} asks {count}", self._tokens, self._timeout)
+                ask(
+                    self._url,
+                    f"client {number} asks {count}",
+                    self._tokens,
+                    self._timeout,
+                )
                 self.done += 1
             except OSError:
                 time.sleep(0.05)
@@ -193,7 +211,11 @@ class Told:
 
 
 def diagnose(
-    url: str, *arguments: str, cwd: Path, prefix: Sequence[str] = (), timeout: float = 60
+    url: str,
+    *arguments: str,
+    cwd: Path,
+    prefix: Sequence[str] = (),
+    timeout: float = 60,
 ) -> Told:
     started = time.monotonic()
     done = subprocess.run(

@@ -16,10 +16,13 @@ HAR_NAME = "night.har"
 
 
 def recipe() -> tuple[str, list[str]]:
-    """The script of docs/capture.md, and the options of its command behind ``mitmdump``."""
+    """The script of docs/capture.md, and the options of its command behind
+    ``mitmdump``."""
     text = RECIPE.read_text()
     script = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    command = re.search(r"^uvx --from '(mitmproxy[^']*)' mitmdump (.*?)\n```", text, re.M | re.S)
+    command = re.search(
+        r"^uvx --from '(mitmproxy[^']*)' mitmdump (.*?)\n```", text, re.M | re.S
+    )
     assert script, "the page has the script"
     assert command, "the page has the command"
     return script[1], [command[1], *command[2].replace("\\\n", " ").split()]
@@ -36,7 +39,15 @@ def recording(upstream: str, folder: Path) -> Iterator[str]:
     log = folder / "mitmdump.log"
     with log.open("w") as output:
         proxy = subprocess.Popen(
-            ["uvx", "--from", package, "mitmdump", "--listen-host", "127.0.0.1", *shown],
+            [
+                "uvx",
+                "--from",
+                package,
+                "mitmdump",
+                "--listen-host",
+                "127.0.0.1",
+                *shown,
+            ],
             cwd=folder,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -1,4 +1,5 @@
-"""A repository for tests of the nightly: this checkout's files, a bare origin, runs, issues."""
+"""A repository for tests of the nightly: this checkout's files, a bare origin, runs,
+issues."""
 
 import json
 import os
@@ -37,13 +38,16 @@ def git(*words: str, at: Path) -> str:
 
 
 class Repository:
-    """This checkout's files in a bare repository, with a night for tests; its runs, its issues."""
+    """This checkout's files in a bare repository, with a night for tests; its runs, its
+    issues."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.origin = folder, folder / "origin.git"
         self.issues_file = folder / "gh.json"
         source = folder / "source"
-        listed = git("ls-files", "-z", "--cached", "--others", "--exclude-standard", at=ROOT)
+        listed = git(
+            "ls-files", "-z", "--cached", "--others", "--exclude-standard", at=ROOT
+        )
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).is_file():
                 (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -66,8 +70,10 @@ class Repository:
         by_hand: Mapping[str, str] | None = None,
         **more: Any,
     ) -> dict[str, list[JobResult]]:
-        """``broken``: variables of some machines, by their job. ``installed``: where mmrepro is;
-        None: the workflow installs it, with all that this machine needs to reach its index.
+        """``broken``: variables of some machines, by their job. ``installed``: where
+        mmrepro is;
+        None: the workflow installs it, with all that this machine needs to reach its
+            index.
         ``by_hand``: the form's inputs; None: it is the schedule."""
         self.runs += 1
         image = self.machine(installed)
@@ -97,7 +103,9 @@ class Repository:
         )
         return self.night.run()
 
-    def machine(self, installed: Path | None = Path(sys.executable).parent) -> dict[str, str]:
+    def machine(
+        self, installed: Path | None = Path(sys.executable).parent
+    ) -> dict[str, str]:
         """The variables of one."""
         path = [self.folder / "bin", installed, os.environ["PATH"]]
         return {
@@ -123,17 +131,29 @@ class Repository:
         newest = git("rev-parse", BRANCH, at=self.origin).strip()
         folder = self.folder / f"history-{newest}"
         if not folder.exists():
-            git("clone", "--quiet", "--branch", BRANCH, str(self.origin), str(folder),
-                at=self.folder)  # fmt: skip
+            git(
+                "clone",
+                "--quiet",
+                "--branch",
+                BRANCH,
+                str(self.origin),
+                str(folder),
+                at=self.folder,
+            )
         return folder
 
     def edit(self, change: Callable[[dict[str, Any]], None]) -> None:
         """Each record of the history's ledger."""
         folder = self.history()
-        records = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+        records = [
+            json.loads(line)
+            for line in (folder / "ledger.jsonl").read_text().splitlines()
+        ]
         for record in records:
             change(record)
-        (folder / "ledger.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in records))
+        (folder / "ledger.jsonl").write_text(
+            "".join(f"{json.dumps(r)}\n" for r in records)
+        )
         git("commit", "--quiet", "--all", "-m", "edited by a test", at=folder)
         git("push", "--quiet", at=folder)
 
@@ -145,6 +165,7 @@ def told(jobs: Mapping[str, list[JobResult]]) -> str:
         lines.append(f"== {job.name}: {job.result}")
         for step in job.steps:
             lines.append(
-                f"-- {step.name}: {step.code}, {step.seconds:.0f} s\n{step.output[-2000:]}"
+                f"-- {step.name}: {step.code}, {step.seconds:.0f} s\n"
+                f"{step.output[-2000:]}"
             )
     return "\n".join(lines)

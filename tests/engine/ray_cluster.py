@@ -1,11 +1,11 @@
-"""A Ray cluster on this machine, told on stdin what to do: ``add LABEL``, ``remove LABEL``.
+"""A Ray cluster on this machine, told on stdin what to do: ``add LABEL``, ``remove
+LABEL``.
 
-With an argument Ray's subreaper is on, and that part of the machine's memory in use makes Ray kill
-a worker.
+With an argument Ray's subreaper is on, and that part of the machine's memory in use
+makes Ray kill a worker.
 
-A node is a raylet with workers of its own; ``remove`` kills it as a power cut would. The end of
-stdin ends the cluster.
-"""
+A node is a raylet with workers of its own; ``remove`` kills it as a power cut would.
+The end of stdin ends the cluster."""
 
 import sys
 

@@ -1,8 +1,9 @@
-"""Campaigns of runs that sleep, on a Ray cluster: fakes of what makes them, and nothing else.
+"""Campaigns of runs that sleep, on a Ray cluster: fakes of what makes them, and nothing
+else.
 
-Their runs are child processes, as real ones are, started by the same function. Each leaves a mark
-in a folder as it begins. Run as a program, so that Ray sends these classes to the workers by value.
-"""
+Their runs are child processes, as real ones are, started by the same function. Each
+leaves a mark in a folder as it begins. Run as a program, so that Ray sends these
+classes to the workers by value."""
 
 import argparse
 import contextlib
@@ -29,7 +30,14 @@ from mmrepro.campaign.schedule import Group
 from mmrepro.campaign.search import Search
 from mmrepro.campaign.trial import end, spawn_program
 from mmrepro.campaign.work import Began, Here, WithoutEnvironment, Working, lost
-from mmrepro.failure.documents.ledger import Attempt, Cell, Night, NightState, Planned, Role
+from mmrepro.failure.documents.ledger import (
+    Attempt,
+    Cell,
+    Night,
+    NightState,
+    Planned,
+    Role,
+)
 from mmrepro.failure.documents.searches import Bisection, Point
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import Ledger
@@ -42,7 +50,9 @@ from mmrepro.traffic.case.files import write_case
 from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import Played
 
-sys.path += [str(Path(__file__).parent.parent / "unit" / name) for name in ("replay", "fuzz")]
+sys.path += [
+    str(Path(__file__).parent.parent / "unit" / name) for name in ("replay", "fuzz")
+]
 import fake_player
 import fake_plays
 import fuzz_sessions
@@ -74,16 +84,22 @@ class Sleeping:
 class Sleepers:
     """A run sleeps, and ends with 3, which is written down as its key.
 
-    The first run of the cell that is to be ``stuck``, by its variant or release, takes a hundred
-    seconds, and has ``eaten`` bytes of memory meanwhile.
-    """
+    The first run of the cell that is to be ``stuck``, by its variant or release, takes
+    a hundred seconds, and has ``eaten`` bytes of memory meanwhile."""
 
     def __init__(self, marks: Path, asked: Sleeping, machine: str) -> None:
         self.marks, self.asked, self.machine = marks, asked, machine
         self.children: set[subprocess.Popen[bytes]] = set()
 
     def run(
-        self, cell: Cell, folder: Path, root: Path, *, night: str, index: int, role: Role
+        self,
+        cell: Cell,
+        folder: Path,
+        root: Path,
+        *,
+        night: str,
+        index: int,
+        role: Role,
     ) -> Attempt:
         folder.mkdir(parents=True)
         created, began = Moment.now(), time.monotonic()
@@ -97,20 +113,31 @@ class Sleepers:
             role=role,
             created=created,
             seconds=time.monotonic() - began,
-            outcome=Outcome.REPRODUCED if cell.release in BAD else Outcome.NOT_REPRODUCED,
+            outcome=Outcome.REPRODUCED
+            if cell.release in BAD
+            else Outcome.NOT_REPRODUCED,
             expected=Outcome.REPRODUCED,
             key=f"exit code {ended}",
             machine=self.machine,
             incident=str(folder.relative_to(root)),
         )
 
-    def sleep(self, what: str, index: int, *, stuck: bool) -> tuple[int, dict[str, object]]:
+    def sleep(
+        self, what: str, index: int, *, stuck: bool
+    ) -> tuple[int, dict[str, object]]:
         """Its exit code, and its mark."""
         size, seconds = (self.asked.eaten, 100.0) if stuck else (0, self.asked.seconds)
-        code = f"import sys, time; held = b'x' * {size}; time.sleep({seconds}); sys.exit(3)"
+        code = (
+            f"import sys, time; held = b'x' * {size}; time.sleep({seconds}); "
+            "sys.exit(3)"
+        )
         child = spawn_program([sys.executable, "-c", code], dict(os.environ))
         self.children.add(child)
-        mark: dict[str, object] = {"cell": what, "index": index, "machine": self.machine}
+        mark: dict[str, object] = {
+            "cell": what,
+            "index": index,
+            "machine": self.machine,
+        }
         mark |= {"stuck": stuck, "worker": os.getpid(), "child": child.pid}
         mark["variables"] = sorted(os.environ)
         name = f"{what.replace('/', '_')}.{index}.{os.urandom(4).hex()}"
@@ -123,11 +150,11 @@ class Sleepers:
 
 
 class SleepingPlayer(fake_player.FakePlayer):
-    """Attempts that sleep: of ``NEEDED`` together the last one is never answered, and a request
-    with a client that leaves makes an error.
+    """Attempts that sleep: of ``NEEDED`` together the last one is never answered, and a
+    request with a client that leaves makes an error.
 
-    The attempt in the folder that is to be ``stuck`` takes a hundred seconds when it is first made.
-    """
+    The attempt in the folder that is to be ``stuck`` takes a hundred seconds when it is
+    first made."""
 
     def __init__(self, sleepers: Sleepers, root: Path) -> None:
         super().__init__(answers)
@@ -137,10 +164,19 @@ class SleepingPlayer(fake_player.FakePlayer):
         self.sleepers.stop()
 
     def play(
-        self, case: Case, contents: Path | None, options: object, folder: Path, **more: object
+        self,
+        case: Case,
+        contents: Path | None,
+        options: object,
+        folder: Path,
+        **more: object,
     ) -> Played:
         place = folder.relative_to(self.root).as_posix()
-        before = [p for p in self.sleepers.marks.iterdir() if place.replace("/", "_") in p.name]
+        before = [
+            p
+            for p in self.sleepers.marks.iterdir()
+            if place.replace("/", "_") in p.name
+        ]
         stuck = place == self.sleepers.asked.stuck and not before
         self.sleepers.sleep(place, len(before) + 1, stuck=stuck)
         return super().play(case, contents, options, folder, **more)
@@ -150,7 +186,9 @@ def answers(case: Case) -> dict[str, str]:
     ids = {op.id for op in case.operations}
     if case.title.startswith("episode"):
         return {op.id: "500" if op.leave else "200" for op in case.operations}
-    return fake_plays.answered_until(case, NEEDED[-1] if ids.issuperset(NEEDED) else None)
+    return fake_plays.answered_until(
+        case, NEEDED[-1] if ids.issuperset(NEEDED) else None
+    )
 
 
 class Nothing:
@@ -161,7 +199,9 @@ class Nothing:
         return ""
 
     def prefetch(self, group: Group) -> None: ...
-    def warm(self, runs: Sequence[tuple[Cell, int]]) -> contextlib.AbstractContextManager[None]:
+    def warm(
+        self, runs: Sequence[tuple[Cell, int]]
+    ) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def seconds(self, group: Group) -> float:
@@ -209,7 +249,9 @@ def bisection(night: Night, folder: Path, number: int) -> Bisecting:
     def write(document: Bisection, to: Path) -> None:
         (to / "bisection.json").write_text(document.model_dump_json())
 
-    return Bisecting(scenario, options, field_of(scenario, options, points), write=write)
+    return Bisecting(
+        scenario, options, field_of(scenario, options, points), write=write
+    )
 
 
 @dataclass(frozen=True)
@@ -236,17 +278,21 @@ class Sleep(WithoutEnvironment):
         yield self.began
         index, role = self.began.index, self.began.role
         yield here.trials.run(
-            self.cell, root / self.folder(self.began), root,
-            night=self.night, index=index, role=role,
-        )  # fmt: skip
+            self.cell,
+            root / self.folder(self.began),
+            root,
+            night=self.night,
+            index=index,
+            role=role,
+        )
 
     def not_carried(self, result: Attempt, why: str) -> Attempt:
         raise AssertionError(why)
 
 
 class Searching(Search[Night, Attempt]):
-    """Lines of work as those of a fuzz session, two runs each; the last one is a shrink, whose
-    candidates may run beside each other."""
+    """Lines of work as those of a fuzz session, two runs each; the last one is a
+    shrink, whose candidates may run beside each other."""
 
     kind = "search"
     resume_command = "none"
@@ -261,7 +307,10 @@ class Searching(Search[Night, Attempt]):
         names = [*self.planned]
         pairs = [names[n : n + 2] for n in range(0, len(names), 2)]
         self.left = [
-            *(lambda pair=pair: [self.made([one]) for one in pair] for pair in pairs[:-1]),
+            *(
+                lambda pair=pair: [self.made([one]) for one in pair]
+                for pair in pairs[:-1]
+            ),
             lambda: self.made(pairs[-1]),
         ]
 
@@ -287,7 +336,9 @@ class Searching(Search[Night, Attempt]):
         return lost(self.night.id, want, why, place)
 
     def end(self, state: State, failure: str) -> Night:
-        night = self.night.model_copy(update={"state": NightState(state), "finished": Moment.now()})
+        night = self.night.model_copy(
+            update={"state": NightState(state), "finished": Moment.now()}
+        )
         self.ledger.append(night)
         return night
 
@@ -299,7 +350,9 @@ class Replaying(fake_player.FakedReplaying):
         ops = [fake_plays.fake_op(f"r{n}", text="a" * (n + 1)) for n in range(number)]
         traffic = folder.parent / "traffic"
         write_case(fake_plays.fake_case(ops), traffic)
-        command = ReplayCommand(file=traffic, server=fake_plays.SERVER, out=folder, budget=200)
+        command = ReplayCommand(
+            file=traffic, server=fake_plays.SERVER, out=folder, budget=200
+        )
         super().__init__(command, write=lambda replay, where: None)
         self.shrunk: list[float] = []
 
@@ -320,9 +373,13 @@ class Fuzzing(fuzz_sessions.FakedFuzzing):
     """A session of so many seconds."""
 
     def __init__(self, night: Night, folder: Path, number: int) -> None:
-        command = FuzzCommand(server=fuzz_sessions.server(), out=folder, budget_s=float(number))
+        command = FuzzCommand(
+            server=fuzz_sessions.server(), out=folder, budget_s=float(number)
+        )
         super().__init__(
-            command, write=lambda fuzz, where: None, write_replay=fuzz_sessions.write_replay
+            command,
+            write=lambda fuzz, where: None,
+            write_replay=fuzz_sessions.write_replay,
         )
         self.made = 0
 
@@ -352,7 +409,8 @@ KINDS = {
 
 @ray.remote(num_cpus=0)
 def untouched() -> tuple[int, str]:
-    """How a child that ends with 3 seems to end where nothing is put right; a worker's Python."""
+    """How a child that ends with 3 seems to end where nothing is put right; a worker's
+    Python."""
     return subprocess.run(["bash", "-c", "exit 3"]).returncode, sys.executable
 
 
@@ -371,7 +429,10 @@ def main() -> None:
     asked = parser.parse_args()
     with connected(asked.address) as cluster:
         exit_code, python = ray.get(untouched.remote())
-        told: dict[str, object] = {"untouched": exit_code, "own_python": python == sys.executable}
+        told: dict[str, object] = {
+            "untouched": exit_code,
+            "own_python": python == sys.executable,
+        }
         outfit = Sleeping(asked.marks, asked.seconds, asked.stuck, asked.eaten)
         machines = Machines(cluster, outfit, say=print)
         night = Night(

@@ -40,7 +40,9 @@ KEPT = re.compile(
 def record(name: str) -> None:
     engine, release, args, env = RECORDED[name]
     with tempfile.TemporaryDirectory() as folder:
-        with serving(engine, release, TinyQwen2VL(), Path(folder), *args, env=env) as server:
+        with serving(
+            engine, release, TinyQwen2VL(), Path(folder), *args, env=env
+        ) as server:
             sent: list[Sent] = send(server.url, requests("tiny"))
             if engine == "sglang":
                 sampling = {"max_new_tokens": 3, "temperature": 0}
@@ -49,7 +51,9 @@ def record(name: str) -> None:
                     "/generate",
                     {"text": "raw generate it's", "sampling_params": sampling},
                 )
-        lines = (Path(folder) / "engine.log").read_text(errors="replace").splitlines(True)
+        lines = (
+            (Path(folder) / "engine.log").read_text(errors="replace").splitlines(True)
+        )
     kept = "".join(line for line in lines if KEPT.search(line))
     (FOLDER / f"{name}.log.gz").write_bytes(gzip.compress(kept.encode(), 9, mtime=0))
     told = json.dumps([asdict(one) for one in sent])

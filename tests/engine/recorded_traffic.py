@@ -22,7 +22,8 @@ SECRETS = {
 
 @dataclass(frozen=True)
 class Sent:
-    """A request as it went over the wire. ``left``: its client went away before the answer."""
+    """A request as it went over the wire. ``left``: its client went away before the
+    answer."""
 
     path: str
     body: dict[str, Any]
@@ -39,7 +40,13 @@ def image(seed: int, size: tuple[int, int] = (56, 56)) -> dict[str, Any]:
 
 def chat(content: Any, model: str, **more: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": content}]
-    return {"model": model, "messages": messages, "max_tokens": 4, "temperature": 0, **more}
+    return {
+        "model": model,
+        "messages": messages,
+        "max_tokens": 4,
+        "temperature": 0,
+        **more,
+    }
 
 
 def ask(url: str, path: str, body: dict[str, Any], timeout_s: float = 60) -> int:
@@ -59,51 +66,79 @@ def ask(url: str, path: str, body: dict[str, Any], timeout_s: float = 60) -> int
 
 
 def leave(url: str, path: str, body: dict[str, Any], pieces: int) -> None:
-    """Send it, and close the connection after so many pieces of the stream; 0: at once."""
+    """Send it, and close the connection after so many pieces of the stream; 0: at
+    once."""
     parts = urlsplit(url)
     data = json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: "
+        f"application/json\r\n"
         f"Content-Length: {len(data)}\r\n\r\n"
     )
-    with socket.create_connection((parts.hostname, parts.port), timeout=60) as connection:
+    with socket.create_connection(
+        (parts.hostname, parts.port), timeout=60
+    ) as connection:
         connection.sendall(head.encode() + data)
         seen = b""
         while seen.count(b"data: ") < pieces and (part := connection.recv(4096)):
             seen += part
 
 
-def requests(model: str, *, completions: bool = True, images: bool = True) -> list[list[Sent]]:
-    """In groups: those of one group are sent at once, a group after the one before it."""
+def requests(
+    model: str, *, completions: bool = True, images: bool = True
+) -> list[list[Sent]]:
+    """In groups: those of one group are sent at once, a group after the one before
+    it."""
     shared = "You are a careful assistant. "
     odd = (
         'It\'s "quoted", a back\\slash, a new\nline, tab\t, '
         "ünïcode 漢字 🙂, params: x, prompt: 'y'"
     )
-    system = [{"role": "system", "content": shared}, {"role": "user", "content": "and now?"}]
+    system = [
+        {"role": "system", "content": shared},
+        {"role": "user", "content": "and now?"},
+    ]
     alone = [
         Sent(CHAT, chat("hello", model)),
         Sent(CHAT, chat(odd, model)),
         Sent(CHAT, chat(shared + "one", model)),
         Sent(CHAT, chat(shared + "two", model, temperature=0.5, seed=3, top_p=0.9)),
         Sent(CHAT, {**chat("", model), "messages": system}),
-        Sent(CHAT, chat("streamed", model, stream=True, stream_options={"include_usage": True})),
+        Sent(
+            CHAT,
+            chat(
+                "streamed", model, stream=True, stream_options={"include_usage": True}
+            ),
+        ),
         Sent(CHAT, chat("too long " * 2000, model)),
         Sent(CHAT, chat("stop here", model, stop=["zzz", "it's"], max_tokens=6)),
     ]
     if completions:
         alone += [
-            Sent(COMPLETIONS, {"model": model, "prompt": "once upon", "max_tokens": 3, "n": 1}),
-            Sent(COMPLETIONS, {"model": model, "prompt": [40, 41, 42, 43], "max_tokens": 3}),
+            Sent(
+                COMPLETIONS,
+                {"model": model, "prompt": "once upon", "max_tokens": 3, "n": 1},
+            ),
+            Sent(
+                COMPLETIONS,
+                {"model": model, "prompt": [40, 41, 42, 43], "max_tokens": 3},
+            ),
         ]
     if images:
         alone += [
-            Sent(CHAT, chat([image(1), {"type": "text", "text": "what is it?"}], model)),
+            Sent(
+                CHAT, chat([image(1), {"type": "text", "text": "what is it?"}], model)
+            ),
             Sent(CHAT, chat([image(1), {"type": "text", "text": "and again?"}], model)),
-            Sent(CHAT, chat([image(2), image(1), {"type": "text", "text": "two"}], model)),
+            Sent(
+                CHAT, chat([image(2), image(1), {"type": "text", "text": "two"}], model)
+            ),
         ]
     long = chat("count for ever", model, stream=True, max_tokens=400, ignore_eos=True)
-    together = [Sent(CHAT, chat(f"together {n}", model, max_tokens=24), beside=4) for n in range(4)]
+    together = [
+        Sent(CHAT, chat(f"together {n}", model, max_tokens=24), beside=4)
+        for n in range(4)
+    ]
     return [
         *([one] for one in alone),
         together,

@@ -1,8 +1,9 @@
-"""Prints the options of an engine's server, by its own parser: ``python server_options.py ENGINE``.
+"""Prints the options of an engine's server, by its own parser: ``python
+server_options.py ENGINE``.
 
-Runs in the environment of a release. A line is ``flag``, ``value`` or ``values`` (how many words
-the option takes), and its names. tests/unit/server_options holds what it printed.
-"""
+Runs in the environment of a release. A line is ``flag``, ``value`` or ``values`` (how
+many words the option takes), and its names. tests/unit/server_options holds what it
+printed."""
 
 import argparse
 import importlib

@@ -1,4 +1,5 @@
-"""Run by test_chunked_mm.py in an engine's environment: the emulated stream on torch itself.
+"""Run by test_chunked_mm.py in an engine's environment: the emulated stream on torch
+itself.
 
 The last line printed is a JSON object: name of a check, and whether it holds.
 """
@@ -31,7 +32,8 @@ class Rig:
 
 
 def program(x: torch.Tensor, weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """A little of all that a model does: views, matrix products, writes in place, reductions."""
+    """A little of all that a model does: views, matrix products, writes in place,
+    reductions."""
     hidden = torch.nn.functional.linear(x, weight).view(2, -1, 4)
     hidden = torch.nn.functional.softmax(hidden + hidden.mean(-1, keepdim=True), dim=-1)
     hidden[:, 0] = 1.5
@@ -43,7 +45,10 @@ def program(x: torch.Tensor, weight: torch.Tensor, mask: torch.Tensor) -> torch.
 
 def same_result(seed: int) -> bool:
     generator = torch.Generator().manual_seed(seed)
-    x, weight = torch.randn(6, 8, generator=generator), torch.randn(4, 8, generator=generator)
+    x, weight = (
+        torch.randn(6, 8, generator=generator),
+        torch.randn(4, 8, generator=generator),
+    )
     mask = torch.rand(6, generator=generator) > 0.5
     expected = program(x.clone(), weight, mask)
     rig = Rig()
@@ -78,11 +83,15 @@ def copies() -> dict[str, bool]:
         target.copy_(host, non_blocking=True)
         ordered.stream.wait()
         host[:] = 9
-    found["a write after the wait is none"] = ordered.watch.overwrites == 0 and target.tolist() == [
-        1.0,
-        2.0,
-        3.0,
-    ]
+    found["a write after the wait is none"] = (
+        ordered.watch.overwrites == 0
+        and target.tolist()
+        == [
+            1.0,
+            2.0,
+            3.0,
+        ]
+    )
     return found
 
 
@@ -100,7 +109,8 @@ def waiting() -> dict[str, bool]:
         blocking.copy_(doubled)
     return {
         "views and arithmetic do not wait": queued and span(view) == (1, 3),
-        "a shape that depends on values waits": waited and places.flatten().tolist() == [0, 2],
+        "a shape that depends on values waits": waited
+        and places.flatten().tolist() == [0, 2],
         "a blocking copy to the host waits": blocking.tolist() == [2.0, 0.0, 4.0],
         "one storage, one key": key(view) == key(doubled) and rig.marks.on_device(out),
     }
@@ -122,7 +132,9 @@ def errors() -> dict[str, bool]:
 
 
 def main() -> None:
-    found: dict[str, Any] = {"the same result, later": all(same_result(n) for n in range(20))}
+    found: dict[str, Any] = {
+        "the same result, later": all(same_result(n) for n in range(20))
+    }
     for check in (copies, waiting, errors):
         found |= check()
     print(json.dumps(found))

@@ -1,7 +1,8 @@
-"""An ablation of two factors on the real vLLM: interrupted, resumed, and reused as a whole.
+"""An ablation of two factors on the real vLLM: interrupted, resumed, and reused as a
+whole.
 
-mm-cache-desync is the cheapest scenario (nothing hangs in it), and two factors are four runs.
-"""
+mm-cache-desync is the cheapest scenario (nothing hangs in it), and two factors are four
+runs."""
 
 import json
 import os
@@ -43,25 +44,35 @@ def variables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def ablated(variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Ablated:
+def ablated(
+    variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Ablated:
     folder = tmp_path_factory.mktemp("ablation") / "it"
 
     def mmrepro(*arguments: str) -> dict[str, Any]:
         done = subprocess.run(
             [*COMMAND, *arguments, "--json"],
-            capture_output=True, text=True, timeout=900, env=variables,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=900,
+            env=variables,
+        )
         assert done.returncode == 0, done.stderr
         document: dict[str, Any] = json.loads(done.stdout)
         return document
 
     process = subprocess.Popen(
         [*COMMAND, *DESYNC, "--json", "--out", str(folder)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=variables,
         start_new_session=True,
-    )  # fmt: skip
+    )
     try:
-        wait_for(lambda: process.poll() is not None or cells(folder), 300, "the first cell")
+        wait_for(
+            lambda: process.poll() is not None or cells(folder), 300, "the first cell"
+        )
         second = "incidents/ablate/*-prefix-caching-*/run-1"
 
         def begun() -> list[Path]:
@@ -76,7 +87,9 @@ def ablated(variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
             process.communicate(timeout=60)
     (broken_off,) = folder.glob(second)
     wait_for(lambda: not processes_in(broken_off), 10, "the end of the engine")
-    resume = next(line for line in stderr.splitlines() if line.startswith("to resume, run: "))
+    resume = next(
+        line for line in stderr.splitlines() if line.startswith("to resume, run: ")
+    )
     resumed = mmrepro(*shlex.split(resume.removeprefix("to resume, run: "))[1:])
     again = mmrepro(*DESYNC, "--out", str(folder.with_name("again")))
     return Ablated(
@@ -90,7 +103,9 @@ def ablated(variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
 
 def cells(folder: Path) -> list[dict[str, Any]]:
     try:
-        found: list[dict[str, Any]] = json.loads((folder / "ablation.json").read_text())["cells"]
+        found: list[dict[str, Any]] = json.loads(
+            (folder / "ablation.json").read_text()
+        )["cells"]
     except (OSError, ValueError):
         return []
     return found
@@ -124,7 +139,9 @@ def test_each_cell_is_an_incident_of_its_own(ablated: Ablated) -> None:
             incident = json.loads(file.read_text())
             assert incident["verdict"]["outcome"] == run["outcome"]
             args = incident["engine"]["command"]
-            assert ("--no-enable-prefix-caching" in args) == ("prefix-caching" in cell["flips"])
+            assert ("--no-enable-prefix-caching" in args) == (
+                "prefix-caching" in cell["flips"]
+            )
 
 
 def test_a_second_call_reuses_every_cell(ablated: Ablated) -> None:
@@ -140,6 +157,8 @@ def test_a_second_call_reuses_every_cell(ablated: Ablated) -> None:
 def test_it_fits_its_schema(ablated: Ablated) -> None:
     command = [*COMMAND, "schema", "--of", "ablation"]
     schema = json.loads(subprocess.check_output(command, text=True))
-    jsonschema.validate(json.loads((ablated.folder / "ablation.json").read_text()), schema)
+    jsonschema.validate(
+        json.loads((ablated.folder / "ablation.json").read_text()), schema
+    )
     for name in ("ablation.md", "ablation.html"):
         assert "necessary" in (ablated.folder / name).read_text()

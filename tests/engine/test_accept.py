@@ -1,4 +1,5 @@
-"""``mmrepro accept`` on a CPU, with minivllm: killed in the middle, gone on with, told once."""
+"""``mmrepro accept`` on a CPU, with minivllm: killed in the middle, gone on with, told
+once."""
 
 import json
 import os
@@ -38,7 +39,11 @@ def starts(folder: Path) -> Counter[str]:
 
 def whole(folder: Path) -> set[str]:
     """Steps whose record is there."""
-    found = {path.stem for part in ("check", "minivllm") for path in folder.glob(f"{part}/*.json")}
+    found = {
+        path.stem
+        for part in ("check", "minivllm")
+        for path in folder.glob(f"{part}/*.json")
+    }
     return found - {"result"}
 
 
@@ -47,7 +52,10 @@ def engines(folder: Path) -> list[int]:
     found = []
     for process in psutil.process_iter(["cmdline", "cwd"]):
         words = " ".join(process.info["cmdline"] or ())
-        if "minivllm.server" in words and str(folder) in f"{words} {process.info['cwd']}":
+        if (
+            "minivllm.server" in words
+            and str(folder) in f"{words} {process.info['cwd']}"
+        ):
             found.append(process.pid)
     return found
 
@@ -69,7 +77,9 @@ def test_killed_and_gone_on_with_nothing_is_run_twice(tmp_path: Path) -> None:
     assert "machine" in done
     assert in_flight not in done
     while engines(folder):
-        assert time.monotonic() < deadline, "an engine outlived the command that started it"
+        assert time.monotonic() < deadline, (
+            "an engine outlived the command that started it"
+        )
         time.sleep(0.05)
     assert (folder / "summary.md").is_file(), "what was whole is told already"
 
@@ -77,20 +87,29 @@ def test_killed_and_gone_on_with_nothing_is_run_twice(tmp_path: Path) -> None:
     told, errors = resumed.communicate(timeout=600)
     assert resumed.returncode == 0, errors.decode()
     ran = starts(folder)
-    assert ran == Counter(dict.fromkeys(ran, 1) | {in_flight: 2}), "one was killed, none repeated"
+    assert ran == Counter(dict.fromkeys(ran, 1) | {in_flight: 2}), (
+        "one was killed, none repeated"
+    )
     assert len(ran) == STEPS
     assert written == (folder / "minivllm/slot-mapping.json").stat().st_mtime_ns
     summary = json.loads(told)
     assert summary == json.loads((folder / "summary.json").read_text())
     steps = [step for part in summary["parts"] for step in part["steps"]]
     assert {step["step"] for step in steps if step["exit_code"] is not None} == set(ran)
-    assert not {row["status"] for step in steps for row in step["rows"]} & {"failed", "broken-off"}
+    assert not {row["status"] for step in steps for row in step["rows"]} & {
+        "failed",
+        "broken-off",
+    }
     for step in steps:
         if step["incident"]:
             assert (folder / step["incident"] / "report.md").is_file()
     text = (folder / "summary.md").read_text()
     assert text.count("reproduced: every condition") == 9
-    assert not [x for x in text.splitlines() if str(tmp_path) in x and not x.endswith("--resume")]
+    assert not [
+        x
+        for x in text.splitlines()
+        if str(tmp_path) in x and not x.endswith("--resume")
+    ]
 
     again = start(folder)
     again.communicate(timeout=60)
@@ -109,9 +128,19 @@ def test_ended_by_a_signal_it_says_how_to_go_on(tmp_path: Path) -> None:
     running.send_signal(signal.SIGTERM)
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 130
-    (again,) = (line for line in errors.decode().splitlines() if line.startswith("to resume, run:"))
+    (again,) = (
+        line
+        for line in errors.decode().splitlines()
+        if line.startswith("to resume, run:")
+    )
     assert again.startswith("to resume, run: mmrepro accept ")
-    for words in ("--device cpu", "--only check", "--only minivllm", f"--out {folder}", "--resume"):
+    for words in (
+        "--device cpu",
+        "--only check",
+        "--only minivllm",
+        f"--out {folder}",
+        "--resume",
+    ):
         assert words in again
     assert not engines(folder), "the engine is ended with the command"
 

@@ -19,11 +19,16 @@ def test_the_release_that_fixed_the_ghost_key(tmp_path: Path) -> None:
     folder = tmp_path / "bisection"
 
     def bisect(*more: str) -> tuple[int, dict[str, Any], str]:
-        typed = "bisect ghost-key-eviction --find fixed --bad 0.23.0 --good 0.24.0 --device cpu"
+        typed = (
+            "bisect ghost-key-eviction --find fixed --bad 0.23.0 --good 0.24.0 "
+            "--device cpu"
+        )
         done = subprocess.run(
             [*COMMAND, *typed.split(), "--json", *more, "--out", str(folder)],
-            capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout), done.stderr
 
@@ -37,7 +42,9 @@ def test_the_release_that_fixed_the_ghost_key(tmp_path: Path) -> None:
         planned.cell.release: [a.outcome for a in night.attempts_of(name)]
         for name, planned in night.planned.items()
     }
-    assert seen == {release: [outcome] * 2 for release, outcome in SIDES.items()}, "each side twice"
+    assert seen == {release: [outcome] * 2 for release, outcome in SIDES.items()}, (
+        "each side twice"
+    )
     assert fixed["runs"] == 4
     for attempt in night.attempts:
         assert (folder / attempt.incident / "report.html").is_file()

@@ -1,7 +1,8 @@
-"""A real server in its box: reached and looked into from outside, and no way out for what it runs.
+"""A real server in its box: reached and looked into from outside, and no way out for
+what it runs.
 
-All ways out are tried every night; here a share of each kind, by a client and by a server.
-"""
+All ways out are tried every night; here a share of each kind, by a client and by a
+server."""
 
 import json
 import subprocess
@@ -27,20 +28,32 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("mode", [StartMode.COLD, StartMode.FORK, StartMode.WARM])
-def test_a_server_in_a_box_is_reached_and_looked_into(tmp_path: Path, mode: StartMode) -> None:
+def test_a_server_in_a_box_is_reached_and_looked_into(
+    tmp_path: Path, mode: StartMode
+) -> None:
     wanted = ServerWanted(engine="minivllm", release="0.1", model="qwen3")
-    with Player(wanted, folder=tmp_path, start_mode=mode, device="cpu", boxed=True) as player:
+    with Player(
+        wanted, folder=tmp_path, start_mode=mode, device="cpu", boxed=True
+    ) as player:
         for number in range(2):
             with player.serving(wanted, tmp_path / str(number)) as (server, journal):
                 with urlopen(f"{server.url}/v1/models", timeout=60) as answer:
                     assert answer.status == 200
                 pid = server.process.engine_pid
-                # Its log has the number that it has in the box; everything else is seen from here.
+                # Its log has the number that it has in the box; everything else is seen
+                # from here.
                 inner = int(processes.field(pid, "NSpid")[-1])
                 assert inner != pid
                 assert f"pid={inner})" in server.process.log.read_text()
-                dump = [Path(sys.executable).with_name("py-spy"), "dump", "--pid", str(pid)]
-                stacks = subprocess.run(dump, capture_output=True, text=True, timeout=60)
+                dump = [
+                    Path(sys.executable).with_name("py-spy"),
+                    "dump",
+                    "--pid",
+                    str(pid),
+                ]
+                stacks = subprocess.run(
+                    dump, capture_output=True, text=True, timeout=60
+                )
                 assert "serve_forever" in stacks.stdout, stacks.stderr
                 assert server.alive()
                 settings = {one.name: one.value for one in server.settings}
@@ -72,12 +85,16 @@ The server returns HTTP 500 (Internal Server Error).
 """
 
 
-def test_a_report_that_attacks_gets_its_verdict_and_nothing_else(tmp_path: Path) -> None:
+def test_a_report_that_attacks_gets_its_verdict_and_nothing_else(
+    tmp_path: Path,
+) -> None:
     canary, out = tmp_path / "canary", tmp_path / "escaped"
     canary.write_text("the secret of the machine")
     (tmp_path / "ISSUE.md").write_text(ATTACKING.format(canary=canary, out=out))
     words = ["repro", "ISSUE.md", "--release", "0.1", "--out", "out", "--json"]
-    done = subprocess.run([*COMMAND, *words], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [*COMMAND, *words], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
     assert made["report"]["verdict"] == "not-reproduced"
@@ -85,14 +102,20 @@ def test_a_report_that_attacks_gets_its_verdict_and_nothing_else(tmp_path: Path)
     assert not out.exists()
     everything = done.stdout + done.stderr
     everything += "".join(
-        file.read_text(errors="replace") for file in (tmp_path / "out").rglob("*") if file.is_file()
+        file.read_text(errors="replace")
+        for file in (tmp_path / "out").rglob("*")
+        if file.is_file()
     )
     assert "the secret of the machine" not in everything
 
 
 @pytest.mark.parametrize("by", ["client", "server"])
 @pytest.mark.parametrize(
-    "share", [pytest.param("0.05", id="share"), pytest.param("1", id="all", marks=pytest.mark.slow)]
+    "share",
+    [
+        pytest.param("0.05", id="share"),
+        pytest.param("1", id="all", marks=pytest.mark.slow),
+    ],
 )
 def test_no_way_out(by: str, share: str) -> None:
     command = [sys.executable, str(ESCAPE), "--by", by, "--share", share]

@@ -1,4 +1,5 @@
-"""The cheap half of the further failures, on real engines; the whole catalogue: every night."""
+"""The cheap half of the further failures, on real engines; the whole catalogue: every
+night."""
 
 import pytest
 from live import RunOnce
@@ -31,7 +32,8 @@ def test_it_is_reproduced(run_once: RunOnce, name: str) -> None:
 
 
 def test_the_control_behaves_and_the_cure_prevents(run_once: RunOnce) -> None:
-    """A backend by name: the second grammar is answered by the one it was validated for."""
+    """A backend by name: the second grammar is answered by the one it was validated
+    for."""
     run = run_once("grammar-backend-latch", "--mitigation", "one-backend")
     assert (run.outcome, run.exit_code) == ("not-reproduced", 0), run.why
     assert {r["status"] for r in run.requests("")} == {200}

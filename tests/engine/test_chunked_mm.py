@@ -1,4 +1,5 @@
-"""chunked-mm-prefill and encoder-cache-overflow on the real vLLM, and the emulated stream's own."""
+"""chunked-mm-prefill and encoder-cache-overflow on the real vLLM, and the emulated
+stream's own."""
 
 import json
 import subprocess
@@ -73,7 +74,9 @@ def test_a_mitigation_orders_the_buffer(run_once: RunOnce, mitigation):
     assert cured.condition("unordered-buffer")["truth"] == "not-met"
     overlapping = "met" if mitigation == "barrier" else "not-met"
     assert cured.condition("steps-overlap")["truth"] == overlapping
-    assert [m["effective"] for m in cured.document["mitigations"] if m["applied"]] == [True]
+    assert [m["effective"] for m in cured.document["mitigations"] if m["applied"]] == [
+        True
+    ]
 
 
 @pytest.mark.slow
@@ -97,7 +100,9 @@ SCENARIO = Plain()
 
 
 @pytest.mark.slow
-def test_the_stand_in_changes_no_token_where_work_is_ordered(run_once: RunOnce, tmp_path: Path):
+def test_the_stand_in_changes_no_token_where_work_is_ordered(
+    run_once: RunOnce, tmp_path: Path
+):
     """And a silent step of the race does change them."""
     file = tmp_path / "plain.py"
     file.write_text(PLAIN)

@@ -1,4 +1,5 @@
-"""Nights on a real Ray cluster, its nodes on this machine: what is lost, killed, stopped."""
+"""Nights on a real Ray cluster, its nodes on this machine: what is lost, killed,
+stopped."""
 
 import json
 import os
@@ -38,7 +39,12 @@ class ACluster:
             stdout=subprocess.PIPE,
             stderr=(folder / "cluster.log").open("w"),
             text=True,
-            env={**os.environ, name: value, IDLE_VARIABLE: "0", "RAY_MARK": "of a cluster"},
+            env={
+                **os.environ,
+                name: value,
+                IDLE_VARIABLE: "0",
+                "RAY_MARK": "of a cluster",
+            },
         )
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()
@@ -68,21 +74,30 @@ class ACluster:
         self._process.wait(60)
 
     def run_processes(self) -> list[psutil.Process]:
-        """What runs started on its nodes: Ray's own processes have variables of Ray's."""
+        """What runs started on its nodes: Ray's own processes have variables of
+        Ray's."""
         found = []
         for process in psutil.process_iter():
             try:
-                variables = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+                variables = (
+                    Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+                )
                 if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
                     continue
             except (OSError, psutil.Error):
                 continue
-            if self.mark in variables and not any(v.startswith(b"RAY_") for v in variables):
+            if self.mark in variables and not any(
+                v.startswith(b"RAY_") for v in variables
+            ):
                 found.append(process)
         return found
 
     def nothing_is_left(self) -> None:
-        wait_for(lambda: not self.run_processes(), ENDED_S, "the end of all that runs started")
+        wait_for(
+            lambda: not self.run_processes(),
+            ENDED_S,
+            "the end of all that runs started",
+        )
 
 
 @pytest.fixture(scope="module")
@@ -120,10 +135,22 @@ class Sleeping:
         arguments = ["--out", str(self.journal), "--marks", str(self.marked)]
         arguments += ["--machines", str(machines), "--cells", str(cells)]
         self._process = subprocess.Popen(
-            [find_uv_bin(), "run", "--no-project", sys.executable, str(HERE / "ray_night.py"),
-             cluster.address, night, *arguments, "--seconds", str(seconds), *more],
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [
+                find_uv_bin(),
+                "run",
+                "--no-project",
+                sys.executable,
+                str(HERE / "ray_night.py"),
+                cluster.address,
+                night,
+                *arguments,
+                "--seconds",
+                str(seconds),
+                *more,
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def marks(self) -> list[dict[str, Any]]:
         """What the runs left as they began."""
@@ -132,7 +159,9 @@ class Sleeping:
 
     def stuck(self) -> dict[str, Any]:
         """Wait for the run that is to be, and its mark."""
-        wait_for(lambda: self._stuck() or self._process.poll() is not None, 60, "a stuck run")
+        wait_for(
+            lambda: self._stuck() or self._process.poll() is not None, 60, "a stuck run"
+        )
         assert self._stuck(), self._process.communicate()[0]
         return self._stuck()[0]
 
@@ -151,7 +180,8 @@ class Sleeping:
         return read(self.journal).night(self._night)
 
     def nothing_was_lost_or_run_twice(self, cells: int) -> list[str]:
-        """What the runs lost, by the ledger; all cells are whole, by the ledger and by marks.
+        """What the runs lost, by the ledger; all cells are whole, by the ledger and by
+        marks.
 
         ``cells``: of the plan; 0: as many as it took.
         """
@@ -182,7 +212,9 @@ KINDS = {"matrix": 10, "bisect": 0, "search": 10}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_machines_take_half_as_long(cluster: ACluster, tmp_path: Path, kind: str) -> None:
+def test_two_machines_take_half_as_long(
+    cluster: ACluster, tmp_path: Path, kind: str
+) -> None:
     # Long enough that what else the machine does counts for little.
     cells, seconds = KINDS[kind], 2.0
     cluster.of("alpha")
@@ -201,8 +233,10 @@ def test_two_machines_take_half_as_long(cluster: ACluster, tmp_path: Path, kind:
             assert {a.machine for a in two.runs.attempts} == {"alpha", "beta"}
             assert len(two.runs.attempts) == len(one.runs.attempts)
             efficiency = alone["seconds"] / (2 * both["seconds"])
-            print(f"{kind}: {len(one.runs.attempts)} runs, one {alone['seconds']:.2f} s, "
-                  f"two {both['seconds']:.2f} s, {efficiency:.3f}")  # fmt: skip
+            print(
+                f"{kind}: {len(one.runs.attempts)} runs, one {alone['seconds']:.2f} s, "
+                f"two {both['seconds']:.2f} s, {efficiency:.3f}"
+            )
     assert efficiency >= 0.9
 
 
@@ -215,7 +249,9 @@ def test_a_node_that_dies(
     cluster: ACluster, tmp_path: Path, kind: str, cells: int, stuck: str
 ) -> None:
     cluster.of("alpha", "beta", "gamma")
-    night = Sleeping(cluster, tmp_path, "n", 3, cells, 1.0, "--stuck", stuck, "--kind", kind)
+    night = Sleeping(
+        cluster, tmp_path, "n", 3, cells, 1.0, "--stuck", stuck, "--kind", kind
+    )
     one = night.stuck()
     wait_for(lambda: len(night.marks()) >= 4, 60, "runs on the others")
     cluster.remove(one["machine"])
@@ -224,7 +260,9 @@ def test_a_node_that_dies(
     lost = night.nothing_was_lost_or_run_twice(cells)
     assert lost == [f"The machine {one['machine']} died, or left the cluster."]
     machines = {a.machine for a in night.runs.attempts}
-    assert len(machines - {one["machine"]}) == 2, "two sides of a bisection keep two busy"
+    assert len(machines - {one["machine"]}) == 2, (
+        "two sides of a bisection keep two busy"
+    )
     if kind == "bisect":
         found = json.loads((night.journal / "bisection.json").read_bytes())
         assert found["introduced"]["first_bad"] == "0.10.0"
@@ -265,18 +303,25 @@ def test_out_of_memory_and_exit_codes_under_the_subreaper(tmp_path: Path) -> Non
         lost = night.nothing_was_lost_or_run_twice(2)
         if not eats:
             assert not lost
-            pytest.skip("exit codes were seen; Ray's memory limit was not, with this memory")
-        assert lost == ["The machine alpha ran out of memory, and Ray killed the worker there."]
+            pytest.skip(
+                "exit codes were seen; Ray's memory limit was not, with this memory"
+            )
+        assert lost == [
+            "The machine alpha ran out of memory, and Ray killed the worker there."
+        ]
         assert [a.role for a in night.runs.attempts] == ["planned", "retry", "planned"]
         variables = night.stuck()["variables"]
-        assert not [v for v in variables if v.startswith("RAY_") or v == "OMP_NUM_THREADS"]
+        assert not [
+            v for v in variables if v.startswith("RAY_") or v == "OMP_NUM_THREADS"
+        ]
         cluster.nothing_is_left()
     finally:
         cluster.close()
 
 
 def memory_is_bounded() -> bool:
-    """This process may not have all of the machine's memory: then the kernel would be first."""
+    """This process may not have all of the machine's memory: then the kernel would be
+    first."""
     try:
         return Path("/sys/fs/cgroup/memory.max").read_text().strip() != "max"
     except OSError:
@@ -307,14 +352,24 @@ class Real:
     def __init__(self, cluster: ACluster, folder: Path, *arguments: str) -> None:
         self.folder, self._cluster = folder, cluster
         self.process = subprocess.Popen(
-            [*COMMAND, "matrix", "run", *arguments, "--ray", cluster.address, "--out", str(folder)],
+            [
+                *COMMAND,
+                "matrix",
+                "run",
+                *arguments,
+                "--ray",
+                cluster.address,
+                "--out",
+                str(folder),
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
 
     def engine_runs(self, number: int) -> psutil.Process:
-        """Wait until run ``number`` of its cell has an engine; the run's own process."""
+        """Wait until run ``number`` of its cell has an engine; the run's own
+        process."""
 
         def there() -> bool:
             assert self.process.poll() is None, self.process.communicate()
@@ -328,7 +383,11 @@ class Real:
     def _run(self, number: int) -> psutil.Process | None:
         for process in self._cluster.run_processes():
             words = _words(process)
-            if "mmrepro" in words and "run" in words and any(f"run-{number}" in w for w in words):
+            if (
+                "mmrepro" in words
+                and "run" in words
+                and any(f"run-{number}" in w for w in words)
+            ):
                 return process
         return None
 
@@ -348,7 +407,9 @@ def _words(process: psutil.Process) -> list[str]:
 
 
 def judged(folder: Path) -> int:
-    return subprocess.run([*COMMAND, "judge", str(folder)], capture_output=True).returncode
+    return subprocess.run(
+        [*COMMAND, "judge", str(folder)], capture_output=True
+    ).returncode
 
 
 @pytest.mark.slow
@@ -361,7 +422,9 @@ def test_a_real_run_whose_worker_is_killed(cluster: ACluster, tmp_path: Path) ->
     before = {p.pid for p in cluster.run_processes()}
     worker.kill()
     wait_for(
-        lambda: not before & {p.pid for p in cluster.run_processes()}, ENDED_S, "the end of its run"
+        lambda: not before & {p.pid for p in cluster.run_processes()},
+        ENDED_S,
+        "the end of its run",
     )
     code, out = real.end()
     assert code == 0, out
@@ -379,7 +442,9 @@ def test_a_real_run_whose_worker_is_killed(cluster: ACluster, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_runs_and_resume_goes_on(cluster: ACluster, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_runs_and_resume_goes_on(
+    cluster: ACluster, tmp_path: Path
+) -> None:
     folder = tmp_path / "nights"
     cluster.of("alpha")
     real = Real(cluster, folder, *CELL)
@@ -400,7 +465,9 @@ def test_ctrl_c_ends_the_runs_and_resume_goes_on(cluster: ACluster, tmp_path: Pa
     cluster.nothing_is_left()
 
 
-def test_no_engine_is_left_when_the_command_is_killed(cluster: ACluster, tmp_path: Path) -> None:
+def test_no_engine_is_left_when_the_command_is_killed(
+    cluster: ACluster, tmp_path: Path
+) -> None:
     cluster.of("alpha")
     real = Real(cluster, tmp_path / "nights", *CELL)
     real.engine_runs(1)

@@ -1,4 +1,5 @@
-"""The collision search on the real SGLang, and the shipped pair, by the engine's own classes."""
+"""The collision search on the real SGLang, and the shipped pair, by the engine's own
+classes."""
 
 import json
 import subprocess
@@ -16,7 +17,16 @@ pytestmark = [
 
 def collide(*arguments: str) -> tuple[int, dict]:  # type: ignore[type-arg]
     done = subprocess.run(
-        [*COMMAND, "collide", "--release", "0.5.6", "--device", "cpu", "--json", *arguments],
+        [
+            *COMMAND,
+            "collide",
+            "--release",
+            "0.5.6",
+            "--device",
+            "cpu",
+            "--json",
+            *arguments,
+        ],
         capture_output=True,
         text=True,
         timeout=600,
@@ -39,13 +49,16 @@ def test_the_shipped_pair_collides_in_the_engine() -> None:
 
 
 def test_a_small_search_is_confirmed_by_the_engine(tmp_path: Path) -> None:
-    code, found = collide("--bits", "20", "--seed", "7", "--out", str(tmp_path / "pair"))
+    code, found = collide(
+        "--bits", "20", "--seed", "7", "--out", str(tmp_path / "pair")
+    )
     assert code == 0
     assert found["equal_bits"] >= 20
     assert found["search"]["samples_checked"] == 12
     hashes = [int(found["images"][name]["hash"], 16) for name in ("A", "B")]
     assert (hashes[0] ^ hashes[1]) % (1 << 20) == 0
     assert hashes[0] != hashes[1]
-    # What the engine's import leaves: learning the bytes and hashing some thousand images.
+    # What the engine's import leaves: learning the bytes and hashing some thousand
+    # images.
     assert found["search"]["learn_s"] + found["search"]["search_s"] < 10
     assert (tmp_path / "pair" / "control.png").is_file()

@@ -12,7 +12,15 @@ from mmrepro.scenarios.borrowed_faults import PAD_RANGE
 from mmrepro.search.oracle.comparison import compare_with_reference
 from mmrepro.search.oracle.crosstalk import crosstalk
 from mmrepro.search.oracle.reference import reference_case
-from mmrepro.traffic.case.model import Case, Image, Message, Noise, Operation, Part, ServerWanted
+from mmrepro.traffic.case.model import (
+    Case,
+    Image,
+    Message,
+    Noise,
+    Operation,
+    Part,
+    ServerWanted,
+)
 from mmrepro.traffic.case.sending import Played
 from mmrepro.traffic.drive import noise
 
@@ -33,12 +41,18 @@ def colliding() -> tuple[int, int]:
 
 def case_of(*faults: str) -> Case:
     seeds = dict(zip("ab", colliding(), strict=True)) | {"c": 10**6}
-    images: dict[str, Image] = {name: Noise(seed=s, size=SIZE) for name, s in seeds.items()}
+    images: dict[str, Image] = {
+        name: Noise(seed=s, size=SIZE) for name, s in seeds.items()
+    }
     operations = [
         Operation(
             id=f"r{name}",
             after=["running<=0"],
-            messages=[Message(role="user", content=[Part(image=name), Part(text="What is it?")])],
+            messages=[
+                Message(
+                    role="user", content=[Part(image=name), Part(text="What is it?")]
+                )
+            ],
             parameters={"temperature": 0, "max_tokens": 16, "ignore_eos": True},
         )
         for name in images

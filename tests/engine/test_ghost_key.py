@@ -55,7 +55,9 @@ def test_the_evidence_is_on_disk_and_named(hung):
 
 
 def test_the_source_lines_are_those_of_the_engine(hung):
-    touch = next(s for s in hung.document["sources"] if s["qualname"] == "LRUCache.touch")
+    touch = next(
+        s for s in hung.document["sources"] if s["qualname"] == "LRUCache.touch"
+    )
     assert any("self._LRUCache__order[key] = None" in line for line in touch["lines"])
     assert touch["highlight"]
 
@@ -102,7 +104,8 @@ def test_a_mitigation_prevents_the_hang(run_once: RunOnce, mitigation):
 
 @pytest.mark.slow
 def test_greedy_answers_repeat_across_starts(hung, run_once: RunOnce):
-    """Real weights: the same image gives the same answer on another server of that release."""
+    """Real weights: the same image gives the same answer on another server of that
+    release."""
     other = run_once(GHOST, "--release", "0.23.0", "--mitigation", "patch")
     texts = [[r["text"] for r in run.requests("gate: image")] for run in (hung, other)]
     assert texts[0] == texts[1]
@@ -116,7 +119,9 @@ def test_the_desynchronised_cache_outlives_the_fix(run_once: RunOnce, release):
     assert (desync.outcome, desync.exit_code) == ("reproduced", 0), desync.why
     statuses = [r["status"] for r in desync.requests("image X again")]
     assert statuses == ([500] * 4 if release == "0.24.0" else [500, 200, 200, 200])
-    assert desync.claim("for-ever")["status"] == ("confirmed" if release == "0.24.0" else "refuted")
+    assert desync.claim("for-ever")["status"] == (
+        "confirmed" if release == "0.24.0" else "refuted"
+    )
 
 
 def test_a_server_that_cannot_start_is_infrastructure(run_once: RunOnce):

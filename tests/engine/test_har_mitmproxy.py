@@ -35,7 +35,14 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     folder = tmp_path_factory.mktemp("har")
     with (
         serving(
-            "minivllm", "0.1", TinyQwen3(), folder, *("--vision", "fake", "--block-size", "16")
+            "minivllm",
+            "0.1",
+            TinyQwen3(),
+            folder,
+            "--vision",
+            "fake",
+            "--block-size",
+            "16",
         ) as server,
         mitmproxy_recording.recording(server.url, folder) as url,
     ):
@@ -49,7 +56,11 @@ def test_all_that_was_sent_is_in_the_case(recording: Recording, tmp_path: Path) 
     write_case(captured.case, tmp_path, captured.contents)
     case, folder = read_case(tmp_path)
     made = pictures(case, folder)
-    again = [json.loads(body(op, made, "tiny")) for op in case.operations if op.method == "POST"]
+    again = [
+        json.loads(body(op, made, "tiny"))
+        for op in case.operations
+        if op.method == "POST"
+    ]
     sent = [one.body for one in recording.sent]
     assert sorted(map(_key, again)) == sorted(map(_key, sent))
     assert len(captured.contents) == 2, "two pictures, one of them three times"
@@ -76,7 +87,9 @@ def test_the_order_is_that_of_the_recording(recording: Recording) -> None:
     assert len(first.after) == 1
     for op in others:  # how many of them still ran is a matter of milliseconds
         assert any(text.split(".")[0] in four for text in op.after)
-    assert any(text.endswith(".sent") for op in others for text in op.after), "some ran at once"
+    assert any(text.endswith(".sent") for op in others for text in op.after), (
+        "some ran at once"
+    )
 
 
 def test_a_client_that_left_leaves_again(recording: Recording) -> None:

@@ -1,8 +1,8 @@
-"""The arithmetic against the engines' own: what they log, and their own functions on numbers.
+"""The arithmetic against the engines' own: what they log, and their own functions on
+numbers.
 
-The second runs no server: each engine's interpreter imports its cache code and computes some
-hundred made-up cases, at block borders and where it gives up as well.
-"""
+The second runs no server: each engine's interpreter imports its cache code and computes
+some hundred made-up cases, at block borders and where it gives up as well."""
 
 import json
 import os
@@ -36,7 +36,8 @@ GHOST = "ghost-key-eviction"
 
 
 def test_vllm_logs_what_is_foretold(run_once: RunOnce, tmp_path: Path) -> None:
-    """VLLM_CPU_KVCACHE_SPACE=1, as the adapter sets it; the run is that of the other tests."""
+    """VLLM_CPU_KVCACHE_SPACE=1, as the adapter sets it; the run is that of the other
+    tests."""
     run = run_once(GHOST)
     log = (run.folder / "evidence" / "engine.log").read_text(errors="replace")
     scenario = load_scenario(GHOST)
@@ -51,7 +52,9 @@ def test_vllm_logs_what_is_foretold(run_once: RunOnce, tmp_path: Path) -> None:
     assert int(logged[1]) == budget.blocks
 
 
-def ran(engine: str, release: str, script: str, cases: Any, within: float, **env: str) -> list[str]:
+def ran(
+    engine: str, release: str, script: str, cases: Any, within: float, **env: str
+) -> list[str]:
     """The lines that the script prints under the engine's interpreter."""
     done = subprocess.run(
         [ensure(spec_for(engine, release, "cpu")).python, str(ORACLES / script)],
@@ -76,7 +79,9 @@ def test_vllm_groups_the_layers_of_published_models_as_recorded(
     release: str, tmp_path: Path
 ) -> None:
     """tests/unit/kv_budget/test_kv_groups.py holds the arithmetic to the same lines."""
-    recorded = json.loads((ORACLES.parents[1] / "unit/kv_budget/groups.json").read_text())
+    recorded = json.loads(
+        (ORACLES.parents[1] / "unit/kv_budget/groups.json").read_text()
+    )
     known = [case for case in recorded["cases"] if release in case]
     models = {name: model["config"] for name, model in recorded["models"].items()}
     cases = []
@@ -90,18 +95,30 @@ def test_vllm_groups_the_layers_of_published_models_as_recorded(
             if ours in options:
                 args[theirs] = options[ours]
         if drafts := options.get("num_speculative_tokens"):
-            method = {"": "ngram", "mtp": "mtp"}.get(options.get("draft", ""), "draft_model")
-            args["speculative_config"] = {"method": method, "num_speculative_tokens": drafts}
+            method = {"": "ngram", "mtp": "mtp"}.get(
+                options.get("draft", ""), "draft_model"
+            )
+            args["speculative_config"] = {
+                "method": method,
+                "num_speculative_tokens": drafts,
+            }
         cases.append(
             {
-                "config": models[case["model"]], "args": args, "gib": case["gib"],
-                "context": case["context"], "tp": options.get("tp", 1), "pp": options.get("pp", 1),
+                "config": models[case["model"]],
+                "args": args,
+                "gib": case["gib"],
+                "context": case["context"],
+                "tp": options.get("tp", 1),
+                "pp": options.get("pp", 1),
                 "draft": models.get(options.get("draft", "")),
             }
-        )  # fmt: skip
+        )
     own = {"VLLM_CACHE_ROOT": str(tmp_path), "VLLM_LOGGING_LEVEL": "ERROR"}
-    lines = [json.loads(line) for line in ran("vllm", release, "vllm_groups.py", cases, 1500, **own)
-             if line.startswith("{")]  # fmt: skip
+    lines = [
+        json.loads(line)
+        for line in ran("vllm", release, "vllm_groups.py", cases, 1500, **own)
+        if line.startswith("{")
+    ]
     for case, told in zip(known, lines, strict=True):
         theirs = case[release]
         if "error" in theirs:
@@ -130,9 +147,14 @@ def test_lmdeploys_own_functions_agree(release: str) -> None:
     ]
     refused = 0
     for case, theirs in zip(cases, computed("lmdeploy", release, cases), strict=True):
-        geometry = Geometry(case["layers"], case["kv_heads"], case["head_dim"], case["head_dim"])
+        geometry = Geometry(
+            case["layers"], case["kv_heads"], case["head_dim"], case["head_dim"]
+        )
         size = block_bytes_of(
-            geometry, release, quant_policy=case["quant_policy"], block_size=case["block_size"]
+            geometry,
+            release,
+            quant_policy=case["quant_policy"],
+            block_size=case["block_size"],
         )
         plan = LmdeployPlan(
             release,
@@ -174,7 +196,9 @@ def test_vllms_own_functions_agree() -> None:
         )
     refused = 0
     for case, theirs in zip(cases, computed("vllm", release, cases), strict=True):
-        model = Geometry(case["layers"], case["kv_heads"], case["head_dim"], case["head_dim"])
+        model = Geometry(
+            case["layers"], case["kv_heads"], case["head_dim"], case["head_dim"]
+        )
         token = model.token_bytes(VLLM, kv_dtype="fp8" if case["fp8"] else "auto")
         size = case["block_size"] * token
         ours = VllmPlan(

@@ -1,4 +1,5 @@
-"""The real LMDeploy on a CPU: the opaque error, its grades by release, the crash, the numbers."""
+"""The real LMDeploy on a CPU: the opaque error, its grades by release, the crash, the
+numbers."""
 
 import json
 import subprocess
@@ -30,7 +31,14 @@ def test_the_opaque_error_with_the_reports_numbers(run_once: RunOnce) -> None:
     assert statuses == {"the prompt": 500, "the prompt, streamed": 200}
     assert "consistent with it, no more" in run.claim("gpu-mem")["observed"]
     by_log = ("blocks-21", "limit-1344", "blocks-107", "limit-6848")
-    for name in (*by_log, "block-bytes", "runtime", "silence", "frames", "status-to-error"):
+    for name in (
+        *by_log,
+        "block-bytes",
+        "runtime",
+        "silence",
+        "frames",
+        "status-to-error",
+    ):
         assert run.claim(name)["status"] == "confirmed", run.claim(name)
     assert run.claim("blocks-24")["status"] == "refuted"
     assert run.document["fidelity"] == "cpu-stand-in"
@@ -75,7 +83,11 @@ def test_greedy_tokens_are_those_of_transformers() -> None:
     model = TinyText().write(cache_root() / "models")
     plan = engine.plan(LaunchRequest(environment, model, 1, 2048, ()))
     done = subprocess.run(
-        [str(environment.python), str(reproducer_path("lmdeploy_greedy.py")), str(model)],
+        [
+            str(environment.python),
+            str(reproducer_path("lmdeploy_greedy.py")),
+            str(model),
+        ],
         env=child_environment(plan.env),
         capture_output=True,
         text=True,
@@ -85,6 +97,7 @@ def test_greedy_tokens_are_those_of_transformers() -> None:
     facts = json.loads(done.stdout.strip().splitlines()[-1])
     assert facts["tokens"] == 48
     assert facts["different_answers"] == 4
-    # Both round to bfloat16 at other places; where two logits are next to each other, either wins.
+    # Both round to bfloat16 at other places; where two logits are next to each other,
+    # either wins.
     assert facts["most_behind"] <= 2, facts
     assert facts["equal"] >= 46, facts

@@ -1,4 +1,5 @@
-"""A proxy that lies, between the player and a real minivllm: what the oracles see of it."""
+"""A proxy that lies, between the player and a real minivllm: what the oracles see of
+it."""
 
 import contextlib
 import dataclasses
@@ -34,7 +35,9 @@ class Proxied(Player):
 
     proxy: LyingProxy | None = None
 
-    def _started(self, scenario: Scenario, options: RunCommand, journal: Journal) -> Started:
+    def _started(
+        self, scenario: Scenario, options: RunCommand, journal: Journal
+    ) -> Started:
         server = super()._started(scenario, options, journal)
         if self.proxy is None:
             return server
@@ -54,7 +57,9 @@ class Stage:
     reference: Played
     count: int = 0
 
-    def through(self, lie: Lie | None, p: float = 0.05, seed: int = 0) -> tuple[Played, LyingProxy]:
+    def through(
+        self, lie: Lie | None, p: float = 0.05, seed: int = 0
+    ) -> tuple[Played, LyingProxy]:
         self.count += 1
         proxy = self.player.proxy = LyingProxy(lie=lie, p=p, seed=seed)
         folder = self.folder / f"play-{self.count}"
@@ -63,8 +68,8 @@ class Stage:
         return played, proxy
 
     def touched(self, proxy: LyingProxy) -> list[set[str]]:
-        """The operations of each lie, without the canary; two requests with equal bodies have equal
-        answers."""
+        """The operations of each lie, without the canary; two requests with equal
+        bodies have equal answers."""
         made = pictures(self.case, None)
         ids = {body(op, made, SERVED_MODEL): op.id for op in self.case.operations}
         lies = [{ids[r] for r in told.requests if r in ids} for told in proxy.told]
@@ -121,9 +126,13 @@ def test_a_falsified_usage_and_a_dropped_end_are_flagged(stage: Stage) -> None:
         judged = judge(stage.case, played, engine=get_engine("minivllm"))
         compared = compare_with_reference(stage.case, played, stage.reference)
         lies = set().union(*stage.touched(proxy))
-        lies = {id for id in lies if not answer(played, id).left}  # who was gone before the lie
+        lies = {
+            id for id in lies if not answer(played, id).left
+        }  # who was gone before the lie
         assert len(lies) > 5
-        told = {s.said: set(s.operations) for s in (*judged.sightings, *compared.sightings)}
+        told = {
+            s.said: set(s.operations) for s in (*judged.sightings, *compared.sightings)
+        }
         assert {said: ids - lies for said, ids in told.items() if ids - lies} == {}
         assert set().union(*told.values()) == lies
 

@@ -25,13 +25,20 @@ ENDED_S = 15
 @pytest.mark.slow
 def test_a_night_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
     folder = tmp_path / "nights"
-    variables = {**os.environ, ROOT_VARIABLE: str(tmp_path / "warm"), IDLE_VARIABLE: "0"}
+    variables = {
+        **os.environ,
+        ROOT_VARIABLE: str(tmp_path / "warm"),
+        IDLE_VARIABLE: "0",
+    }
 
     def matrix(*arguments: str) -> tuple[int, dict[str, Any], str]:
         done = subprocess.run(
             [*COMMAND, "matrix", "run", *arguments, "--out", str(folder), "--json"],
-            capture_output=True, text=True, timeout=300, env=variables,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env=variables,
+        )
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout), done.stderr
 
@@ -41,11 +48,19 @@ def test_a_night_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
 
     killed = subprocess.Popen(
         [*COMMAND, "matrix", "run", *CELLS, "--out", str(folder)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=variables,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=variables,
+    )
     try:
-        wait_for(lambda: killed.poll() is not None or attempts(), 300, "the first attempt")
-        second = lambda: list(folder.glob("incidents/*/*kv-budget*/run-1/evidence/engine.log"))  # noqa: E731
+        wait_for(
+            lambda: killed.poll() is not None or attempts(), 300, "the first attempt"
+        )
+        logs = "incidents/*/*kv-budget*/run-1/evidence/engine.log"
+
+        def second() -> list[Path]:
+            return list(folder.glob(logs))
+
         wait_for(lambda: killed.poll() is not None or second(), 60, "the second engine")
         assert killed.poll() is None, "it was to be killed in its middle"
     finally:
@@ -62,7 +77,9 @@ def test_a_night_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
     assert [c["state"] for c in document["cells"]] == ["reproduced"] * 3
     runs = read(folder).nights
     assert len(runs) == 1
-    assert Counter(a.cell for a in runs[0].attempts) == dict.fromkeys(runs[0].planned, 1)
+    assert Counter(a.cell for a in runs[0].attempts) == dict.fromkeys(
+        runs[0].planned, 1
+    )
     assert runs[0].night.state is NightState.COMPLETE
     assert {a.start_mode for a in runs[0].attempts} == {"warm"}
     for attempt in runs[0].attempts:

@@ -1,10 +1,10 @@
-"""minivllm in its own environment: its torch tests, and the contract's six variants over HTTP.
+"""minivllm in its own environment: its torch tests, and the contract's six variants
+over HTTP.
 
-The tests below ``tests/minivllm`` need torch, which the harness does not have. They run once, under
-the interpreter of minivllm's environment, and each of their functions is a test here that tells
-what JUnit's file says of it: failed, skipped or absent is failed. Where all of one
-was skipped for want of a GPU, it is skipped here.
-"""
+The tests below ``tests/minivllm`` need torch, which the harness does not have. They run
+once, under the interpreter of minivllm's environment, and each of their functions is a
+test here that tells what JUnit's file says of it: failed, skipped or absent is failed.
+Where all of one was skipped for want of a GPU, it is skipped here."""
 
 import ast
 import json
@@ -37,7 +37,8 @@ AT_START = "mm-prefill-at-start"
 
 
 def functions() -> list[tuple[str, str]]:
-    """(file, function) of every test below tests/minivllm, read without importing it."""
+    """(file, function) of every test below tests/minivllm, read without importing
+    it."""
     return [
         (file.stem, node.name)
         for file in sorted(INNER.glob("test_*.py"))
@@ -72,7 +73,10 @@ def inner(tmp_path_factory: pytest.TempPathFactory) -> Inner:
     cases: dict[tuple[str, str], list[TestCase]] = {}
     for suite in JUnitXml.fromfile(str(report)) if report.exists() else ():
         for case in suite:
-            file, function = case.classname.rpartition(".")[2], case.name.partition("[")[0]
+            file, function = (
+                case.classname.rpartition(".")[2],
+                case.name.partition("[")[0],
+            )
             cases.setdefault((file, function), []).append(case)
     return Inner(done.returncode, done.stdout[-6000:] + done.stderr[-2000:], cases)
 
@@ -84,7 +88,11 @@ def test_in_its_environment(inner: Inner, file: str, function: str) -> None:
     cases = [case for case in cases if [r.message for r in case.result] != [NO_GPU]]
     if not cases:
         pytest.skip(NO_GPU)
-    bad = {case.name: [r.message for r in case.result] for case in cases if not case.is_passed}
+    bad = {
+        case.name: [r.message for r in case.result]
+        for case in cases
+        if not case.is_passed
+    }
     assert not bad, inner.said
 
 
@@ -106,7 +114,9 @@ def test_a_variant_reproduces(run_once: RunOnce, variant: str) -> None:
 
 @pytest.mark.parametrize("variant", grid(VARIANTS, always=["slot-mapping"]))
 def test_its_fix_cures_it(run_once: RunOnce, variant: str) -> None:
-    fixed = run_once(CONTRACT, "--variant", variant, "--device", "cpu", "--mitigation", "fix")
+    fixed = run_once(
+        CONTRACT, "--variant", variant, "--device", "cpu", "--mitigation", "fix"
+    )
     assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.why
     assert fixed.claim("fixed")["status"] == "confirmed"
     assert [m["effective"] for m in fixed.document["mitigations"]] == [True]
@@ -114,13 +124,17 @@ def test_its_fix_cures_it(run_once: RunOnce, variant: str) -> None:
 
 @pytest.mark.parametrize(
     "variant",
-    grid([v.variant for v in load_scenario(AT_START).variants], always=["broken-module"]),
+    grid(
+        [v.variant for v in load_scenario(AT_START).variants], always=["broken-module"]
+    ),
 )
 def test_the_server_does_not_start(run_once: RunOnce, variant: str) -> None:
     broken = run_once(AT_START, "--variant", variant, "--device", "cpu")
     assert (broken.outcome, broken.exit_code) == ("reproduced", 0), broken.why
     assert broken.claim("at-start")["status"] == "confirmed"
-    assert broken.document["evidence"]["never_ready"].startswith("minivllm 0.1 ended with 1 while")
+    assert broken.document["evidence"]["never_ready"].startswith(
+        "minivllm 0.1 ended with 1 while"
+    )
     assert {r["phase"] for r in broken.document["evidence"]["requests"]} == {"control"}
     assert broken.document["left_behind"] == []
 
@@ -138,12 +152,20 @@ def demo(cache: Path, *args: str) -> subprocess.CompletedProcess[str]:
     home = reproducer_path("minivllm").parent
     env = child_environment({"OMP_NUM_THREADS": "1"})
     return subprocess.run(
-        command, cwd=home, env=env, capture_output=True, text=True, timeout=120, check=False
+        command,
+        cwd=home,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
 def test_the_notes_demo_tells_what_it_prefilled_and_how_fast(tmp_path: Path) -> None:
-    done = demo(tmp_path, "--image-path", str(pad_value_pair() / "A.png"), "--max-tokens", "4")
+    done = demo(
+        tmp_path, "--image-path", str(pad_value_pair() / "A.png"), "--max-tokens", "4"
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["prefill_tokens"] > told["of_the_picture"] > 0
@@ -151,4 +173,6 @@ def test_the_notes_demo_tells_what_it_prefilled_and_how_fast(tmp_path: Path) -> 
     assert told["finish_reason"] == "length"
     lost = demo(tmp_path, "--image-path", "nowhere.png")
     assert (lost.returncode, lost.stdout) == (2, "")
-    assert lost.stderr == "minivllm: [Errno 2] No such file or directory: 'nowhere.png'\n"
+    assert (
+        lost.stderr == "minivllm: [Errno 2] No such file or directory: 'nowhere.png'\n"
+    )

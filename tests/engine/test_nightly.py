@@ -1,7 +1,8 @@
-"""The nightly's workflows, step by step, on this machine; nightly_steps.py says what is emulated.
+"""The nightly's workflows, step by step, on this machine; nightly_steps.py says what is
+emulated.
 
-Real are mmrepro, git with a bare repository as origin, and minivllm. A fake is `gh` alone.
-"""
+Real are mmrepro, git with a bare repository as origin, and minivllm. A fake is `gh`
+alone."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -42,7 +43,9 @@ def lately(tmp_path: Path) -> Repository:
     git("init", "--quiet", f"--initial-branch={BRANCH}", str(folder), at=tmp_path)
     with Ledger(folder) as ledger:
         wall = datetime.now(UTC) - timedelta(hours=1)
-        ledger.append(made.night.model_copy(update={"created": Moment(wall=wall, mono=0.0)}))
+        ledger.append(
+            made.night.model_copy(update={"created": Moment(wall=wall, mono=0.0)})
+        )
         for record in (*made.planned.values(), *made.attempts):
             ledger.append(record)
     git("add", "ledger.jsonl", at=folder)
@@ -75,7 +78,8 @@ def test_three_nights(repository: Repository) -> None:
     assert [a.outcome for a in night.attempts] == ["reproduced"]
     assert repository.issues == []
 
-    # What it found of one cell is made something else, of another mmrepro: now there is a drift.
+    # What it found of one cell is made something else, of another mmrepro: now there is
+    # a drift.
     def another(record: dict[str, Any]) -> None:
         if record["kind"] == "attempt":
             record["outcome"] = "not-reproduced"
@@ -130,9 +134,15 @@ def test_no_night_was_ever_begun(tmp_path: Path) -> None:
     new = Repository(tmp_path)
     jobs = new.run("nightly-overdue.yml", installed=None)
     (overdue,) = jobs["overdue"]
-    assert [(s.name, s.code) for s in overdue.steps if s.code] == [("Did a night end in time?", 1)]
-    assert overdue.step("Install mmrepro").output.endswith(f"mmrepro {mmrepro.__version__}\n")
-    assert [i["title"] for i in new.issues] == ["night missing: none since the beginning"]
+    assert [(s.name, s.code) for s in overdue.steps if s.code] == [
+        ("Did a night end in time?", 1)
+    ]
+    assert overdue.step("Install mmrepro").output.endswith(
+        f"mmrepro {mmrepro.__version__}\n"
+    )
+    assert [i["title"] for i in new.issues] == [
+        "night missing: none since the beginning"
+    ]
 
 
 @pytest.mark.slow
@@ -146,7 +156,10 @@ def test_a_machine_that_is_not_fit(repository: Repository) -> None:
     assert [a.properties for a in second.annotations] == [{"title": "Infrastructure"}]
     (report,) = jobs["report"]
     assert report.result == "failure"
-    assert "Machine 2 of 2 delivered nothing: mmrepro check ended with 4." in report.summary
+    assert (
+        "Machine 2 of 2 delivered nothing: mmrepro check ended with 4."
+        in report.summary
+    )
     assert [a.name for a in report.step(MERGE).annotations] == ["error"]
     (half,) = [n for n in read(repository.history()).nights if n.night.shard]
     assert half.attempts == []
@@ -157,7 +170,10 @@ def test_a_machine_that_is_not_fit(repository: Repository) -> None:
     assert set(results(jobs).values()) == {"success"}, told(jobs)
     assert jobs["gpu"][0] is first
     whole = read(repository.history()).night(half.night.id)
-    assert (whole.night.shard, [a.outcome for a in whole.attempts]) == ("", ["reproduced"])
+    assert (whole.night.shard, [a.outcome for a in whole.attempts]) == (
+        "",
+        ["reproduced"],
+    )
 
 
 @pytest.mark.slow
@@ -175,8 +191,11 @@ def test_nothing_is_delivered(lately: Repository) -> None:
 def test_a_wrong_input(lately: Repository) -> None:
     jobs = lately.run("nightly-gpu.yml", by_hand={"machines": "$(touch here)"})
     assert results(jobs) == {
-        "plan": "failure", "gpu": "skipped", "report": "failure", "alert": "success",
-    }, told(jobs)  # fmt: skip
+        "plan": "failure",
+        "gpu": "skipped",
+        "report": "failure",
+        "alert": "success",
+    }, told(jobs)
     assert jobs["plan"][0].step("Plan the night").code == 2
     assert not list(lately.folder.rglob("here"))
     assert lately.issues == []  # a person has seen it

@@ -1,9 +1,9 @@
-"""The nightly on GitLab and Buildkite: the examples' own commands, one job after another.
+"""The nightly on GitLab and Buildkite: the examples' own commands, one job after
+another.
 
-One of two machines never answers, and the other one's part is empty: so all commands are run, and
-no engine. Artifacts are emulated by copying, what installs mmrepro is left out, and a fake is
-`buildkite-agent`, which only remembers its calls.
-"""
+One of two machines never answers, and the other one's part is empty: so all commands
+are run, and no engine. Artifacts are emulated by copying, what installs mmrepro is left
+out, and a fake is `buildkite-agent`, which only remembers its calls."""
 
 import shutil
 import subprocess
@@ -27,10 +27,18 @@ class Pipeline:
         self.kept = folder / "artifacts"
         self.kept.mkdir()
 
-    def job(self, name: str, script: str, variables: Mapping[str, str], after: str = "") -> int:
+    def job(
+        self, name: str, script: str, variables: Mapping[str, str], after: str = ""
+    ) -> int:
         folder = self.repository.folder / name
-        git("clone", "--quiet", "--depth=1", f"file://{self.repository.origin}", str(folder),
-            at=self.repository.folder)  # fmt: skip
+        git(
+            "clone",
+            "--quiet",
+            "--depth=1",
+            f"file://{self.repository.origin}",
+            str(folder),
+            at=self.repository.folder,
+        )
         shutil.copytree(self.kept, folder, dirs_exist_ok=True)
         lines = [line for line in script.splitlines() if ".installed" not in line]
         known = {
@@ -42,9 +50,15 @@ class Pipeline:
         }
         for part in filter(None, ["\n".join(lines), after]):
             done = subprocess.run(
-                ["bash", "-eo", "pipefail", "-c", part], cwd=folder, env=known, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300, check=False,
-            )  # fmt: skip
+                ["bash", "-eo", "pipefail", "-c", part],
+                cwd=folder,
+                env=known,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=300,
+                check=False,
+            )
             print(f"== {name}: {done.returncode}\n{done.stdout}")
             if part is not after:
                 code = done.returncode
@@ -64,7 +78,11 @@ class Pipeline:
 
 
 def variables_of(*parts: Mapping[str, Any]) -> dict[str, str]:
-    return {k: v.replace("$$", "$") for part in parts for k, v in part.get("variables", {}).items()}
+    return {
+        k: v.replace("$$", "$")
+        for part in parts
+        for k, v in part.get("variables", {}).items()
+    }
 
 
 @pytest.mark.slow
@@ -79,7 +97,9 @@ def test_gitlab(tmp_path: Path) -> None:
     codes = {}
     for name, more in (("plan", {}), ("gpu", {"SHARD": "1"}), ("report", {})):
         job = document[name]
-        parents = [job["extends"]] if isinstance(job["extends"], str) else job["extends"]
+        parents = (
+            [job["extends"]] if isinstance(job["extends"], str) else job["extends"]
+        )
         known = variables_of(document, *([hosted] if ".hosted" in parents else []), job)
         # In the place of the project's address.
         known["HISTORY_REMOTE"] = f"file://{pipeline.repository.origin}"
@@ -91,7 +111,9 @@ def test_gitlab(tmp_path: Path) -> None:
         )
     assert (codes["plan"], codes["gpu"]) == (0, 0)
     pipeline.check(codes["report"])
-    assert git("log", "-1", "--format=%s", BRANCH, at=pipeline.repository.origin).endswith("-7\n")
+    assert git(
+        "log", "-1", "--format=%s", BRANCH, at=pipeline.repository.origin
+    ).endswith("-7\n")
 
 
 @pytest.mark.slow
@@ -99,11 +121,17 @@ def test_buildkite(tmp_path: Path) -> None:
     document, pipeline = load(ROOT / "docs/ci/buildkite.yml"), Pipeline(tmp_path)
     calls = tmp_path / "calls"
     agent = pipeline.repository.folder / "bin" / "buildkite-agent"
-    agent.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n[ "$1" != annotate ] || cat >> {calls}\n')
+    agent.write_text(
+        f'#!/bin/sh\necho "$@" >> {calls}\n[ "$1" != annotate ] || cat >> {calls}\n'
+    )
     agent.chmod(0o755)
     codes = {}
     for step in document["steps"]:
-        known = {**document["env"], "BUILDKITE_BUILD_NUMBER": "7", "BUILDKITE_PARALLEL_JOB": "0"}
+        known = {
+            **document["env"],
+            "BUILDKITE_BUILD_NUMBER": "7",
+            "BUILDKITE_PARALLEL_JOB": "0",
+        }
         script = "\n".join(step["command"]).replace("$$", "$")
         codes[step["key"]] = pipeline.job(step["key"], script, known)
     assert (codes["plan"], codes["gpu"]) == (0, 0)

@@ -1,4 +1,5 @@
-"""The oracles on real engines: nothing against a healthy one, the right class for each fault."""
+"""The oracles on real engines: nothing against a healthy one, the right class for each
+fault."""
 
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -35,13 +36,19 @@ NOTE = (
     "pinned-placeholder",
     "slot-mapping",
 )
-ON_SMALL_STEPS = "--max-batched-tokens 96 --num-blocks 600 --no-prefix-caching --vision-ms 40"
+ON_SMALL_STEPS = (
+    "--max-batched-tokens 96 --num-blocks 600 --no-prefix-caching --vision-ms 40"
+)
 PAD_RANGE = 1 << 16
 """That of reproducers/minivllm/config.py."""
 
 
 def asked(
-    id: str, text: str = "describe", *images: str, after: Sequence[str] = (), **more: object
+    id: str,
+    text: str = "describe",
+    *images: str,
+    after: Sequence[str] = (),
+    **more: object,
 ) -> Operation:
     stream = bool(more.pop("stream", False))
     parts = [*(Part(image=name) for name in images), Part(text=text)]
@@ -59,16 +66,26 @@ def one_after_another(operations: Sequence[Operation]) -> list[Operation]:
 
 
 def served(args: str, **more: object) -> ServerWanted:
-    fields = {"engine": "minivllm", "release": "0.1", "model": "qwen3", "args": args.split()}
+    fields = {
+        "engine": "minivllm",
+        "release": "0.1",
+        "model": "qwen3",
+        "args": args.split(),
+    }
     return ServerWanted.model_validate(fields | more)
 
 
 def of_note(fault: str) -> tuple[str, dict[str, Image], list[Operation]]:
-    images: dict[str, Image] = {"X": Noise(seed=1, size=WHOLE), "Y": Noise(seed=2, size=ODD)}
+    images: dict[str, Image] = {
+        "X": Noise(seed=1, size=WHOLE),
+        "Y": Noise(seed=2, size=ODD),
+    }
     operations = [
         asked("t1"),
         asked("x", "hello", "X"),
-        asked("y", "hello", "Y"),  # with that text its last block is fuller than the text's alone
+        asked(
+            "y", "hello", "Y"
+        ),  # with that text its last block is fuller than the text's alone
         asked("again", "hello", "X", stream=True),
         asked("t2"),
     ]
@@ -104,7 +121,9 @@ def pad_value_key(fault: str) -> tuple[str, dict[str, Image], list[Operation]]:
         "B": Noise(seed=seed, size=WHOLE),
         "C": Noise(seed=4, size=WHOLE),
     }
-    operations = [asked(name.lower(), "describe", name, max_tokens=16) for name in images]
+    operations = [
+        asked(name.lower(), "describe", name, max_tokens=16) for name in images
+    ]
     return "", images, one_after_another(operations)
 
 
@@ -125,7 +144,9 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def minivllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Player]:
-    with Player(served("--vision fake"), folder=tmp_path_factory.mktemp("minivllm")) as player:
+    with Player(
+        served("--vision fake"), folder=tmp_path_factory.mktemp("minivllm")
+    ) as player:
         yield player
 
 
@@ -150,14 +171,19 @@ def test_each_fault_is_seen_and_its_fix_is_not(
 
 
 def mixed(rounds: int) -> tuple[dict[str, Image], list[Operation]]:
-    """Eight at a time: pictures again and again, streams, long texts, clients that leave.
+    """Eight at a time: pictures again and again, streams, long texts, clients that
+    leave.
 
-    Each picture is first asked for alone: two requests that bring the same new one at once may
-    overtake each other in vLLM, and that is a failure (docs/found/vllm-0.23.0-overtaken).
-    """
-    images: dict[str, Image] = {f"n{i}": Noise(seed=i, size=(56 + 28 * i, 56)) for i in range(4)}
+    Each picture is first asked for alone: two requests that bring the same new one at
+    once may overtake each other in vLLM, and that is a failure
+    (docs/found/vllm-0.23.0-overtaken)."""
+    images: dict[str, Image] = {
+        f"n{i}": Noise(seed=i, size=(56 + 28 * i, 56)) for i in range(4)
+    }
     images |= {"w": Tiles(seed=7, rows=2, columns=4)}
-    operations = one_after_another([asked(f"new-{name}", "hello", name) for name in images])
+    operations = one_after_another(
+        [asked(f"new-{name}", "hello", name) for name in images]
+    )
     for i in range(rounds):
         names = sorted(images)[i % 5 :][: i % 3]
         text = ("z" * 300 if i % 4 else "") + "hello" + "!" * (i % 6)
@@ -180,7 +206,11 @@ def mixed(rounds: int) -> tuple[dict[str, Image], list[Operation]]:
     [
         ("minivllm", "0.1", "qwen3", ""),
         pytest.param(
-            "vllm", "0.23.0", "qwen2-vl", "--enable-prompt-tokens-details", marks=pytest.mark.slow
+            "vllm",
+            "0.23.0",
+            "qwen2-vl",
+            "--enable-prompt-tokens-details",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -194,11 +224,15 @@ def test_nothing_is_held_against_a_healthy_engine(
         found = played(player, case, tmp_path / "play")
     assert found.sightings == []
     assert found.counted["requests refused"] == 1
-    assert not any("cache" in said or "count" in said for said in found.unseen), found.unseen
+    assert not any("cache" in said or "count" in said for said in found.unseen), (
+        found.unseen
+    )
 
 
 @pytest.mark.slow
-def test_both_failures_of_sglangs_hashes_are_seen_by_what_its_cache_gave(tmp_path: Path) -> None:
+def test_both_failures_of_sglangs_hashes_are_seen_by_what_its_cache_gave(
+    tmp_path: Path,
+) -> None:
     images: dict[str, Image] = {
         "A": Collision(member=0),
         "B": Collision(member=1),

@@ -16,9 +16,19 @@ pytestmark = pytest.mark.engine
     [((), "reproduced"), (("--mitigation", "fix"), "not-reproduced")],
     ids=["fails", "fixed"],
 )
-def test_it_runs(packed: Path, tmp_path: Path, arguments: tuple[str, ...], outcome: str) -> None:
+def test_it_runs(
+    packed: Path, tmp_path: Path, arguments: tuple[str, ...], outcome: str
+) -> None:
     done = subprocess.run(
-        [*COMMAND, "run", "odd-image", *arguments, "--json", "--out", str(tmp_path / "it")],
+        [
+            *COMMAND,
+            "run",
+            "odd-image",
+            *arguments,
+            "--json",
+            "--out",
+            str(tmp_path / "it"),
+        ],
         env={**os.environ, "PYTHONPATH": str(packed)},
         capture_output=True,
         text=True,

@@ -15,23 +15,47 @@ from mmrepro.failure.documents import INCIDENT_FILE, Fidelity, Incident
 from mmrepro.runs.judge import Deadlines, derive
 from mmrepro.runs.play.player import Player, PlayOptions
 from mmrepro.runs.play.players import Measuring
-from mmrepro.traffic.case.model import Case, Message, Noise, Operation, Part, ServerWanted
+from mmrepro.traffic.case.model import (
+    Case,
+    Message,
+    Noise,
+    Operation,
+    Part,
+    ServerWanted,
+)
 from mmrepro.traffic.case.sending import Played, PlayState, Reading
 from mmrepro.traffic.evidence import RequestRecord
 
 pytestmark = pytest.mark.engine
 
-SERVER = ServerWanted(engine="minivllm", release="0.1", model="qwen3", args=["--vision=fake"])
-GHOST = [*SERVER.args, "--block-size=16", "--fault=ghost-key-lru", "--mm-cache-tokens=130"]
+SERVER = ServerWanted(
+    engine="minivllm", release="0.1", model="qwen3", args=["--vision=fake"]
+)
+GHOST = [
+    *SERVER.args,
+    "--block-size=16",
+    "--fault=ghost-key-lru",
+    "--mm-cache-tokens=130",
+]
 SIZE = TinyQwen3().image_size()
 
 
-def op(id: str, *after: str, text: str = "hi", image: str = "", **more: object) -> Operation:
+def op(
+    id: str, *after: str, text: str = "hi", image: str = "", **more: object
+) -> Operation:
     parts = [Part(image=image)] if image else []
     content = [*parts, Part(text=text)]
-    fields = {"parameters": {"max_tokens": 8, "temperature": 0, "ignore_eos": True}, **more}
+    fields = {
+        "parameters": {"max_tokens": 8, "temperature": 0, "ignore_eos": True},
+        **more,
+    }
     return Operation.model_validate(
-        {"id": id, "after": after, "messages": [Message(role="user", content=content)], **fields}
+        {
+            "id": id,
+            "after": after,
+            "messages": [Message(role="user", content=content)],
+            **fields,
+        }
     )
 
 
@@ -46,7 +70,8 @@ def case(*operations: Operation, args: list[str] | None = None) -> Case:
 
 def ghost() -> Case:
     fills = [
-        op(f"fill{n}", f"fill{n - 1}.end" if n else "again.end", image=f"f{n}") for n in range(6)
+        op(f"fill{n}", f"fill{n - 1}.end" if n else "again.end", image=f"f{n}")
+        for n in range(6)
     ]
     long = op("long", text="x" * 2100, image="X")
     return case(long, op("again", "long.end", image="X"), *fills, args=GHOST)
@@ -54,7 +79,9 @@ def ghost() -> Case:
 
 @pytest.fixture(scope="module")
 def player(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Player]:
-    with Player(SERVER, folder=tmp_path_factory.mktemp("session"), timeout_s=120) as made:
+    with Player(
+        SERVER, folder=tmp_path_factory.mktemp("session"), timeout_s=120
+    ) as made:
         yield made
 
 
@@ -101,11 +128,15 @@ def test_streams_and_a_client_that_leaves(
     player: Player, tmp_path: Path, quick: PlayOptions
 ) -> None:
     long = {"max_tokens": 400, "temperature": 0, "ignore_eos": True}
-    short = long | {"max_tokens": 40}  # a busy server may compute all of it, and is idle then
+    short = long | {
+        "max_tokens": 40
+    }  # a busy server may compute all of it, and is idle then
     played = player.play(
         case(
             op("s", stream=True, image="X"),
-            op("gone", "s.first-token", stream=True, leave="tokens>=3", parameters=long),
+            op(
+                "gone", "s.first-token", stream=True, leave="tokens>=3", parameters=long
+            ),
             op("whole", "gone.end", image="X"),
             op("early", "gone.end", leave="sent", parameters=short),
             op("refused", "whole.end", text="x" * 2100),
@@ -114,9 +145,19 @@ def test_streams_and_a_client_that_leaves(
         quick,
         tmp_path / "p",
     )
-    assert (played.state, played.said) == (PlayState.ENDED, "every request has its answer")
-    s, gone, whole, early = (sent(played, one) for one in ("s", "gone", "whole", "early"))
-    assert (s.done, s.finish_reason, s.completion_tokens, s.cached_tokens) == (True, "length", 8, 0)
+    assert (played.state, played.said) == (
+        PlayState.ENDED,
+        "every request has its answer",
+    )
+    s, gone, whole, early = (
+        sent(played, one) for one in ("s", "gone", "whole", "early")
+    )
+    assert (s.done, s.finish_reason, s.completion_tokens, s.cached_tokens) == (
+        True,
+        "length",
+        8,
+        0,
+    )
     assert 1 <= s.pieces <= 8  # half a character is no piece of its own
     assert (gone.left, gone.pieces, gone.answered) == (True, 3, False)
     assert (early.left, early.pieces, early.status) == (True, 0, None)
@@ -169,7 +210,9 @@ def test_a_hang_is_judged_early_and_while_it_lasts(
     assert played.unsent == [f"fill{n}" for n in range(int(stuck[4:]) + 1, 6)]
     assert played.stack[0].within("put")
     assert played.stack[0].active
-    assert played.causes[0].startswith("AssertionError: Expected a cached item for mm_hash=")
+    assert played.causes[0].startswith(
+        "AssertionError: Expected a cached item for mm_hash="
+    )
     assert played.frames[0] == "received"
     nothing_left(tmp_path / "p")
 
@@ -186,15 +229,25 @@ def test_without_haste_a_hang_is_silence_until_the_deadline(
 
 
 @pytest.mark.slow
-def test_slow_work_is_no_hang(player: Player, tmp_path: Path, quick: PlayOptions) -> None:
-    """A deadline that is far too short for the answer, while the engine is at work on it."""
-    made = case(op("long", parameters={"max_tokens": 1500, "temperature": 0, "ignore_eos": True}))
+def test_slow_work_is_no_hang(
+    player: Player, tmp_path: Path, quick: PlayOptions
+) -> None:
+    """A deadline that is far too short for the answer, while the engine is at work on
+    it."""
+    made = case(
+        op(
+            "long",
+            parameters={"max_tokens": 1500, "temperature": 0, "ignore_eos": True},
+        )
+    )
     usual = sent(player.play(made, None, quick, tmp_path / "a"), "long").latency_s
     options = PlayOptions(Deadlines(answer_s=usual / 4, suspect_s=usual / 10))
     played = player.play(made, None, options, tmp_path / "b")
     record = sent(played, "long")
     assert record.latency_s > usual / 4, "the answer was too fast for this test"
-    assert (played.state, record.completion_tokens) == (PlayState.ENDED, 1500), played.said
+    assert (played.state, record.completion_tokens) == (PlayState.ENDED, 1500), (
+        played.said
+    )
 
 
 def test_a_server_that_is_killed_has_died(
@@ -230,7 +283,9 @@ def _kill_when_it_serves(folder: Path) -> None:
         time.sleep(0.005)
 
 
-def test_a_server_that_does_not_start(player: Player, tmp_path: Path, quick: PlayOptions) -> None:
+def test_a_server_that_does_not_start(
+    player: Player, tmp_path: Path, quick: PlayOptions
+) -> None:
     played = player.play(case(op("a"), args=["--no-such"]), None, quick, tmp_path / "p")
     assert (played.state, played.unsent) == (PlayState.START_FAILED, ["a"])
     assert "unrecognized arguments: --no-such" in played.causes[0]
@@ -255,7 +310,9 @@ def test_two_at_a_time(player: Player, tmp_path: Path, quick: PlayOptions) -> No
 def test_cancelled_it_stops_its_server(tmp_path: Path, quick: PlayOptions) -> None:
     with Player(SERVER, folder=tmp_path / "session") as other:
         long = {"max_tokens": 1500, "temperature": 0, "ignore_eos": True}
-        made = case(op("a", stream=True, parameters=long), op("b", "a.tokens>=2", leave="sent"))
+        made = case(
+            op("a", stream=True, parameters=long), op("b", "a.tokens>=2", leave="sent")
+        )
         threading.Timer(0, _cancel_when, args=(other, tmp_path / "p")).start()
         with pytest.raises(KeyboardInterrupt):
             other.play(made, None, quick, tmp_path / "p")
@@ -280,11 +337,17 @@ def _cancel_when(player: Player, folder: Path) -> None:
 def test_a_block_measures_a_server_of_each_side(
     player: Player, tmp_path: Path, *, together: bool
 ) -> None:
-    """Half the KV cache, which is what differs; the rest is measured, whatever it is."""
+    """Half the KV cache, which is what differs; the rest is measured, whatever it
+    is."""
     half = SERVER.model_copy(update={"args": [*SERVER.args, "--num-blocks", "101"]})
     old = SERVER.model_copy(update={"args": [*SERVER.args, "--num-blocks", "201"]})
-    ops = [op(f"r{n}").model_copy(update={"at_s": n * 0.1, "stream": True}) for n in range(6)]
-    wanted = Measuring(old, half, case(*ops), together=together, part_s=0.3, seconds=0.4)
+    ops = [
+        op(f"r{n}").model_copy(update={"at_s": n * 0.1, "stream": True})
+        for n in range(6)
+    ]
+    wanted = Measuring(
+        old, half, case(*ops), together=together, part_s=0.3, seconds=0.4
+    )
     block = player.measure(wanted, tmp_path / "block")
     assert not block.error
     assert block.changes["kv-cache"] == pytest.approx(math.log(0.5), abs=0.01)

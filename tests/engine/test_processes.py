@@ -27,7 +27,11 @@ def test_kill_9_leaves_nothing(start_run, moment):
     else:
         run.wait_for_event("Expected a cached item")
         # The hang: EngineCore's last word is old while a request waits.
-        wait_for(lambda: any(run.folder.glob("evidence/check-stacks-*")), 120, "stacks of the hang")
+        wait_for(
+            lambda: any(run.folder.glob("evidence/check-stacks-*")),
+            120,
+            "stacks of the hang",
+        )
     assert processes_in(run.folder)
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait(10)

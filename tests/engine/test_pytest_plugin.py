@@ -1,4 +1,5 @@
-"""The pytest plugin, installed as users have it, with real engines: minivllm's, the smallest."""
+"""The pytest plugin, installed as users have it, with real engines: minivllm's, the
+smallest."""
 
 import os
 import re
@@ -76,14 +77,36 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fresh")
     wheel = own_wheel(folder)
     frozen = subprocess.run(
-        [*UV, "pip", "freeze", "--quiet", "--exclude-editable", "--python", sys.executable],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [
+            *UV,
+            "pip",
+            "freeze",
+            "--quiet",
+            "--exclude-editable",
+            "--python",
+            sys.executable,
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     versions = folder / "versions.txt"  # no other ones: they are in uv's cache
     versions.write_text("".join(f"{v}\n" for v in frozen.stdout.split() if "==" in v))
-    subprocess.run([*UV, "venv", "-q", "--python", sys.executable, folder / "env"], check=True)
+    subprocess.run(
+        [*UV, "venv", "-q", "--python", sys.executable, folder / "env"], check=True
+    )
     python = folder / "env/bin/python"
-    install = [*UV, "pip", "install", "-q", "--python", python, "-c", versions, f"{wheel}[run]"]
+    install = [
+        *UV,
+        "pip",
+        "install",
+        "-q",
+        "--python",
+        python,
+        "-c",
+        versions,
+        f"{wheel}[run]",
+    ]
     install += ["pytest"]
     subprocess.run(install, check=True)
     return folder / "env/bin/pytest"
@@ -106,22 +129,36 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("project")
 def test_a_night_as_pytest_has_it(fresh: Path) -> None:
     done = subprocess.run(
-        [fresh, "nightly.mmrepro.toml", "test_marked.py", "--junitxml=junit.xml", "-rA"],
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        [
+            fresh,
+            "nightly.mmrepro.toml",
+            "test_marked.py",
+            "--junitxml=junit.xml",
+            "-rA",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "2 passed, 1 xfailed" in done.stdout, done.stdout
     assert "1 failed" in done.stdout
     assert "1 error" in done.stdout
     assert "Traceback" not in done.stdout
 
-    cases = {str(case.get("name")): case for case in ET.parse("junit.xml").iter("testcase")}
+    cases = {
+        str(case.get("name")): case for case in ET.parse("junit.xml").iter("testcase")
+    }
     told = {
         name: {p.get("name", ""): p.get("value", "") for p in case.iter("property")}
         for name, case in cases.items()
     }
     wrong = {
-        name: [(child.tag, child.get("message", "")) for child in case if child.tag != "properties"]
+        name: [
+            (child.tag, child.get("message", ""))
+            for child in case
+            if child.tag != "properties"
+        ]
         for name, case in cases.items()
     }
     passing, failing = "borrowed-faults (ghost-key-lru)", "wrong.py (ghost-key-lru)"
@@ -129,7 +166,9 @@ def test_a_night_as_pytest_has_it(fresh: Path) -> None:
     ((tag, message),) = wrong[failing]
     assert tag == "failure"
     assert "reproduced; not-reproduced was expected" in message
-    assert re.search("to repeat it: mmrepro run wrong.py --variant ghost-key-lru .*0.1", message)
+    assert re.search(
+        "to repeat it: mmrepro run wrong.py --variant ghost-key-lru .*0.1", message
+    )
     ((tag, message),) = wrong["borrowed-faults (kv-budget)"]
     assert tag == "error"
     assert "nothing was learnt, usage" in message
@@ -151,19 +190,28 @@ def test_a_night_as_pytest_has_it(fresh: Path) -> None:
     assert shown.count(str(report)) == 2, "with the reason, and at the end"
 
 
-@pytest.mark.parametrize("how", grid([signal.SIGINT, signal.SIGKILL], always=[signal.SIGKILL]))
-def test_what_ends_it_leaves_nothing(fresh: Path, project: Path, how: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "how", grid([signal.SIGINT, signal.SIGKILL], always=[signal.SIGKILL])
+)
+def test_what_ends_it_leaves_nothing(
+    fresh: Path, project: Path, how: signal.Signals
+) -> None:
     variables = {**os.environ, ROOT_VARIABLE: str(project / "warm"), IDLE_VARIABLE: "0"}
     process = subprocess.Popen(
         [fresh, "nightly.mmrepro.toml"],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=variables,
+    )
     try:
         log = "mmrepro-runs/incidents/*/nightly/*/run-1/evidence/engine.log"
         seen = lambda: process.poll() is not None or list(project.glob(log))  # noqa: E731
         wait_for(seen, 120, "the first engine")
         assert process.poll() is None, "it was to be interrupted in its middle"
-        assert len(children(variables)) > 2, "pytest, the run, its engine, and a fork server"
+        assert len(children(variables)) > 2, (
+            "pytest, the run, its engine, and a fork server"
+        )
         process.send_signal(how)
         said, _ = process.communicate(timeout=60)
     finally:

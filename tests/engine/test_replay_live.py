@@ -1,4 +1,5 @@
-"""Traffic on real minivllm servers: found, shrunk and named; killed, and gone on with."""
+"""Traffic on real minivllm servers: found, shrunk and named; killed, and gone on
+with."""
 
 import json
 import os
@@ -25,8 +26,18 @@ AMPLE = 4096
 def replay(case: Case, folder: Path, *options: str) -> dict[str, Any]:
     """The document that ``mmrepro replay --json`` prints."""
     file = write_case(case, folder / "traffic")
-    command = [*COMMAND, "replay", str(file), "--out", str(folder / "replay"), "--json", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    command = [
+        *COMMAND,
+        "replay",
+        str(file),
+        "--out",
+        str(folder / "replay"),
+        "--json",
+        *options,
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.stdout, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     assert Replay.model_validate(told).exit_code == done.returncode
@@ -34,18 +45,29 @@ def replay(case: Case, folder: Path, *options: str) -> dict[str, Any]:
 
 
 def errors_trace(seed: int, *options: str) -> Case:
-    """The same traffic as ``culprits_trace`` with room for every picture: the request with the
-    picture of a refused one fails, and nothing hangs."""
+    """The same traffic as ``culprits_trace`` with room for every picture: the request
+    with the picture of a refused one fails, and nothing hangs."""
     case = culprits_trace(seed)
-    args = ["--fault", "ghost-key-lru", "--mm-cache-tokens", str(AMPLE), "--vision", "fake"]
+    args = [
+        "--fault",
+        "ghost-key-lru",
+        "--mm-cache-tokens",
+        str(AMPLE),
+        "--vision",
+        "fake",
+    ]
     return case.model_copy(
         update={"server": case.server.model_copy(update={"args": [*args, *options]})}
     )
 
 
 def ended(folder: Path) -> Counter[tuple[str, str, int]]:
-    lines = map(json.loads, (folder / "replay" / VERDICTS_FILE).read_text().splitlines())
-    return Counter((d["digest"], d["how"], d["index"]) for d in lines if d["kind"] == "ended")
+    lines = map(
+        json.loads, (folder / "replay" / VERDICTS_FILE).read_text().splitlines()
+    )
+    return Counter(
+        (d["digest"], d["how"], d["index"]) for d in lines if d["kind"] == "ended"
+    )
 
 
 @pytest.mark.slow
@@ -59,16 +81,30 @@ def test_three_culprits_of_sixty_are_exactly_those(tmp_path: Path) -> None:
     assert (hang["known"], hang["requests_before"]) == ("borrowed-faults", 60)
     assert len(told["plays"]) <= 40
     kept = json.loads((tmp_path / "replay" / REPLAY_FILE).read_text())
-    needed = {one["what"]: one for f in kept["findings"] if f["id"] == hang["id"] for one in
-              f["needed"]}  # fmt: skip
-    assert set(needed) >= {*culprits(seed), "--fault ghost-key-lru", "--mm-cache-tokens 40"}
-    assert not any(needed[op]["by"] for op in culprits(seed)), "each was left out by itself"
+    needed = {
+        one["what"]: one
+        for f in kept["findings"]
+        if f["id"] == hang["id"]
+        for one in f["needed"]
+    }
+    assert set(needed) >= {
+        *culprits(seed),
+        "--fault ghost-key-lru",
+        "--mm-cache-tokens 40",
+    }
+    assert not any(needed[op]["by"] for op in culprits(seed)), (
+        "each was left out by itself"
+    )
 
 
 @pytest.mark.slow
-def test_a_fault_of_every_second_server_has_a_rate_with_an_interval(tmp_path: Path) -> None:
+def test_a_fault_of_every_second_server_has_a_rate_with_an_interval(
+    tmp_path: Path,
+) -> None:
     seed = 4
-    told = replay(errors_trace(seed, "--fault-probability", "0.5"), tmp_path, "--budget", "90")
+    told = replay(
+        errors_trace(seed, "--fault-probability", "0.5"), tmp_path, "--budget", "90"
+    )
     assert "deterministic" not in json.dumps(told).lower()
     (finding,) = told["findings"]
     assert finding["finding_class"] == "server-error"
@@ -86,23 +122,35 @@ def test_killed_while_it_shrinks_it_goes_on_and_repeats_no_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path / "warm"))
-    monkeypatch.setenv(IDLE_VARIABLE, "0")  # a fork server ends with the command that made it
+    monkeypatch.setenv(
+        IDLE_VARIABLE, "0"
+    )  # a fork server ends with the command that made it
     variables = {ROOT_VARIABLE: str(tmp_path / "warm")}
     file = write_case(errors_trace(4), tmp_path / "traffic")
     out = tmp_path / "replay"
     command = [*COMMAND, "replay", str(file), "--json"]
     verdicts = out / VERDICTS_FILE
     running = subprocess.Popen(
-        [*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*command, "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
-    wait_for(lambda: verdicts.exists() and '"shrink"' in verdicts.read_text(), 120, "it shrinks")
+    wait_for(
+        lambda: verdicts.exists() and '"shrink"' in verdicts.read_text(),
+        120,
+        "it shrinks",
+    )
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
     before = ended(tmp_path)
     assert before
     wait_for(lambda: not children(variables), 30, "nothing of it is left")
     done = subprocess.run(
-        [*command, "--resume", str(out)], capture_output=True, text=True, timeout=200, check=False
+        [*command, "--resume", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     told = json.loads(done.stdout)
     assert (told["state"], done.returncode) == ("complete", 1), done.stderr

@@ -1,4 +1,5 @@
-"""What a finding hands out, on real servers: ``reproduce.py`` and the scenario made of it."""
+"""What a finding hands out, on real servers: ``reproduce.py`` and the scenario made of
+it."""
 
 import json
 import re
@@ -16,11 +17,27 @@ from mmrepro.engines.models.qwen import TinyQwen3
 from mmrepro.failure.documents.replay import Finding, Rate, Replay
 from mmrepro.reports.replay import write_replay
 from mmrepro.traffic.case.files import write_case
-from mmrepro.traffic.case.model import Case, Message, Noise, Operation, Origin, Part, ServerWanted
+from mmrepro.traffic.case.model import (
+    Case,
+    Message,
+    Noise,
+    Operation,
+    Origin,
+    Part,
+    ServerWanted,
+)
 
 pytestmark = pytest.mark.engine
 
-SHARED = ["--vision", "fake", "--block-size", "16", "--mm-cache-tokens", "130", "--paper"]
+SHARED = [
+    "--vision",
+    "fake",
+    "--block-size",
+    "16",
+    "--mm-cache-tokens",
+    "130",
+    "--paper",
+]
 FAULT = ["--fault", "ghost-key-lru", *SHARED]
 FIXED = [*FAULT, "--fix", "ghost-key-lru"]
 MODEL = TinyQwen3()
@@ -43,10 +60,16 @@ def case() -> Case:
     fills = [f"F{number}" for number in range(4)]
     operations = [asking("r1", "x" * 2100, "X"), asking("r2", "hi", "X", "r1.end")]
     for name in fills:
-        operations.append(asking(f"r{len(operations) + 1}", "hi", name, f"{operations[-1].id}.end"))
+        operations.append(
+            asking(f"r{len(operations) + 1}", "hi", name, f"{operations[-1].id}.end")
+        )
     return Case(
         server=ServerWanted(
-            engine="minivllm", release="0.1", model="qwen3", max_model_len=2048, args=FAULT
+            engine="minivllm",
+            release="0.1",
+            model="qwen3",
+            max_model_len=2048,
+            args=FAULT,
         ),
         images={name: Noise(seed=i, size=size) for i, name in enumerate(["X", *fills])},
         operations=operations,
@@ -58,7 +81,9 @@ def case() -> Case:
 def found(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finding's folder. Its words are made up; what is made of it runs."""
     folder = tmp_path_factory.mktemp("replay")
-    return written(case, folder, bucket="minivllm/hang/_loop > _take > add > received > put")
+    return written(
+        case, folder, bucket="minivllm/hang/_loop > _take > add > received > put"
+    )
 
 
 def written(case: Case, folder: Path, bucket: str) -> Path:
@@ -74,7 +99,12 @@ def written(case: Case, folder: Path, bucket: str) -> Path:
         rate=Rate(failed=3, plays=3, low=0.292, high=1.0),
         requests=len(case.operations),
         requests_before=len(case.operations),
-        observed={"r1": "400 too long", "r2": "200", "r3": "200", "r4": "no answer in 6.0 s"},
+        observed={
+            "r1": "400 too long",
+            "r2": "200",
+            "r3": "200",
+            "r4": "no answer in 6.0 s",
+        },
         folder="f1",
         case_file="f1/case.json",
         server=case.server,
@@ -110,7 +140,9 @@ def reproduce(found: Path, server: Server) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_the_script_hangs_a_server_that_it_did_not_start(found: Path, tmp_path: Path) -> None:
+def test_the_script_hangs_a_server_that_it_did_not_start(
+    found: Path, tmp_path: Path
+) -> None:
     with serving("minivllm", "0.1", MODEL, tmp_path / "s", *FAULT) as server:
         code, said = reproduce(found, server)
         assert code == 1, said
@@ -123,7 +155,10 @@ def test_the_script_hangs_a_server_that_it_did_not_start(found: Path, tmp_path: 
 def test_and_not_one_that_is_put_right(found: Path, tmp_path: Path) -> None:
     with serving("minivllm", "0.1", MODEL, tmp_path / "s", *FIXED) as server:
         code, said = reproduce(found, server)
-    assert (code, said.splitlines()[-1]) == (0, "Not reproduced: every request was answered.")
+    assert (code, said.splitlines()[-1]) == (
+        0,
+        "Not reproduced: every request was answered.",
+    )
 
 
 @pytest.mark.slow
@@ -132,14 +167,18 @@ def test_the_ghost_key_of_vllm(tmp_path: Path, release: str, code: int) -> None:
     """0.24.0 has the fix (vllm#43595)."""
     model, options = TinyQwen2VL(), ["--mm-processor-cache-gb", "0.02"]
     fills = [f"F{number}" for number in range(14)]
-    # Alone the text would fit: it is refused when its picture is counted, and has been prepared.
+    # Alone the text would fit: it is refused when its picture is counted, and has been
+    # prepared.
     operations = [asking("r1", "x" * 1898, "X"), asking("r2", "hi", "X", "r1.end")]
     for name in fills:
-        operations.append(asking(f"r{len(operations) + 1}", "hi", name, f"{operations[-1].id}.end"))
+        operations.append(
+            asking(f"r{len(operations) + 1}", "hi", name, f"{operations[-1].id}.end")
+        )
     case = Case(
         server=ServerWanted(engine="vllm", release=release, args=options),
         images={
-            name: Noise(seed=i, size=model.image_size()) for i, name in enumerate(["X", *fills])
+            name: Noise(seed=i, size=model.image_size())
+            for i, name in enumerate(["X", *fills])
         },
         operations=operations,
     )
@@ -157,7 +196,16 @@ def test_a_scenario_made_of_it_reproduces_and_its_fix_does_not(
 ) -> None:
     folder = tmp_path_factory.mktemp("scenario")
     made = subprocess.run(
-        [*COMMAND, "new", "last-night", "--from", str(found), "--out", str(folder), "--json"],
+        [
+            *COMMAND,
+            "new",
+            "last-night",
+            "--from",
+            str(found),
+            "--out",
+            str(folder),
+            "--json",
+        ],
         capture_output=True,
         text=True,
         check=True,

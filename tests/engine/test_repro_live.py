@@ -1,4 +1,5 @@
-"""``mmrepro repro`` on a real server: the curl lines of a report, run against a recording proxy."""
+"""``mmrepro repro`` on a real server: the curl lines of a report, run against a
+recording proxy."""
 
 import json
 import shutil
@@ -33,12 +34,16 @@ The server returns HTTP 500 (Internal Server Error).
 
 @pytest.mark.skipif(
     shutil.which("curl") is None or bool(_why_none()),
-    reason="no curl here, or the kernel gives no network in which gpu-box is this machine",
+    reason=(
+        "no curl here, or the kernel gives no network in which gpu-box is this machine"
+    ),
 )
 def test_a_report_is_read_run_and_judged(tmp_path: Path) -> None:
     (tmp_path / "ISSUE.md").write_text(ISSUE)
     words = ["repro", "ISSUE.md", "--release", "0.1", "--out", "out", "--json"]
-    done = subprocess.run([*COMMAND, *words], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [*COMMAND, *words], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
     report = made["report"]
@@ -48,7 +53,9 @@ def test_a_report_is_read_run_and_judged(tmp_path: Path) -> None:
         ("GET", "/v1/models", "200"),
         ("POST", "/v1/chat/completions", "200"),
     ]
-    assert [play["requests"] for play in made["plays"]] == [0, 2, 20], "once, and in a row"
+    assert [play["requests"] for play in made["plays"]] == [0, 2, 20], (
+        "once, and in a row"
+    )
     assert report["replaced"][0]["what"] == "my/Qwen3"
     assert (tmp_path / "out" / "comment.md").is_file()
     assert "it's" in (tmp_path / "out" / "case.json").read_text()

@@ -1,4 +1,5 @@
-"""The real SGLang on a CPU, behind its stand-in: two pictures taken for one, and how to tell."""
+"""The real SGLang on a CPU, behind its stand-in: two pictures taken for one, and how to
+tell."""
 
 import pytest
 from live import Finished, RunOnce
@@ -37,7 +38,9 @@ def test_b_gets_the_answer_of_a_and_a_that_of_b(collided: Finished) -> None:
 def test_no_pretended_kernel_was_called(collided: Finished) -> None:
     used = {s["name"]: s for s in collided.document["stand_ins"]}
     assert set(used) == {"sgl_kernel_stub", "vllm_names"}
-    assert used["sgl_kernel_stub"]["loaded"] >= 3  # the server, the scheduler, the detokenizer
+    assert (
+        used["sgl_kernel_stub"]["loaded"] >= 3
+    )  # the server, the scheduler, the detokenizer
     assert [s["calls"] for s in used.values()] == [0, 0]
 
 
@@ -76,7 +79,9 @@ def test_a_salt_is_dropped_by_0_5_6(run_once: RunOnce) -> None:
     salted = run_once(COLLISION, "--release", "0.5.6", "--mitigation", "cache-salt")
     assert (salted.outcome, salted.exit_code) == ("reproduced", 0), salted.why
     assert salted.claim("extra-key")["status"] == "refuted"
-    applied = next(m for m in salted.document["mitigations"] if m["name"] == "cache-salt")
+    applied = next(
+        m for m in salted.document["mitigations"] if m["name"] == "cache-salt"
+    )
     assert applied["effective"] is False
 
 
@@ -85,7 +90,8 @@ def test_a_salt_isolates_on_0_5_17(run_once: RunOnce) -> None:
     salted = run_once(COLLISION, "--release", "0.5.17", "--mitigation", "cache-salt")
     assert (salted.outcome, salted.exit_code) == ("not-reproduced", 0), salted.why
     assert salted.claim("extra-key")["status"] == "confirmed"
-    # No claim on the engine as it is released is judged under a mitigation; what was seen is told.
+    # No claim on the engine as it is released is judged under a mitigation; what was
+    # seen is told.
     pads = salted.claim("pad-range")
     assert pads["status"] == "not-tested"
     assert "hash 2^30 gives 1000000" in pads["observed"]  # shifted by a million

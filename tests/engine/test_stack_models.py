@@ -1,4 +1,5 @@
-"""Tiny models of today's stack on a real vLLM, held against its environment's transformers."""
+"""Tiny models of today's stack on a real vLLM, held against its environment's
+transformers."""
 
 import json
 import subprocess
@@ -16,11 +17,15 @@ from mmrepro.engines.models.tiny import MODELS_DIR, TINY
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 RELEASE = "0.32.0"
-PROMPTS = [[*b"what is this"], [*b"The quick brown fox jumps over the lazy dog"], [5, 270, 7]]
+PROMPTS = [
+    [*b"what is this"],
+    [*b"The quick brown fox jumps over the lazy dog"],
+    [5, 270, 7],
+]
 TOKENS = 16
 NOISE = {False: 0.01, True: 0.5}
-"""Nats by which the likeliest token must lead where two answers part; True: in bfloat16, which
-transformers computes in float32."""
+"""Nats by which the likeliest token must lead where two answers part; True: in
+bfloat16, which transformers computes in float32."""
 LEAST = 30
 """Of 48 tokens, those that must be equal before answers part at near-ties."""
 
@@ -67,7 +72,9 @@ def transformers_answers(name: str) -> list[Any]:
 
 def post(url: str, path: str, **body: Any) -> Any:
     data = json.dumps({"model": "tiny", **body}).encode()
-    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        url + path, data, {"Content-Type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=120) as answer:
         return json.loads(answer.read())
 
@@ -81,12 +88,20 @@ def test_it_answers_as_transformers_does(tmp_path: Path, name: str) -> None:
     with serving("vllm", RELEASE, model, tmp_path, *args, max_model_len=512) as server:
         asked = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
         given = [
-            post(server.url, "/v1/completions", prompt=prompt, return_token_ids=True, **asked)
+            post(
+                server.url,
+                "/v1/completions",
+                prompt=prompt,
+                return_token_ids=True,
+                **asked,
+            )
             for prompt in PROMPTS
         ]
     equal = 0
     for answer, right in zip(given, transformers_answers(name), strict=True):
-        for token, (expected, lead) in zip(answer["choices"][0]["token_ids"], right, strict=True):
+        for token, (expected, lead) in zip(
+            answer["choices"][0]["token_ids"], right, strict=True
+        ):
             if token != expected:
                 assert lead < NOISE[model.bfloat16_only], f"after {equal} tokens"
                 break
@@ -97,19 +112,27 @@ def test_it_answers_as_transformers_does(tmp_path: Path, name: str) -> None:
 
 def test_a_scorer_gives_the_number_of_transformers(tmp_path: Path) -> None:
     args = ["--runner=pooling", "--dtype=float32"]
-    with serving("vllm", RELEASE, TINY["scorer"], tmp_path, *args, max_model_len=512) as server:
+    with serving(
+        "vllm", RELEASE, TINY["scorer"], tmp_path, *args, max_model_len=512
+    ) as server:
         asked = {"use_activation": False}
-        given = [post(server.url, "/classify", input=[p], **asked)["data"][0] for p in PROMPTS]
+        given = [
+            post(server.url, "/classify", input=[p], **asked)["data"][0]
+            for p in PROMPTS
+        ]
     for one, (expected,) in zip(given, transformers_answers("scorer"), strict=True):
         assert one["probs"] == pytest.approx([expected], abs=0.01)
 
 
 def test_an_embedding_model_tells_texts_apart(tmp_path: Path) -> None:
     args = ["--runner=pooling", "--dtype=float32"]
-    with serving("vllm", RELEASE, TINY["qwen3-text"], tmp_path, *args, max_model_len=512) as server:
+    with serving(
+        "vllm", RELEASE, TINY["qwen3-text"], tmp_path, *args, max_model_len=512
+    ) as server:
         asked = ["hello", "hello", "something else"]
         found = [
-            one["embedding"] for one in post(server.url, "/v1/embeddings", input=asked)["data"]
+            one["embedding"]
+            for one in post(server.url, "/v1/embeddings", input=asked)["data"]
         ]
     assert len(found[0]) == 64
     assert found[0] == pytest.approx(found[1], abs=1e-3)

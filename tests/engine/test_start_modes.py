@@ -1,8 +1,8 @@
-"""Cold, forked and warm starts of real engines: what they share, and what is done where one fails.
+"""Cold, forked and warm starts of real engines: what they share, and what is done where
+one fails.
 
-Mostly on minivllm, which starts in a second or two; vLLM, SGLang and LMDeploy start warm in the
-other tests.
-"""
+Mostly on minivllm, which starts in a second or two; vLLM, SGLang and LMDeploy start
+warm in the other tests."""
 
 import json
 import os
@@ -59,7 +59,9 @@ def run(folder: Path, *arguments: str) -> dict[str, Any]:
 
 def mode_of(document: dict[str, Any]) -> tuple[str, str]:
     """The mode as the report's settings tell it, and why."""
-    (setting,) = [s for s in document["engine"]["settings"] if s["name"] == "start mode"]
+    (setting,) = [
+        s for s in document["engine"]["settings"] if s["name"] == "start mode"
+    ]
     assert setting["value"] == document["engine"]["start_mode"]
     return setting["value"], setting["why"]
 
@@ -77,24 +79,36 @@ def test_every_mode_finds_the_same(alone):
         )
         assert f"--start-mode {mode}" in document["command"]
         assert document["left_behind"] == []
-        gate = [r["text"] for r in document["evidence"]["requests"] if r["phase"] == "gate"]
+        gate = [
+            r["text"] for r in document["evidence"]["requests"] if r["phase"] == "gate"
+        ]
         truths = {c["id"]: c["truth"] for c in document["verdict"]["conditions"]}
-        seen[mode] = (document["verdict"]["outcome"], truths, gate, engine["command"][:3])
+        seen[mode] = (
+            document["verdict"]["outcome"],
+            truths,
+            gate,
+            engine["command"][:3],
+        )
     assert seen["cold"] == seen["fork"] == seen["warm"]
     assert seen["cold"][0] == "reproduced"
 
 
 @pytest.mark.slow
 def test_a_repeated_run_starts_from_one_parent(alone):
-    done = mmrepro("run", *CONTRACT, "--repeat", "2", "--json", "--out", str(alone / "out"))
+    done = mmrepro(
+        "run", *CONTRACT, "--repeat", "2", "--json", "--out", str(alone / "out")
+    )
     assert done.exit_code == 0, done.stderr
     engines = [
-        json.loads((alone / f"out/run-{n}/incident.json").read_text())["engine"] for n in (1, 2)
+        json.loads((alone / f"out/run-{n}/incident.json").read_text())["engine"]
+        for n in (1, 2)
     ]
     assert [e["start_mode"] for e in engines] == ["warm"] * 2
     assert len({e["warm_parent"]["pid"] for e in engines}) == 1
     assert [e["warm_parent"]["served"] for e in engines] == [0, 1]
-    assert not processes.alive(engines[0]["warm_parent"]["pid"]), "it ended with the command"
+    assert not processes.alive(engines[0]["warm_parent"]["pid"]), (
+        "it ended with the command"
+    )
 
 
 def test_a_kept_parent_is_used_by_the_next_run_shown_and_ended(alone):
@@ -129,10 +143,12 @@ def test_a_kept_server_outlives_its_parent(alone):
         assert processes.alive(server["pid"])
     finally:
         os.kill(server["pid"], signal.SIGTERM)
-    wait_for(lambda: not left_of(alone / "run", shared_memory()), 10, "the server's end")
+    wait_for(
+        lambda: not left_of(alone / "run", shared_memory()), 10, "the server's end"
+    )
 
 
-# ---------------------------------------------------------------- where a mode cannot be used
+# ---------------------------------------------------------- where a mode cannot be used
 
 MINE = """
     from mmrepro.failure.documents import StandIn
@@ -151,7 +167,8 @@ MINE = """
 
 @pytest.fixture
 def standing_in(alone: Path) -> Iterator[Any]:
-    """``standing_in(code)``: a scenario file whose engine has a stand-in with that code."""
+    """``standing_in(code)``: a scenario file whose engine has a stand-in with that
+    code."""
     environment = ready()
     known = environment.state_dir / STARTS_FILE
     before = known.read_bytes() if known.exists() else None
@@ -172,7 +189,9 @@ def standing_in(alone: Path) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_an_environment_that_cannot_be_warmed_is_forked_and_says_why(standing_in, alone):
+def test_an_environment_that_cannot_be_warmed_is_forked_and_says_why(
+    standing_in, alone
+):
     mine, known = standing_in("import os, sys; sys.kept = os.pipe()")
     document = run(alone / "run", mine, "--start-mode", "warm")
     mode, why = mode_of(document)
@@ -183,7 +202,10 @@ def test_an_environment_that_cannot_be_warmed_is_forked_and_says_why(standing_in
     assert refused.why.startswith("its imports opened pipe:")
     listed = mmrepro("env", "list", "--json").document["environments"]
     assert any(
-        not seen["works"] for env in listed for seen in env["starts"].values() if env["starts"]
+        not seen["works"]
+        for env in listed
+        for seen in env["starts"].values()
+        if env["starts"]
     )
     # From now on it is known, and not tried again where nobody asks for it.
     plan = ServerSpec(load_scenario(mine), RunCommand(), ready(), alone).plan(1)
@@ -205,10 +227,14 @@ def test_a_fork_that_does_not_start_is_tried_cold(standing_in, alone):
     assert mode == "cold"
     assert "a start in mode fork failed" in why
     assert "not in a fork" in (alone / "run/evidence/engine-start-1.log").read_text()
-    assert [name.split()[0] for name, seen in known().items() if not seen.works] == ["fork"]
+    assert [name.split()[0] for name, seen in known().items() if not seen.works] == [
+        "fork"
+    ]
 
 
-def test_a_server_that_starts_in_no_mode_is_tried_cold_before_it_is_said(standing_in, alone):
+def test_a_server_that_starts_in_no_mode_is_tried_cold_before_it_is_said(
+    standing_in, alone
+):
     mine, known = standing_in("raise RuntimeError('nowhere')")
     before = known()
     failed = mmrepro("run", mine, "--json", "--out", str(alone / "run"))
@@ -220,14 +246,17 @@ def test_a_server_that_starts_in_no_mode_is_tried_cold_before_it_is_said(standin
 
 
 def test_a_usage_error_is_not_tried_again(alone):
-    failed = mmrepro("run", *CONTRACT, "--server-arg=--no-such", "--out", str(alone / "run"))
+    failed = mmrepro(
+        "run", *CONTRACT, "--server-arg=--no-such", "--out", str(alone / "run")
+    )
     assert failed.exit_code == 4
     assert not list((alone / "run/evidence").glob("engine-start-*.log"))
 
 
 @pytest.mark.slow
 def test_kill_9_at_random_moments_leaves_nothing(alone):
-    """Five moments of minivllm; benchmarks/hardening/kills.py has more, and other signals."""
+    """Five moments of minivllm; benchmarks/hardening/kills.py has more, and other
+    signals."""
     environment = ready()
     shm_before, before = shared_memory(), set(used_by(environment.path))
     moments = random.Random(12)

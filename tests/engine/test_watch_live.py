@@ -26,11 +26,15 @@ INTERVAL_S = 5.0
 def test_a_hang_and_a_death_end_liveness_and_a_new_start_is_waited_for(tmp_path: Path):
     """On minivllm, whose switched-on fault hangs it as vLLM's does."""
     ghost = next(
-        v for v in load_scenario("borrowed-faults").variants if v.variant == "ghost-key-lru"
+        v
+        for v in load_scenario("borrowed-faults").variants
+        if v.variant == "ghost-key-lru"
     )
     options = (*ghost.server_args, "--paper")
     health = Health(failures=2, grace_s=60.0, started=time.monotonic())
-    with serving("minivllm", "0.1", ghost.model, tmp_path / "server", *options) as server:
+    with serving(
+        "minivllm", "0.1", ghost.model, tmp_path / "server", *options
+    ) as server:
         checker = Checker(server.url, 4.0)
         for _ in range(2):
             health.observe(checker.check())
@@ -45,13 +49,19 @@ def test_a_hang_and_a_death_end_liveness_and_a_new_start_is_waited_for(tmp_path:
 
         wait_for(dead, 60, "the end of its liveness")
         assert [c.verdict for c in seen[-2:]] == [CheckOutcome.FAILED] * 2
-        # The loop's own function, or the property of a picture that its condition reads.
-        assert re.search(r"EngineCore stands still \((ImageCache\.|Image\.tokens )", seen[-1].why)
+        # The loop's own function, or the property of a picture that its condition
+        # reads.
+        assert re.search(
+            r"EngineCore stands still \((ImageCache\.|Image\.tokens )", seen[-1].why
+        )
         others = [c.why for c in seen if c.verdict is not CheckOutcome.FAILED]
         assert all("short of processors" in why for why in others)
         psutil.Process(server.pid).kill()
         wait_for(lambda: not psutil.pid_exists(server.pid), 10, "its end")
-        assert f"process {server.pid}, which answered before, has ended" in checker.check().why
+        assert (
+            f"process {server.pid}, which answered before, has ended"
+            in checker.check().why
+        )
     checker.close()
 
 
@@ -65,18 +75,32 @@ def status(url: str) -> int:
 
 def port_in(folder: Path) -> int | None:
     try:
-        command = json.loads((folder / "incident.json").read_text())["engine"]["command"]
+        command = json.loads((folder / "incident.json").read_text())["engine"][
+            "command"
+        ]
         return int(command[command.index("--port") + 1])
     except (OSError, ValueError):
         return None
 
 
 @pytest.mark.slow
-def test_live_turns_to_503_within_two_intervals_of_the_hang_and_not_before(start_run, tmp_path):
+def test_live_turns_to_503_within_two_intervals_of_the_hang_and_not_before(
+    start_run, tmp_path
+):
     run = start_run("ghost-key-eviction", "--keep-server")
-    port = wait_for(lambda: port_in(run.folder), 120, "the server's port in the incident")
-    run.process.send_signal(signal.SIGSTOP)  # no hang before the watch has seen it healthy
-    command = [*COMMAND, "watch", f"http://127.0.0.1:{port}", "--interval", str(INTERVAL_S)]
+    port = wait_for(
+        lambda: port_in(run.folder), 120, "the server's port in the incident"
+    )
+    run.process.send_signal(
+        signal.SIGSTOP
+    )  # no hang before the watch has seen it healthy
+    command = [
+        *COMMAND,
+        "watch",
+        f"http://127.0.0.1:{port}",
+        "--interval",
+        str(INTERVAL_S),
+    ]
     command += ["--http", "127.0.0.1:0", "--json", "--out", str(tmp_path / "kept")]
     watch = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -117,7 +141,9 @@ def test_live_turns_to_503_within_two_intervals_of_the_hang_and_not_before(start
         run.process.send_signal(signal.SIGCONT)
         watch.send_signal(signal.SIGTERM)
         assert watch.wait(30) == 130
-        if run.process.poll() is not None:  # else the run ends its server when it is ended
+        if (
+            run.process.poll() is not None
+        ):  # else the run ends its server when it is ended
             for pid in processes_in(run.folder):
                 os.kill(pid, signal.SIGTERM)
             wait_for(lambda: not listening(port), 30, "the server ends")

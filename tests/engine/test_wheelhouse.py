@@ -1,4 +1,5 @@
-"""mmrepro and an engine, carried to a machine without a network: here, a namespace without one."""
+"""mmrepro and an engine, carried to a machine without a network: here, a namespace
+without one."""
 
 import json
 import subprocess
@@ -17,7 +18,9 @@ NO_NETWORK = ("unshare", "--map-root-user", "--net")
 
 @pytest.mark.slow
 def test_a_wheelhouse_is_all_that_a_run_without_a_network_needs(tmp_path: Path) -> None:
-    if subprocess.run([*NO_NETWORK, "true"], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        [*NO_NETWORK, "true"], capture_output=True, check=False
+    ).returncode:
         pytest.skip("no namespaces for this user here")
     spec = minivllm_spec("0.1", "cpu")
     host = ensure(spec)  # plays a machine that has torch, and lacks these
@@ -32,7 +35,10 @@ def test_a_wheelhouse_is_all_that_a_run_without_a_network_needs(tmp_path: Path) 
     house = tmp_path / "house"
     made = make(spec, target, house, max_part=20 * 1024**2)
     assert {p.name for p in made.plan.packages if p.file} >= {"transformers", "numpy"}
-    assert not {p.name for p in made.plan.packages if p.file} & {"torch", "nvidia-cublas"}
+    assert not {p.name for p in made.plan.packages if p.file} & {
+        "torch",
+        "nvidia-cublas",
+    }
     said = offline(
         f"""
         {host.python} house/part-01/install.py --check
@@ -51,7 +57,10 @@ def test_a_wheelhouse_is_all_that_a_run_without_a_network_needs(tmp_path: Path) 
 
 
 def offline(script: str, folder: Path) -> str:
-    own = {"MMREPRO_CACHE_DIR": str(folder / "cache"), "UV_CACHE_DIR": str(folder / "uv")}
+    own = {
+        "MMREPRO_CACHE_DIR": str(folder / "cache"),
+        "UV_CACHE_DIR": str(folder / "uv"),
+    }
     done = subprocess.run(
         [*NO_NETWORK, "bash", "-ec", f"ip link set lo up\n{script}"],
         cwd=folder,

@@ -1,4 +1,5 @@
-"""Seeded traffic of made-up clients, as a case and as what a recorder would have written of it."""
+"""Seeded traffic of made-up clients, as a case and as what a recorder would have
+written of it."""
 
 import base64
 import json
@@ -21,13 +22,15 @@ from mmrepro.traffic.case.model import (
 )
 
 WORDS = (
-    "what is in this picture please tell me about the weather of tomorrow and list three rivers "
-    "that flow north where can a tired engineer find a quiet room with two windows"
+    "what is in this picture please tell me about the weather of tomorrow and list "
+    "three rivers that flow north where can a tired engineer find a quiet room with "
+    "two windows"
 )
 SYSTEM = "You are a helpful assistant. Answer in one short sentence."
 SIZES = ((420, 420), (280, 420), (224, 224), (196, 308))
 FILLS = 14
-"""New pictures behind the ghost key; ten fill the cache of 0.02 GB that the trace's server has."""
+"""New pictures behind the ghost key; ten fill the cache of 0.02 GB that the trace's
+server has."""
 
 
 class _Trace:
@@ -41,7 +44,9 @@ class _Trace:
         self.operations: list[Operation] = []
 
     def words(self, least: int, most: int) -> str:
-        return " ".join(self.random.choices(WORDS.split(), k=self.random.randint(least, most)))
+        return " ".join(
+            self.random.choices(WORDS.split(), k=self.random.randint(least, most))
+        )
 
     def picture(self, name: str, size: tuple[int, int] | None = None) -> str:
         """A new one."""
@@ -78,14 +83,19 @@ class _Trace:
         return name
 
     def case(self, title: str) -> Case:
-        return Case(title=title, server=self.server, images=self.images, operations=self.operations)
+        return Case(
+            title=title,
+            server=self.server,
+            images=self.images,
+            operations=self.operations,
+        )
 
 
 def _mixed(trace: _Trace, pool: list[str], *, n: bool, images: float) -> None:
     """One request of an ordinary day; with ``images`` as its chance to have one or two.
 
-    No client of a picture goes away: vLLM's core may then never get a picture that the front end
-    counts as sent, and who asks about it next gets a 500 (0.23.0 and 0.32.0).
+    No client of a picture goes away: vLLM's core may then never get a picture that the
+    front end counts as sent, and who asks about it next gets a 500 (0.23.0 and 0.32.0).
     """
     pick = trace.random.random()
     if pick < images:
@@ -97,12 +107,16 @@ def _mixed(trace: _Trace, pool: list[str], *, n: bool, images: float) -> None:
     elif pick < images + 0.12:
         trace.add(trace.words(3, 20), leave="tokens>=2", max_tokens=64)
     elif pick < images + 0.18 and n:
-        trace.add(trace.words(3, 20), n=2, temperature=0.8, seed=trace.random.randrange(1000))
+        trace.add(
+            trace.words(3, 20), n=2, temperature=0.8, seed=trace.random.randrange(1000)
+        )
     elif pick < images + 0.24:
         trace.add(trace.words(3, 20), temperature=0.7, max_tokens=8)
     else:
         tokens = trace.random.choice((1, 4, 8, 16, 32))
-        trace.add(trace.words(3, 60), system=trace.random.random() < 0.5, max_tokens=tokens)
+        trace.add(
+            trace.words(3, 60), system=trace.random.random() < 0.5, max_tokens=tokens
+        )
 
 
 def healthy_trace(
@@ -111,11 +125,11 @@ def healthy_trace(
     concurrency: int = 8,
     server: ServerWanted | None = None,
 ) -> Case:
-    """Text, pictures, streams, aborts, several choices and prompts that are too long; nothing in it
-    makes an engine fail that we know of.
+    """Text, pictures, streams, aborts, several choices and prompts that are too long;
+    nothing in it makes an engine fail that we know of.
 
-    Each picture is asked for alone first. Where two requests at once brought vLLM 0.23.0 a new
-    picture, its core once said in 8000 requests that it did not hold it.
+    Each picture is asked for alone first. Where two requests at once brought vLLM
+    0.23.0 a new picture, its core once said in 8000 requests that it did not hold it.
     """
     server = server or ServerWanted(engine="vllm", release="0.23.0")
     trace = _Trace(seed, server, concurrency)
@@ -127,11 +141,17 @@ def healthy_trace(
     return trace.case(f"healthy traffic, seed {seed}")
 
 
-def ghost_trace(seed: int, n: int = 200, concurrency: int = 8, release: str = "0.23.0") -> Case:
-    """``n`` requests to a vLLM with a small picture cache, and among them vllm#43941: a picture
-    that is refused for its request's length, the picture again, and enough new ones behind it."""
+def ghost_trace(
+    seed: int, n: int = 200, concurrency: int = 8, release: str = "0.23.0"
+) -> Case:
+    """``n`` requests to a vLLM with a small picture cache, and among them vllm#43941: a
+    picture that is refused for its request's length, the picture again, and enough new
+    ones behind it."""
     server = ServerWanted(
-        engine="vllm", release=release, args=["--mm-processor-cache-gb=0.02"], max_model_len=2048
+        engine="vllm",
+        release=release,
+        args=["--mm-processor-cache-gb=0.02"],
+        max_model_len=2048,
     )
     trace = _Trace(seed, server, concurrency)
     pool = [trace.picture(f"p{i}") for i in range(3)]
@@ -148,22 +168,33 @@ def ghost_trace(seed: int, n: int = 200, concurrency: int = 8, release: str = "0
         elif number in fills:
             trace.add(trace.words(2, 5), [trace.picture(f"new{number}", SIZES[0])])
         else:
-            _mixed(trace, pool, n=True, images=0.0 if trigger < number < again else 0.08)
+            _mixed(
+                trace, pool, n=True, images=0.0 if trigger < number < again else 0.08
+            )
     return trace.case(f"the ghost key among {n} requests, seed {seed}")
 
 
 CULPRITS_ARGS = (
-    *("--fault", "ghost-key-lru", "--mm-cache-tokens", "40", "--block-size", "16"),
-    *("--vision", "fake"),
+    "--fault",
+    "ghost-key-lru",
+    "--mm-cache-tokens",
+    "40",
+    "--block-size",
+    "16",
+    "--vision",
+    "fake",
 )
 
 
 def culprits_trace(seed: int, n: int = 60, concurrency: int = 4) -> Case:
-    """``n`` requests to a minivllm whose picture cache holds one picture, and among them three that
-    hang it (``culprits`` tells which): X with a text that is too long, X again, and one request
-    with two new pictures, of which the second never finds room. X waits for the pictures before it:
-    one that is still on its way would push X out again, and nothing would hang."""
-    server = ServerWanted(engine="minivllm", release="0.1", model="qwen3", args=list(CULPRITS_ARGS))
+    """``n`` requests to a minivllm whose picture cache holds one picture, and among
+    them three that hang it (``culprits`` tells which): X with a text that is too long,
+    X again, and one request with two new pictures, of which the second never finds
+    room. X waits for the pictures before it: one that is still on its way would push X
+    out again, and nothing would hang."""
+    server = ServerWanted(
+        engine="minivllm", release="0.1", model="qwen3", args=list(CULPRITS_ARGS)
+    )
     trace = _Trace(seed, server, concurrency)
     pool = [trace.picture(f"p{i}", (168, 168)) for i in range(3)]
     first, second, third = _planted(seed, n)
@@ -185,7 +216,9 @@ def culprits_trace(seed: int, n: int = 60, concurrency: int = 4) -> Case:
 
 
 def _planted(seed: int, n: int) -> tuple[int, int, int]:
-    first, second, third = sorted(random.Random(f"culprits {seed}").sample(range(8, n - 4), 3))
+    first, second, third = sorted(
+        random.Random(f"culprits {seed}").sample(range(8, n - 4), 3)
+    )
     return first, second, third
 
 
@@ -194,7 +227,7 @@ def culprits(seed: int, n: int = 60) -> list[str]:
     return [f"r{number + 1}" for number in _planted(seed, n)]
 
 
-# ---------------------------------------------------------------------- as it was recorded
+# ------------------------------------------------------------------- as it was recorded
 
 
 def _bodies(case: Case) -> list[dict[str, Any]]:
@@ -212,8 +245,8 @@ def as_batch(case: Case) -> bytes:
 
 
 def as_har(case: Case, *, host: str = "127.0.0.1:8000") -> bytes:
-    """What ``mitmdump --set hardump=FILE`` writes; answers and times are made up, and what waits
-    for another request's end began after it."""
+    """What ``mitmdump --set hardump=FILE`` writes; answers and times are made up, and
+    what waits for another request's end began after it."""
     begin = datetime(2026, 11, 22, 22, 0, tzinfo=UTC)
     chance = random.Random(case.title)
     ends: dict[str, float] = {}
@@ -234,7 +267,13 @@ def as_har(case: Case, *, host: str = "127.0.0.1:8000") -> bytes:
                 "request": _request(op, content, host),
                 "response": _response(op),
                 "cache": {},
-                "timings": {"connect": 1, "ssl": -1, "send": 1, "receive": 1, "wait": 1},
+                "timings": {
+                    "connect": 1,
+                    "ssl": -1,
+                    "send": 1,
+                    "receive": 1,
+                    "wait": 1,
+                },
                 "serverIPAddress": "127.0.0.1",
             }
         )
@@ -266,10 +305,18 @@ def _request(op: Operation, content: dict[str, Any], host: str) -> dict[str, Any
 
 def _response(op: Operation) -> dict[str, Any]:
     if op.leave:  # the client was gone: mitmproxy has no answer to write
-        gone = {"status": 0, "statusText": "", "httpVersion": "", "headers": [], "cookies": []}
+        gone = {
+            "status": 0,
+            "statusText": "",
+            "httpVersion": "",
+            "headers": [],
+            "cookies": [],
+        }
         more = {"content": {}, "redirectURL": "", "headersSize": -1, "bodySize": -1}
         return gone | more | {"_transferSize": 0, "_error": "Client disconnected."}
-    recorded = op.recorded or Recorded(status=200, text="made up", finish_reason="length")
+    recorded = op.recorded or Recorded(
+        status=200, text="made up", finish_reason="length"
+    )
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": recorded.text},
@@ -277,16 +324,25 @@ def _response(op: Operation) -> dict[str, Any]:
     }
     usage = {"prompt_tokens": 30, "completion_tokens": 4, "total_tokens": 34}
     if op.stream:
-        delta = {"index": 0, "delta": {"content": recorded.text}, "finish_reason": "length"}
+        delta = {
+            "index": 0,
+            "delta": {"content": recorded.text},
+            "finish_reason": "length",
+        }
         chunks = [{"choices": [delta]}, {"choices": [], "usage": usage}]
-        text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+        text = (
+            "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+            + "data: [DONE]\n\n"
+        )
         kind = "text/event-stream; charset=utf-8"
         shown: dict[str, Any] = {
             "text": base64.b64encode(text.encode()).decode(),
             "encoding": "base64",
         }
     else:
-        text = json.dumps({"object": "chat.completion", "choices": [choice], "usage": usage})
+        text = json.dumps(
+            {"object": "chat.completion", "choices": [choice], "usage": usage}
+        )
         kind, shown = "application/json", {"text": text}
     return {
         "status": recorded.status,

@@ -1,8 +1,9 @@
-"""Changes after which a run's evidence no longer belongs together, whatever the scenario.
+"""Changes after which a run's evidence no longer belongs together, whatever the
+scenario.
 
-Each is what an adversary does to a recording: one thing of another server, another time, another
-answer, another speaker. A change that finds nothing to change in a recording says so.
-"""
+Each is what an adversary does to a recording: one thing of another server, another
+time, another answer, another speaker. A change that finds nothing to change in a
+recording says so."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -30,7 +31,9 @@ from mmrepro.traffic.evidence import RequestRecord
 Change = Callable[[Incident], bool]
 """In place; False: there is nothing that it could change."""
 OTHER = "fedcba9876543210" * 4
-PAGE = "<html>\r\n<head><title>{0}</title></head>\r\n<body><h1>{0}</h1></body>\r\n</html>"
+PAGE = (
+    "<html>\r\n<head><title>{0}</title></head>\r\n<body><h1>{0}</h1></body>\r\n</html>"
+)
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,14 @@ def apart(kind: str) -> Callable[[Change], Change]:
 # ------------------------------------------------------------------ what there is
 
 
-def results(incident: Incident, kind: type[ProbeData], *phases: str) -> list[ProbeResult]:  # type: ignore[type-arg]
+def results(
+    incident: Incident, kind: type[ProbeData], *phases: str
+) -> list[ProbeResult]:  # type: ignore[type-arg]
     return [
         result
         for result in incident.evidence.probes
-        if isinstance(result.data, kind) and result.phase in (phases or ("gate", "check"))
+        if isinstance(result.data, kind)
+        and result.phase in (phases or ("gate", "check"))
     ]
 
 
@@ -89,7 +95,9 @@ def hung(incident: Incident) -> list[RequestRecord]:
 
 
 def later(moment: Moment, seconds: float) -> Moment:
-    return Moment(wall=moment.wall + timedelta(seconds=seconds), mono=moment.mono + seconds)
+    return Moment(
+        wall=moment.wall + timedelta(seconds=seconds), mono=moment.mono + seconds
+    )
 
 
 def core(incident: Incident, data: ProcessesData) -> Iterator[int]:
@@ -106,7 +114,11 @@ def _at(kind: type[MetricsData] | type[HttpData], *phases: str) -> Change:
         for result in found:
             name = "url" if kind is MetricsData else "base_url"
             port = getattr(result.data, name).split(":")[2].partition("/")
-            setattr(result.data, name, f"http://127.0.0.1:{int(port[0]) + 1}{port[1]}{port[2]}")
+            setattr(
+                result.data,
+                name,
+                f"http://127.0.0.1:{int(port[0]) + 1}{port[1]}{port[2]}",
+            )
         return bool(found)
 
     return change
@@ -168,7 +180,8 @@ def stacks_of_the_front(incident: Incident) -> bool:
         use.pid
         for result in results(incident, ProcessesData, "gate")
         for use in result.data.processes
-        if use.pid not in [result.data.processes[i].pid for i in core(incident, result.data)]
+        if use.pid
+        not in [result.data.processes[i].pid for i in core(incident, result.data)]
     ]
     found = [s for r in results(incident, StacksData, "check") for s in r.data.samples]
     for sample in found:
@@ -274,7 +287,12 @@ def command_of_another_release(incident: Incident) -> bool:
 
 @apart("identity")
 def said_to_be_another_release(incident: Incident) -> bool:
-    known = {"vllm": "0.14.1", "sglang": "0.5.18", "lmdeploy": "0.6.5", "minivllm": "0.2"}
+    known = {
+        "vllm": "0.14.1",
+        "sglang": "0.5.18",
+        "lmdeploy": "0.6.5",
+        "minivllm": "0.2",
+    }
     incident.engine.release = known[incident.engine.name]
     return True
 
@@ -287,7 +305,9 @@ def said_to_be_another_engine(incident: Incident) -> bool:
 
 @apart("identity")
 def log_of_another_server(incident: Incident) -> bool:
-    found = [line for r in results(incident, LogsData, "check") for line in lines(r.data)]
+    found = [
+        line for r in results(incident, LogsData, "check") for line in lines(r.data)
+    ]
     named = [line for line in found if " pid=" in line.process]
     for line in named:
         line.process = line.process.partition(" pid=")[0] + " pid=77"
@@ -316,7 +336,9 @@ def log_of_another_start(incident: Incident) -> bool:
 @apart("identity")
 def command_lines_of_another_port(incident: Incident) -> bool:
     found = [u for r in results(incident, ProcessesData) for u in r.data.processes]
-    named = [use for use in found if re.search(r"--(?:server-)?port[ =]\d", use.cmdline)]
+    named = [
+        use for use in found if re.search(r"--(?:server-)?port[ =]\d", use.cmdline)
+    ]
     for use in named:
         use.cmdline = re.sub(r"(--(?:server-)?port[ =])\d+", r"\g<1>7", use.cmdline)
     return bool(named)
@@ -324,7 +346,9 @@ def command_lines_of_another_port(incident: Incident) -> bool:
 
 @apart("identity")
 def traceback_of_another_release(incident: Incident) -> bool:
-    found = [line for r in results(incident, LogsData, "check") for line in lines(r.data)]
+    found = [
+        line for r in results(incident, LogsData, "check") for line in lines(r.data)
+    ]
     named = [line for line in found if "/environments/" in line.text]
     for line in named:
         line.text = line.text.replace(f"-{incident.engine.release}-", "-0.1.0-")
@@ -346,7 +370,9 @@ def counters_began_again(incident: Incident) -> bool:
 
 @apart("time")
 def checked_before_the_trigger(incident: Incident) -> bool:
-    found = [r for r in incident.evidence.probes if r.phase == "check" and r.data is not None]
+    found = [
+        r for r in incident.evidence.probes if r.phase == "check" and r.data is not None
+    ]
     for result in found:
         result.started = later(result.started, -600.0)
         if isinstance(result.data, StacksData):
@@ -383,7 +409,10 @@ def one_reading_twice(incident: Incident) -> bool:
 
 @apart("time")
 def no_window(incident: Incident) -> bool:
-    found = [*results(incident, ProcessesData, "check"), *results(incident, SyscallsData, "check")]
+    found = [
+        *results(incident, ProcessesData, "check"),
+        *results(incident, SyscallsData, "check"),
+    ]
     for result in found:
         result.data.window_s = 0.0
     return bool(found)
@@ -419,7 +448,8 @@ def log_of_yesterday(incident: Incident) -> bool:
 
 @apart("time")
 def failed_before_the_trigger(incident: Incident) -> bool:
-    """What failed was logged minutes before the first request that is to have done it."""
+    """What failed was logged minutes before the first request that is to have done
+    it."""
     changed = False
     for line in {id(line): line for line in failing(incident)}.values():
         changed = shifted(line, timedelta(minutes=-30)) or changed
@@ -437,7 +467,9 @@ def failed_long_after(incident: Incident) -> bool:
 @apart("time")
 def wall_clock_an_hour_off(incident: Incident) -> bool:
     for record in triggered(incident):
-        record.sent = Moment(wall=record.sent.wall + timedelta(hours=1), mono=record.sent.mono)
+        record.sent = Moment(
+            wall=record.sent.wall + timedelta(hours=1), mono=record.sent.mono
+        )
     return bool(triggered(incident))
 
 
@@ -630,7 +662,13 @@ def requests_of_two_runs(incident: Incident) -> bool:
 @apart("speaker")
 def frames_of_a_plugin(incident: Incident) -> bool:
     found = [s for r in results(incident, StacksData, "check") for s in r.data.samples]
-    about = [f for s in found for t in s.threads for f in t.frames if f.file.startswith("vllm/")]
+    about = [
+        f
+        for s in found
+        for t in s.threads
+        for f in t.frames
+        if f.file.startswith("vllm/")
+    ]
     for frame in about:
         frame.file = frame.file.replace("vllm/", "my_plugin/")
     return bool(about)
@@ -655,7 +693,9 @@ def quoted_in_a_request(incident: Incident) -> bool:
 
 @apart("speaker")
 def without_a_level(incident: Incident) -> bool:
-    found = [line for line in failing(incident) if line.level == "ERROR" and line.source]
+    found = [
+        line for line in failing(incident) if line.level == "ERROR" and line.source
+    ]
     for line in found:
         line.level = ""
     return bool(found)
@@ -689,7 +729,11 @@ def words_of_a_gateway(incident: Incident) -> bool:
 def gateway_gave_up(incident: Incident) -> bool:
     found = hung(incident)
     for record in found:
-        record.status, record.timed_out, record.error = 504, False, "upstream request timeout"
+        record.status, record.timed_out, record.error = (
+            504,
+            False,
+            "upstream request timeout",
+        )
     return bool(found)
 
 
@@ -730,12 +774,19 @@ def told_to_end(incident: Incident) -> bool:
 
 def _stopped(of_the_core: bool) -> Change:
     def change(incident: Incident) -> bool:
-        asked = {id(r.data): set(core(incident, r.data)) for r in results(incident, ProcessesData)}
+        asked = {
+            id(r.data): set(core(incident, r.data))
+            for r in results(incident, ProcessesData)
+        }
         found = [
             use
             for result in results(incident, ProcessesData, "check")
             for index, use in enumerate(result.data.processes)
-            if (index in asked[id(result.data)] if of_the_core else use.pid == result.data.root_pid)
+            if (
+                index in asked[id(result.data)]
+                if of_the_core
+                else use.pid == result.data.root_pid
+            )
         ]
         for use in found:
             use.state = "T"
@@ -756,7 +807,9 @@ def somebody_stopped_the_front(incident: Incident) -> bool:
 
 @apart("cause")
 def nobody_lives(incident: Incident) -> bool:
-    found = [u for r in results(incident, ProcessesData, "check") for u in r.data.processes]
+    found = [
+        u for r in results(incident, ProcessesData, "check") for u in r.data.processes
+    ]
     for use in found:
         use.state = "Z"
     return bool(found and hung(incident))

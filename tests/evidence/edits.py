@@ -1,9 +1,9 @@
-"""Edits of recorded runs: each changes one value, so that the evidence contradicts itself.
+"""Edits of recorded runs: each changes one value, so that the evidence contradicts
+itself.
 
-An edit finds its value by walking the document, whatever it holds, and makes of it another that
-could stand there: another number, a moment at another time, a digest of something else, a list with
-one entry less. It is made in place and taken back.
-"""
+An edit finds its value by walking the document, whatever it holds, and makes of it
+another that could stand there: another number, a moment at another time, a digest of
+something else, a list with one entry less. It is made in place and taken back."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -24,8 +24,8 @@ OTHER_DIGEST = "0123456789abcdef" * 4
 class Edit:
     """One change of one value.
 
-    Attributes:
-        field: the class and the field, e.g. ``RequestRecord.sent``; of a log's line also the list
+    Attributes: field: the class and the field, e.g. ``RequestRecord.sent``; of a log's
+        line also the list
             that it is in.
         part: a field of Evidence or a kind of probe data; "": of the incident itself.
         change: what it does, in a word or two.
@@ -40,7 +40,8 @@ class Edit:
 
 
 def edits(incident: Incident, chosen: random.Random) -> Iterator[Edit]:
-    """One edit of each kind of each field that there is, at a place that is ``chosen``."""
+    """One edit of each kind of each field that there is, at a place that is
+    ``chosen``."""
     places: dict[tuple[str, str, str], list[Edit]] = {}
     for edit in _every(incident):
         places.setdefault((edit.field, edit.part, edit.change), []).append(edit)
@@ -49,7 +50,8 @@ def edits(incident: Incident, chosen: random.Random) -> Iterator[Edit]:
 
 
 OF_THE_RUN = ("created", "finished", "scenario", "engine", "gate", "deadline_s")
-"""Fields of an incident that say what run it is; the others are made of these, or for people."""
+"""Fields of an incident that say what run it is; the others are made of these, or for
+people."""
 
 
 def _every(incident: Incident) -> Iterator[Edit]:
@@ -72,13 +74,17 @@ def _walk(record: BaseModel, part: str, within: str) -> Iterator[Edit]:
 def _of_field(record: BaseModel, name: str, part: str, within: str) -> Iterator[Edit]:
     value, kind = getattr(record, name), type(record).__name__
     kind = "ProbeResult" if isinstance(record, ProbeResult) else kind
-    field = f"{kind}.{name}" + (f" in {within}" if kind in ("LogLine", "Moment") else "")
+    field = f"{kind}.{name}" + (
+        f" in {within}" if kind in ("LogLine", "Moment") else ""
+    )
     if isinstance(value, BaseModel):
         yield from _walk(value, part, f"{kind}.{name}")
     elif isinstance(value, list | dict):
         yield from _of_many(field, part, value)
     values, old = record.__dict__, value
-    for change, other in _others(name, value, type(record).model_fields[name].annotation):
+    for change, other in _others(
+        name, value, type(record).model_fields[name].annotation
+    ):
         make = partial(values.__setitem__, name, other)
         yield Edit(field, part, change, make, partial(values.__setitem__, name, old))
 
@@ -99,7 +105,10 @@ def _of_many(
         yield edit("emptied", type(old)())
     for key, one in enumerate(old) if isinstance(old, list) else old.items():
         changes = _others(str(key), one, type(one))
-        for change, other in [*changes, *([("emptied", [])] if isinstance(one, list) else [])]:
+        for change, other in [
+            *changes,
+            *([("emptied", [])] if isinstance(one, list) else []),
+        ]:
             new = old.copy()
             new[key] = other
             yield edit(f"one {change}", new)
@@ -113,7 +122,9 @@ def _of_many(
             yield edit("one less", old[:gone] + old[gone + 1 :])
 
 
-def _others(name: str, value: object, annotation: object) -> Iterator[tuple[str, object]]:
+def _others(
+    name: str, value: object, annotation: object
+) -> Iterator[tuple[str, object]]:
     if isinstance(value, bool):
         yield "flipped", not value
     elif isinstance(value, Enum):

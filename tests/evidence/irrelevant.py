@@ -1,20 +1,28 @@
-"""What of a run's evidence may be another without a word from anybody, field by field, and why.
+"""What of a run's evidence may be another without a word from anybody, field by field,
+and why.
 
-A field stands here if an edit of it may leave a run ``reproduced``; every other one may not.
-``VALUES`` are measurements: another value of one is noticed where a condition reads it, and matters
-to nobody where none does. ``ANYWAY`` may be another even in evidence that a condition reads. A key
-is ``Class.field``, or ``Class.field: change`` for one kind of edit alone.
-"""
+A field stands here if an edit of it may leave a run ``reproduced``; every other one may
+not. ``VALUES`` are measurements: another value of one is noticed where a condition
+reads it, and matters to nobody where none does. ``ANYWAY`` may be another even in
+evidence that a condition reads. A key is ``Class.field``, or ``Class.field: change``
+for one kind of edit alone."""
 
 ANOTHER_PLACE = "a condition reads other entries of this list, and would notice there"
-SENT_ONCE = "of a picture that is sent once any other is as good; of one sent again it is noticed"
+SENT_ONCE = (
+    "of a picture that is sent once any other is as good; of one sent again it "
+    "is noticed"
+)
 FOR_PEOPLE = "it is told to people, and nothing is judged by it"
 SETUP = "how the server was set up: what it did is seen in the evidence itself"
-NEVER_READY = "of a server that never got ready no process was read, to hold its lines against"
+NEVER_READY = (
+    "of a server that never got ready no process was read, to hold its lines against"
+)
 PROTOCOL = "how a stream was cut into parts: the answer is the same"
 
 VALUES: dict[str, str] = {
-    "EndpointAnswer.path": "which endpoint; the gate and the check must have asked the same",
+    "EndpointAnswer.path": (
+        "which endpoint; the gate and the check must have asked the same"
+    ),
     "EndpointAnswer.seconds": "how fast an endpoint was",
     "EndpointAnswer.status": "what an endpoint answered",
     "EndpointAnswer.timed_out": "whether an endpoint was late",
@@ -45,7 +53,9 @@ VALUES: dict[str, str] = {
     "SeriesPoint.gpu_bytes": "the timeline's curves",
     "SeriesPoint.gpu_pct": "the timeline's curves",
     "SeriesPoint.metrics": "the timeline's curves",
-    "SeriesPoint.mono": "the timeline's curves; with a GPU two samplers take turns in them",
+    "SeriesPoint.mono": (
+        "the timeline's curves; with a GPU two samplers take turns in them"
+    ),
     "Evidence.events": "a line of the timeline that tells of no request or probe",
     "Event.level": FOR_PEOPLE,
     "Event.phase": "of a line between two phases either is true",
@@ -55,13 +65,19 @@ VALUES: dict[str, str] = {
 
 ANYWAY: dict[str, str] = {
     # the run
-    "EngineFacts.command": "only its port, model and environment are held against the evidence",
+    "EngineFacts.command": (
+        "only its port, model and environment are held against the evidence"
+    ),
     "EngineFacts.commit": SETUP,
     "EngineFacts.environment": SETUP,
-    "EngineFacts.packages": "only the engine's own and that of the wheel are held against the run",
+    "EngineFacts.packages": (
+        "only the engine's own and that of the wheel are held against the run"
+    ),
     "EngineFacts.packages_file": FOR_PEOPLE,
     "EngineFacts.python": SETUP,
-    "EngineFacts.python_of": "the engine's own package and its release are held against the run",
+    "EngineFacts.python_of": (
+        "the engine's own package and its release are held against the run"
+    ),
     "EngineFacts.resolved_until": SETUP,
     "EngineFacts.settings": SETUP,
     "EngineFacts.start_mode": "any start mode gives the same server",
@@ -75,28 +91,44 @@ ANYWAY: dict[str, str] = {
     "WarmParentFacts.kept": SETUP,
     "WarmParentFacts.memory_bytes": SETUP,
     "WarmParentFacts.missing": SETUP,
-    "WarmParentFacts.pid": "the process that the server was forked from is none of its own",
+    "WarmParentFacts.pid": (
+        "the process that the server was forked from is none of its own"
+    ),
     "WarmParentFacts.served": SETUP,
     "WarmParentFacts.threads": SETUP,
     "WheelFacts.filename: none": "not every document names a wheel",
     "WheelFacts.origin": FOR_PEOPLE,
-    "WheelFacts.project": "the file's name has it as well, and that is held against the packages",
+    "WheelFacts.project": (
+        "the file's name has it as well, and that is held against the packages"
+    ),
     "WheelFacts.sha256": "the wheel itself is not at hand to compare it with",
     "WheelFacts.uploaded": FOR_PEOPLE,
     "WheelFacts.filename: another": "on a teaching engine the wheel is of torch",
     "GateFacts.deadline_rule": FOR_PEOPLE,
-    "GateFacts.deadline_s": "the rule is applied again; more than it asks for matters to silence",
+    "GateFacts.deadline_s": (
+        "the rule is applied again; more than it asks for matters to silence"
+    ),
     "GateFacts.why": FOR_PEOPLE,
-    "GateFacts.latencies_s": "of a server that never got ready the gate is the control server's",
-    "Incident.deadline_s": "more than the gate's rule asks for matters to silence alone",
+    "GateFacts.latencies_s": (
+        "of a server that never got ready the gate is the control server's"
+    ),
+    "Incident.deadline_s": (
+        "more than the gate's rule asks for matters to silence alone"
+    ),
     "ScenarioFacts.affected": FOR_PEOPLE,
     "ScenarioFacts.where": FOR_PEOPLE,
     "ScenarioFacts.explanation": FOR_PEOPLE,
-    "ScenarioFacts.name": "evidence may be judged by another scenario, which is asked for by name",
+    "ScenarioFacts.name": (
+        "evidence may be judged by another scenario, which is asked for by name"
+    ),
     "ScenarioFacts.summary": FOR_PEOPLE,
     "ScenarioFacts.title": FOR_PEOPLE,
-    "Evidence.engine_exit": "a server may end itself with any code; a signal sent to it is noticed",
-    "Evidence.facts": "a measurement has no second witness; conditions read some of them",
+    "Evidence.engine_exit": (
+        "a server may end itself with any code; a signal sent to it is noticed"
+    ),
+    "Evidence.facts": (
+        "a measurement has no second witness; conditions read some of them"
+    ),
     "Evidence.never_ready": FOR_PEOPLE,
     "ReproducerResult.facts": "it prints more than conditions read",
     "ReproducerResult.forked": SETUP,
@@ -119,24 +151,40 @@ ANYWAY: dict[str, str] = {
     "ImageSent.width": SENT_ONCE,
     "RequestRecord.after_done": PROTOCOL,
     "RequestRecord.choices": "the answer itself stands beside them",
-    "RequestRecord.completion_tokens": "an answer has some; how many is asked of few requests",
-    "RequestRecord.deadline_s: a minute more": "of an answered request it was never reached",
+    "RequestRecord.completion_tokens": (
+        "an answer has some; how many is asked of few requests"
+    ),
+    "RequestRecord.deadline_s: a minute more": (
+        "of an answered request it was never reached"
+    ),
     "RequestRecord.done": PROTOCOL,
     "RequestRecord.error: another": "beyond the characters that the timeline repeats",
     "RequestRecord.finish_reason": "why an answer ended is asked of few requests",
-    "RequestRecord.images: emptied": "a request whose label says nothing of a picture, sent once",
-    "RequestRecord.logprobs": "they are compared between few requests, and noticed there",
-    "RequestRecord.max_tokens": "how long an answer might have been; how long it is, stands there",
+    "RequestRecord.images: emptied": (
+        "a request whose label says nothing of a picture, sent once"
+    ),
+    "RequestRecord.logprobs": (
+        "they are compared between few requests, and noticed there"
+    ),
+    "RequestRecord.max_tokens": (
+        "how long an answer might have been; how long it is, stands there"
+    ),
     "RequestRecord.method": "of a request without a prompt either is sent",
     "RequestRecord.path": "of a request without an answer nothing tells where it went",
     "RequestRecord.pieces": PROTOCOL,
-    "RequestRecord.prompt_chars": "within the first 200 the text itself is held against it",
-    "RequestRecord.prompt_head: another": "digits of a text are changed that nobody sent again",
+    "RequestRecord.prompt_chars": (
+        "within the first 200 the text itself is held against it"
+    ),
+    "RequestRecord.prompt_head: another": (
+        "digits of a text are changed that nobody sent again"
+    ),
     "RequestRecord.prompt_tokens": "how the server counts is asked of few requests",
     "RequestRecord.stream": "an error comes the same way in both",
     "RequestRecord.text": "answers are compared by their tokens",
     "RequestRecord.tokens": "they are compared between few requests, and noticed there",
-    "RequestRecord.total_tokens": "the sum is held against its parts where both are told",
+    "RequestRecord.total_tokens": (
+        "the sum is held against its parts where both are told"
+    ),
     "RequestRecord.ttft_s": "when the first token came; silence has none",
     "RequestRecord.usages": PROTOCOL,
     # logs
@@ -145,25 +193,41 @@ ANYWAY: dict[str, str] = {
     "LogLine.level in LogsData.last_line": "its time alone is read",
     "LogLine.level in LogsData.last_progress": "its time alone is read",
     "LogLine.level in LogsData.matches: another": "between the levels below an error",
-    "LogLine.level in LogsData.matches: none": "a line that Python prints itself has none",
+    "LogLine.level in LogsData.matches: none": (
+        "a line that Python prints itself has none"
+    ),
     "LogLine.number in LogsData.errors": "one line further lies in the same order",
     "LogLine.number in LogsData.first_line": "one line further lies in the same order",
-    "LogLine.number in LogsData.last_by_process": "one line further lies in the same order",
+    "LogLine.number in LogsData.last_by_process": (
+        "one line further lies in the same order"
+    ),
     "LogLine.number in LogsData.last_line": "one line further lies in the same order",
-    "LogLine.number in LogsData.last_progress": "one line further lies in the same order",
-    "LogLine.number in LogsData.matches: one more": "one line further lies in the same order",
+    "LogLine.number in LogsData.last_progress": (
+        "one line further lies in the same order"
+    ),
+    "LogLine.number in LogsData.matches: one more": (
+        "one line further lies in the same order"
+    ),
     "LogLine.process in LogsData.errors: none": "lines of the start name no process",
     "LogLine.process in LogsData.first_line: none": "lines of the start name no process",
-    "LogLine.process in LogsData.last_by_process: none": "lines of the start name no process",
+    "LogLine.process in LogsData.last_by_process: none": (
+        "lines of the start name no process"
+    ),
     "LogLine.process in LogsData.last_line: none": "lines of the start name no process",
-    "LogLine.process in LogsData.matches: none": "a condition that needs it asks whose a line is",
+    "LogLine.process in LogsData.matches: none": (
+        "a condition that needs it asks whose a line is"
+    ),
     "LogLine.source in LogsData.errors": "an error that no pattern looks for",
     "LogLine.source in LogsData.first_line": "its time alone is read",
     "LogLine.source in LogsData.last_by_process": "its text is shown, and its time read",
     "LogLine.source in LogsData.last_line": "its time alone is read",
     "LogLine.source in LogsData.last_progress": "its time alone is read",
-    "LogLine.source in LogsData.matches: none": "a line that Python prints itself has none",
-    "LogLine.source in LogsData.matches: another": "places in the engine move between releases",
+    "LogLine.source in LogsData.matches: none": (
+        "a line that Python prints itself has none"
+    ),
+    "LogLine.source in LogsData.matches: another": (
+        "places in the engine move between releases"
+    ),
     **{
         f"LogLine.{name} in LogsData.{where}": why
         for name, why in {
@@ -180,19 +244,33 @@ ANYWAY: dict[str, str] = {
     "LogLine.text in LogsData.last_by_process": "it is shown, and its time read",
     "LogLine.text in LogsData.last_line": "its time alone is read",
     "LogLine.text in LogsData.last_progress": "its time alone is read",
-    "LogLine.text in LogsData.matches: another": "numbers outside of what its pattern names",
-    "LogLine.time in LogsData.errors": "within the times of its neighbours either is true",
+    "LogLine.text in LogsData.matches: another": (
+        "numbers outside of what its pattern names"
+    ),
+    "LogLine.time in LogsData.errors": (
+        "within the times of its neighbours either is true"
+    ),
     "LogLine.time in LogsData.first_line": "a log may begin before the server does",
-    "LogLine.time in LogsData.last_by_process": "within the times of its neighbours either is true",
-    "LogLine.time in LogsData.last_line": "within the times of its neighbours either is true",
-    "LogLine.time in LogsData.last_progress": "within the times of its neighbours either is true",
-    "LogLine.time in LogsData.matches": "within the times of its neighbours either is true",
+    "LogLine.time in LogsData.last_by_process": (
+        "within the times of its neighbours either is true"
+    ),
+    "LogLine.time in LogsData.last_line": (
+        "within the times of its neighbours either is true"
+    ),
+    "LogLine.time in LogsData.last_progress": (
+        "within the times of its neighbours either is true"
+    ),
+    "LogLine.time in LogsData.matches": (
+        "within the times of its neighbours either is true"
+    ),
     "LogLine.process in LogsData.errors: another": NEVER_READY,
     "LogLine.process in LogsData.first_line: another": NEVER_READY,
     "LogLine.process in LogsData.last_by_process: another": NEVER_READY,
     "LogLine.process in LogsData.last_line: another": NEVER_READY,
     "LogLine.process in LogsData.last_progress: another": NEVER_READY,
-    "LogLine.process in LogsData.last_progress: none": "lines of the start name no process",
+    "LogLine.process in LogsData.last_progress: none": (
+        "lines of the start name no process"
+    ),
     "LogLine.process in LogsData.matches: another": NEVER_READY,
     "LogsData.bad_bytes": FOR_PEOPLE,
     "LogsData.bytes_read": FOR_PEOPLE,
@@ -211,9 +289,13 @@ ANYWAY: dict[str, str] = {
     "LogsData.stuck_requests": "they are shown",
     "LogsData.unread": "another file of a rotated log",
     # probes
-    "EndpointAnswer.body": "what an answer says beside its status; a page of a proxy is noticed",
+    "EndpointAnswer.body": (
+        "what an answer says beside its status; a page of a proxy is noticed"
+    ),
     "EndpointAnswer.error": "why an endpoint did not answer, in words",
-    "EndpointAnswer.status: one more": "a condition asks for 200, in the check and not in the gate",
+    "EndpointAnswer.status: one more": (
+        "a condition asks for 200, in the check and not in the gate"
+    ),
     "EndpointAnswer.seconds: none": "how fast an endpoint was; late ones say so",
     "Evidence.probes": "what was not looked at is unknown where it is needed",
     "Frame.file": ANOTHER_PLACE,
@@ -232,7 +314,9 @@ ANYWAY: dict[str, str] = {
     "MetricSample.value": ANOTHER_PLACE,
     "MetricsData.bad_lines": "lines that nobody could read are no evidence",
     "MetricsData.samples": ANOTHER_PLACE,
-    "ProbeResult.raw": "the raw files are for people; what was read of them stands here",
+    "ProbeResult.raw": (
+        "the raw files are for people; what was read of them stands here"
+    ),
     "ProbeResult.reason": FOR_PEOPLE,
     "ProbeResult.seconds: none": "of a probe that has nothing in it, how long it took",
     "ProbeResult.probe": "which kind it is, its data says",
@@ -240,16 +324,24 @@ ANYWAY: dict[str, str] = {
     "LogsData.engine_because": FOR_PEOPLE,
     "ProbeResult.status": "a reading that is not usable is unknown where it is needed",
     "ProcessUse.busiest": FOR_PEOPLE,
-    "ProcessUse.cmdline": "the environment and the port that it names are held against the run",
+    "ProcessUse.cmdline": (
+        "the environment and the port that it names are held against the run"
+    ),
     "ProcessUse.involuntary_switches": FOR_PEOPLE,
     "ProcessUse.name": FOR_PEOPLE,
-    "ProcessUse.pid: much more": "a helper that one reading alone shows; the core's is noticed",
-    "ProcessUse.pid: one more": "a helper that one reading alone shows; the core's is noticed",
+    "ProcessUse.pid: much more": (
+        "a helper that one reading alone shows; the core's is noticed"
+    ),
+    "ProcessUse.pid: one more": (
+        "a helper that one reading alone shows; the core's is noticed"
+    ),
     "ProcessUse.ppid": "another process of the same tree",
     "ProcessUse.queued_pct": "a core that spins is told by what it used",
     "ProcessUse.role": "the core must keep its own; the others are no condition's",
     "ProcessUse.rss_bytes": FOR_PEOPLE,
-    "ProcessUse.state": "that core and front live and are not stopped is asked, no more",
+    "ProcessUse.state": (
+        "that core and front live and are not stopped is asked, no more"
+    ),
     "ProcessUse.system_pct": "a core that spins is told by what it used in user space",
     "ProcessUse.threads": FOR_PEOPLE,
     "ProcessUse.user_pct": "of the other processes it is no condition's",
@@ -262,7 +354,12 @@ ANYWAY: dict[str, str] = {
     "StackSample.error": "a sample that failed shows nothing",
     "StackSample.seconds": "how a stack was read, not what it shows",
     **dict.fromkeys(
-        ("StackSample.file", "StackSample.line", "StackSample.title", "StackSample.tool"),
+        (
+            "StackSample.file",
+            "StackSample.line",
+            "StackSample.title",
+            "StackSample.tool",
+        ),
         "where a text of stacks stood; a run takes its own",
     ),
     "StackSample.threads": ANOTHER_PLACE,
@@ -272,7 +369,9 @@ ANYWAY: dict[str, str] = {
     "SyscallsData.system_pct": "the verdict is made of it",
     "SyscallsData.total": "the verdict is made of it",
     "SyscallsData.user_pct": "the verdict is made of it",
-    "SyscallsData.verdict": "a core that spins is asked for in the check, not in the gate",
+    "SyscallsData.verdict": (
+        "a core that spins is asked for in the check, not in the gate"
+    ),
     "SyscallsData.waiting_in": "the verdict is made of it",
     "SyscallsData.waits": "the verdict is made of it",
     "SyscallsData.why": FOR_PEOPLE,
@@ -293,8 +392,8 @@ ANYWAY: dict[str, str] = {
 def why(field: str, change: str, *, read: bool) -> str:
     """Why such an edit may be of no consequence; "": it may not.
 
-    Args:
-        read: whether a required condition of the run reads the kind of evidence that was edited.
+    Args: read: whether a required condition of the run reads the kind of evidence that
+        was edited.
     """
     tables = (ANYWAY,) if read else (ANYWAY, VALUES)
     keys = (f"{field}: {change}", field)

@@ -5,13 +5,15 @@ Usage:  uv run python tests/evidence/record.py                 # run and pack wh
         uv run python tests/evidence/record.py --from DIR…     # pack finished runs
         uv run python tests/evidence/record.py --rejudge NAME… # write the present judgement in
         uv run python tests/evidence/record.py --table         # README's table, the lists that are
-                                                               # shipped, the pages, the verdicts
+                                                               # shipped, the pages, the
+                                                               verdicts
         uv run python tests/evidence/record.py --verdicts      # verdicts.json alone, imposters too
 
-A recording is NAME.zip: the ``incident.json`` of one real run and the manifest that a bundle has,
-so that ``mmrepro.reports.load`` reads it. Nothing in it is edited but texts that name this machine
-(see ``without_places``). Reports and raw evidence stay out. What is packed already is left alone
-unless --force is given. --rejudge leaves the evidence as it is and replaces what was concluded from
+A recording is NAME.zip: the ``incident.json`` of one real run and the manifest that a
+bundle has, so that ``mmrepro.reports.load`` reads it. Nothing in it is edited but texts
+that name this machine (see ``without_places``). Reports and raw evidence stay out. What
+is packed already is left alone unless --force is given. --rejudge leaves the evidence
+as it is and replaces what was concluded from
 it: the verdict, the symptoms, the claims and what mitigations did.
 """
 
@@ -166,8 +168,9 @@ ghost-decode --mitigation release
 fake-bootstrap
 fake-bootstrap --mitigation release
 """.strip().splitlines()
-"""Besides the cases that ``benchmarks/start_mode_equality.py`` compares: the other mitigations,
-flips as ``mmrepro ablate`` makes them, other releases, and gates that fail."""
+"""Besides the cases that ``benchmarks/start_mode_equality.py`` compares: the other
+mitigations, flips as ``mmrepro ablate`` makes them, other releases, and gates that
+fail."""
 CASES: Final = [*(case for case in cases() if SLOW not in case), *MORE]
 """The words after ``mmrepro run``, as a shell takes them."""
 
@@ -176,7 +179,8 @@ _REPRODUCERS: Final = re.compile(
     r"(?<![\w.}/~-])(?:/[\w.+-]+)+(?=/(?:reproducers|harness/engines/supervise)\b)"
 )
 _INTERPRETER: Final = re.compile(
-    r"(?<![\w.}/~-])(?!/usr/)(?:/[\w.+-]+)+(?=/(?:lib/python3[.\d]*/site-packages|bin/python3?)\b)"
+    r"(?<![\w.}/~-])(?!/usr/)(?:/[\w.+-]+)+(?=/(?:lib/python3[.\d]*/site-packages"
+    r"|bin/python3?)\b)"
 )
 _ABSOLUTE: Final = re.compile(r"(?<![\w.}~:/-])/([\w.+-]+)/[\w.+-]+")
 _EVERYWHERE: Final = {"proc", "sys", "dev", "usr", "lib", "lib64", "bin", "etc"}
@@ -198,7 +202,8 @@ def parsed(case: str) -> argparse.Namespace:
 
 
 def name_of(case: str) -> str:
-    """The recording's name: the case, with its release if that is all that tells it apart."""
+    """The recording's name: the case, with its release if that is all that tells it
+    apart."""
     words = parsed(case)
     changes = [*words.mitigation]
     changes += [f"flip-{name}" for name in words.flip]
@@ -223,10 +228,9 @@ def case_of(incident: Incident) -> str:
 def without_places(text: str, incident_dir: str) -> str:
     """``text`` without folders of this machine; the home is ``~`` already.
 
-    The run's folder becomes ``{run}``, temporary folders of runs ``{run-tmp}``, the checkout that
-    ``reproducers`` lies in ``{checkout}``, an interpreter's prefix ``{python}``: the same folder is
-    the same placeholder everywhere.
-    """
+    The run's folder becomes ``{run}``, temporary folders of runs ``{run-tmp}``, the
+    checkout that ``reproducers`` lies in ``{checkout}``, an interpreter's prefix
+    ``{python}``: the same folder is the same placeholder everywhere."""
     if incident_dir.startswith("/"):
         text = text.replace(incident_dir, "{run}")
     text = _WORKING.sub("{run-tmp}", text)
@@ -235,7 +239,8 @@ def without_places(text: str, incident_dir: str) -> str:
 
 
 def places_in(text: str) -> list[str]:
-    """Absolute paths below a folder that this machine's root has: there should be none."""
+    """Absolute paths below a folder that this machine's root has: there should be
+    none."""
     found = Counter(
         match[0]
         for match in _ABSOLUTE.finditer(text)
@@ -255,8 +260,8 @@ def packed_text(incident: Incident) -> str:
 def pack(folder: Path, *, force: bool) -> Path | None:
     """The recording made of a finished run; None: there is one already.
 
-    Raises:
-        ValueError: the run is not complete, or a path of this machine would be left in it.
+    Raises: ValueError: the run is not complete, or a path of this machine would be left
+        in it.
     """
     incident = load(folder)
     if (HERE / f"{name_of(case_of(incident))}.zip").exists() and not force:
@@ -266,8 +271,11 @@ def pack(folder: Path, *, force: bool) -> Path | None:
     return packed(incident, original_bytes=(folder / INCIDENT_FILE).stat().st_size)
 
 
-def packed(incident: Incident, original_bytes: int = 0, target: Path | None = None) -> Path:
-    """As :func:`pack`, of what was read; ``original_bytes``: 0 for what was packed before."""
+def packed(
+    incident: Incident, original_bytes: int = 0, target: Path | None = None
+) -> Path:
+    """As :func:`pack`, of what was read; ``original_bytes``: 0 for what was packed
+    before."""
     target = target or HERE / f"{name_of(case_of(incident))}.zip"
     text = packed_text(incident)
     if left := places_in(text):
@@ -288,7 +296,10 @@ def packed(incident: Incident, original_bytes: int = 0, target: Path | None = No
     )
     with zipfile.ZipFile(target, "w", zipfile.ZIP_LZMA) as archive:
         # Without a date: the same incident gives the same bytes.
-        for name, content in ((INCIDENT_FILE, text), (MANIFEST_FILE, manifest.model_dump_json())):
+        for name, content in (
+            (INCIDENT_FILE, text),
+            (MANIFEST_FILE, manifest.model_dump_json()),
+        ):
             entry = zipfile.ZipInfo(name)
             entry.compress_type = zipfile.ZIP_LZMA
             archive.writestr(entry, content)
@@ -298,12 +309,16 @@ def packed(incident: Incident, original_bytes: int = 0, target: Path | None = No
 
 def rejudged(incident: Incident) -> Incident:
     """``incident`` with the conclusions that its evidence leads to now."""
-    scenario = load_scenario(incident.scenario.name).with_variant(incident.scenario.variant)
+    scenario = load_scenario(incident.scenario.name).with_variant(
+        incident.scenario.variant
+    )
     evidence, facts = incident.evidence, facts_of(incident, scenario)
     incident.verdict = judge(scenario, evidence, facts)
     incident.symptoms = scenario.symptom_rows(evidence, facts)
     incident.claims = scenario.claim_results(evidence, facts)
-    note_effects(incident.mitigations, effect(scenario, evidence, facts, incident.verdict))
+    note_effects(
+        incident.mitigations, effect(scenario, evidence, facts, incident.verdict)
+    )
     return incident
 
 
@@ -313,8 +328,10 @@ def record(case: str, folder: Path) -> None:
     mode = [] if parsed(case).start_mode else ["--start-mode", "warm"]
     done = subprocess.run(
         [*command, *mode, "--out", str(folder)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if not (folder / INCIDENT_FILE).exists():
         raise ValueError(f"{case}: {done.stderr[-2000:]}")
 
@@ -337,13 +354,18 @@ def table(found: dict[str, Incident]) -> str:
             f"{met} of {len(results)} |"
         )
     outcomes = Counter(i.verdict.outcome for i in found.values() if i.verdict)
-    said = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common())
+    said = ", ".join(
+        f"{number} {outcome}" for outcome, number in outcomes.most_common()
+    )
     size = sum(path.stat().st_size for path in HERE.glob("*.zip"))
-    return "\n".join([*lines, "", f"{len(found)} recordings, {size / 2**20:.1f} MiB: {said}."])
+    return "\n".join(
+        [*lines, "", f"{len(found)} recordings, {size / 2**20:.1f} MiB: {said}."]
+    )
 
 
 def runs_of(found: dict[str, Incident]) -> str:
-    """The list of recorded runs that is shipped (``mmrepro.scenarios.data.recorded_runs``)."""
+    """The list of recorded runs that is shipped
+    (``mmrepro.scenarios.data.recorded_runs``)."""
     runs = [
         recorded.of_incident(incident, f"tests/evidence/{name}.zip")
         for name, incident in found.items()
@@ -357,7 +379,9 @@ def runs_of(found: dict[str, Incident]) -> str:
 def claims_of(found: dict[str, Incident]) -> str:
     """The list of claims that is shipped (``mmrepro.scenarios.data.claims``)."""
     return claims.dumped(
-        claims.judged((f"tests/evidence/{name}.zip", incident) for name, incident in found.items())
+        claims.judged(
+            (f"tests/evidence/{name}.zip", incident) for name, incident in found.items()
+        )
     )
 
 
@@ -376,7 +400,9 @@ def write_verdicts(found: dict[str, Incident]) -> None:
     documents = verdicts.judged(changed, by_conditions=True)
     verdicts.write(
         recordings=verdicts.recordings(verdicts.judged(found), found),
-        imposters={name: verdicts.row(document) for name, document in documents.items()},
+        imposters={
+            name: verdicts.row(document) for name, document in documents.items()
+        },
     )
 
 
@@ -393,15 +419,37 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--from", dest="folders", type=Path, nargs="+", default=[], metavar="DIR",
-                        help="pack these folders of finished runs; run nothing")  # fmt: skip
-    parser.add_argument("--only", default="", metavar="WORD", help="only cases that hold WORD")
-    parser.add_argument("--list", action="store_true", help="print the cases and whether packed")
-    parser.add_argument("--table", action="store_true", help="only write the lists and the page")
-    parser.add_argument("--verdicts", action="store_true", help="only write verdicts.json")
-    parser.add_argument("--rejudge", nargs="+", default=[], metavar="NAME",
-                        help="judge these recordings again (all: every one)")  # fmt: skip
-    parser.add_argument("--force", action="store_true", help="pack anew what is packed already")
+    parser.add_argument(
+        "--from",
+        dest="folders",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="pack these folders of finished runs; run nothing",
+    )
+    parser.add_argument(
+        "--only", default="", metavar="WORD", help="only cases that hold WORD"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="print the cases and whether packed"
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="only write the lists and the page"
+    )
+    parser.add_argument(
+        "--verdicts", action="store_true", help="only write verdicts.json"
+    )
+    parser.add_argument(
+        "--rejudge",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="judge these recordings again (all: every one)",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="pack anew what is packed already"
+    )
     asked = parser.parse_args()
     failed = 0
     if asked.list:

@@ -4,11 +4,11 @@ Usage:  uv run python tests/evidence/record_ranks.py            # what is missin
         uv run python tests/evidence/record_ranks.py NAME…      # these, anew
         uv run python tests/evidence/record_ranks.py --list
 
-Each case starts a server on the loopback interface, lets it answer, does one thing to one of its
-processes, and runs ``mmrepro diagnose`` on it. ``ranks/NAME.zip`` is the diagnosis with its
-evidence, less local variables, raw files and the metrics that no rule reads. A table with state,
-rank and frame of each is printed. ``tests/unit/diagnose/test_ranks_recorded.py`` judges them again.
-"""
+Each case starts a server on the loopback interface, lets it answer, does one thing to
+one of its processes, and runs ``mmrepro diagnose`` on it. ``ranks/NAME.zip`` is the
+diagnosis with its evidence, less local variables, raw files and the metrics that no
+rule reads. A table with state, rank and frame of each is printed.
+``tests/unit/diagnose/test_ranks_recorded.py`` judges them again."""
 
 from __future__ import annotations
 
@@ -93,16 +93,17 @@ try:
 except ValueError:  # not the main thread
     pass
 """
-"""A stand-in in every process of the server: SIGUSR2 does what a file says, and ends it again
-where that says ``go``; ``c-spin``, ``exit`` and ``raise`` do not end. ``kernel`` queues a kernel
-that takes a minute or more on the GPU, and returns."""
+"""A stand-in in every process of the server: SIGUSR2 does what a file says, and ends it
+again where that says ``go``; ``c-spin``, ``exit`` and ``raise`` do not end. ``kernel``
+queues a kernel that takes a minute or more on the GPU, and returns."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """``deed``: a wedge, ``stop``, ``kill``, or nothing; ``role``: of the process it is done to.
-    ``paths``: the server imports from them. ``undo_s``: it ends after that many seconds, before the
-    server is looked at; 0: it does not."""
+    """``deed``: a wedge, ``stop``, ``kill``, or nothing; ``role``: of the process it is
+    done to.
+    ``paths``: the server imports from them. ``undo_s``: it ends after that many
+    seconds, before the server is looked at; 0: it does not."""
 
     name: str
     deed: str = ""
@@ -124,21 +125,34 @@ def _cases() -> Iterator[Case]:
     yield Case("tp2-idle")
     yield Case("tp2-first-request", fresh=True)
     yield Case("tp2-busy", busy=True)
-    for deed in ("python", "spin", "c", "c-without-gil", "c-spin", "lock", "stop", "kill"):
+    for deed in (
+        "python",
+        "spin",
+        "c",
+        "c-without-gil",
+        "c-spin",
+        "lock",
+        "stop",
+        "kill",
+    ):
         yield Case(f"tp2-{deed}", deed, "Worker_TP1")
     yield Case("tp2-python-rank-0", "python", "Worker_TP0")
     for deed in ("python", "c", "stop", "kill", "raise"):
         yield Case(f"tp2-{deed}-busy", deed, "Worker_TP1", busy=True)
     yield Case("tp2-core", "python", "EngineCore")
     beats = {"VLLM_RINGBUFFER_WARNING_INTERVAL": "1"}
-    yield Case("tp2-heartbeat", "python", "Worker_TP1", busy=True, env=beats, undo_s=5.0)
+    yield Case(
+        "tp2-heartbeat", "python", "Worker_TP1", busy=True, env=beats, undo_s=5.0
+    )
     for name, role in (("0", "Worker_PP0"), ("1", "Worker_PP1")):
         yield Case(f"pp2-python-{name}", "python", role, options=PP, model="text")
     yield Case("pp2-idle", options=PP, model="text")
     data = ("--data-parallel-size", "2")
     yield Case("dp2-idle", options=data, model="text")
     yield Case("dp2-python", "python", "EngineCore_DP1", options=data, model="text")
-    yield Case("dp2-kill", "kill", "EngineCore_DP1", options=data, model="text", wait_s=4.0)
+    yield Case(
+        "dp2-kill", "kill", "EngineCore_DP1", options=data, model="text", wait_s=4.0
+    )
     for deed in ("", "python", "stop"):
         name = f"tp2-0.23-{deed or 'idle'}"
         yield Case(name, deed, "Worker_TP1" if deed else "", release="0.23.0")
@@ -173,8 +187,8 @@ class Server:
             return str(answer.read()[:200])
 
     def load(self, clients: int = 2) -> None:
-        """Clients that ask again and again, in a process of their own: a diagnosis does not count
-        the connections of its own one."""
+        """Clients that ask again and again, in a process of their own: a diagnosis does
+        not count the connections of its own one."""
         for _ in range(clients):
             command = [sys.executable, __file__, "--client", self.url]
             self.clients.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
@@ -194,16 +208,19 @@ class Server:
         if role == "front":
             return self.process.pid
         return next(
-            pid for pid, one in self.family.items()
+            pid
+            for pid, one in self.family.items()
             if one.is_running() and f"::{role}" in " ".join(one.cmdline())
-        )  # fmt: skip
+        )
 
     def note(self) -> None:
         """Its processes: those of a front that is killed belong to it no more."""
         assert self.process is not None
         with suppress(psutil.Error):
             root = psutil.Process(self.process.pid)
-            self.family |= {one.pid: one for one in [root, *root.children(recursive=True)]}
+            self.family |= {
+                one.pid: one for one in [root, *root.children(recursive=True)]
+            }
 
     def end(self) -> None:
         self.note()
@@ -262,7 +279,9 @@ def started(case: Case) -> Iterator[Server]:
         }
         settings |= case.env
         if case.fresh:
-            del settings["TORCHDYNAMO_DISABLE"]  # the first request compiles for seconds
+            del settings[
+                "TORCHDYNAMO_DISABLE"
+            ]  # the first request compiles for seconds
         command = plan.argv
         with (folder / "server.log").open("wb") as log:
             process = subprocess.Popen(
@@ -277,7 +296,10 @@ def started(case: Case) -> Iterator[Server]:
 
 
 def answers(server: Server) -> bool:
-    with suppress(OSError), urllib.request.urlopen(server.url + server.ready, timeout=5):
+    with (
+        suppress(OSError),
+        urllib.request.urlopen(server.url + server.ready, timeout=5),
+    ):
         return True
     return False
 
@@ -321,11 +343,15 @@ def trimmed(incident: Incident) -> Incident:
         if isinstance(data, StacksData):
             for sample in data.samples:
                 for thread in sample.threads:
-                    thread.frames = [f.model_copy(update={"locals": {}}) for f in thread.frames]
+                    thread.frames = [
+                        f.model_copy(update={"locals": {}}) for f in thread.frames
+                    ]
         if isinstance(data, MetricsData):
             data.samples = [s for s in data.samples if s.name in names]
         if isinstance(data, HttpData):
-            data.answers = [a.model_copy(update={"body": a.body[:200]}) for a in data.answers]
+            data.answers = [
+                a.model_copy(update={"body": a.body[:200]}) for a in data.answers
+            ]
     if incident.diagnosis is not None:
         incident.diagnosis.matches = []
     return incident
@@ -351,14 +377,19 @@ def main() -> int:
             out = Path(scratch) / "incident"
             try:
                 found = look(CASES[name], out)
-            except OSError as error:  # the server answers no request: nothing can be done to it
+            except (
+                OSError
+            ) as error:  # the server answers no request: nothing can be done to it
                 print(f"{name:<24} it does not serve: {error}", flush=True)
                 continue
             told = found.diagnosis
-            frame = told.assessment.frames[0].function if told.assessment.frames else "-"
+            frame = (
+                told.assessment.frames[0].function if told.assessment.frames else "-"
+            )
             classes = ", ".join(one.name.value for one in told.classes) or "-"
             print(
-                f"{name:<24} {told.state.value:<22} {told.assessment.process or '-':<14} "
+                f"{name:<24} {told.state.value:<22} "
+                f"{told.assessment.process or '-':<14} "
                 f"{frame:<28} {told.effect.seconds:5.1f} s  {classes}",
                 flush=True,
             )

@@ -1,8 +1,8 @@
 """The table of verdicts: what is concluded from every recording and every imposter.
 
-``verdicts.json`` has a line for each, so that a diff names what a commit changed. Tests judge all
-of them again and compare; ``python tests/evidence/record.py --verdicts`` writes the table anew.
-"""
+``verdicts.json`` has a line for each, so that a diff names what a commit changed. Tests
+judge all of them again and compare; ``python tests/evidence/record.py --verdicts``
+writes the table anew."""
 
 import contextlib
 import json
@@ -28,7 +28,9 @@ Row = dict[str, Any]
 Rows = dict[str, Row]
 
 
-def judged(incidents: Mapping[str, Incident], *, by_conditions: bool = False) -> dict[str, Any]:
+def judged(
+    incidents: Mapping[str, Incident], *, by_conditions: bool = False
+) -> dict[str, Any]:
     """Documents of one ``mmrepro judge --json`` of all incidents, by name.
 
     ``by_conditions``: alone, although the evidence may not belong together.
@@ -42,7 +44,9 @@ def judged(incidents: Mapping[str, Incident], *, by_conditions: bool = False) ->
     ):
         ran = CliRunner().invoke(app, ["judge", "--json", *incidents])
     assert ran.exit_code in (0, 1), ran.output
-    return {document["incident"]: document for document in json.loads(ran.output)["judged"]}
+    return {
+        document["incident"]: document for document in json.loads(ran.output)["judged"]
+    }
 
 
 def row(document: Mapping[str, Any]) -> Row:
@@ -54,7 +58,8 @@ def row(document: Mapping[str, Any]) -> Row:
 
 
 def recordings(documents: Mapping[str, Any], incidents: Mapping[str, Incident]) -> Rows:
-    """Rows of recordings, with what no verdict depends on: the rows of their symptom tables."""
+    """Rows of recordings, with what no verdict depends on: the rows of their symptom
+    tables."""
     return {
         name: {**row(documents[name]), "symptoms": symptoms(incident)}
         for name, incident in incidents.items()
@@ -63,16 +68,22 @@ def recordings(documents: Mapping[str, Any], incidents: Mapping[str, Incident]) 
 
 def symptoms(incident: Incident) -> list[list[Any]]:
     """Checks of the symptom table, and whether each is abnormal."""
-    scenario = load_scenario(incident.scenario.name).with_variant(incident.scenario.variant)
+    scenario = load_scenario(incident.scenario.name).with_variant(
+        incident.scenario.variant
+    )
     rows = scenario.symptom_rows(incident.evidence, facts_of(incident, scenario))
     return [[one.check, one.abnormal] for one in rows]
 
 
 def differences(pinned: Rows, now: Rows) -> list[str]:
     """What is another than in the table, a line each."""
-    found = [f"{name}: judged, but not in the table" for name in sorted(now.keys() - pinned.keys())]
+    found = [
+        f"{name}: judged, but not in the table"
+        for name in sorted(now.keys() - pinned.keys())
+    ]
     found += [
-        f"{name}: in the table, but not judged" for name in sorted(pinned.keys() - now.keys())
+        f"{name}: in the table, but not judged"
+        for name in sorted(pinned.keys() - now.keys())
     ]
     for name in sorted(pinned.keys() & now.keys()):
         before, after = (dict(_flat(rows[name])) for rows in (pinned, now))

@@ -1,8 +1,7 @@
 """Tests that need torch: run by minivllm's own environment, never by the harness's.
 
-``tests/engine/test_minivllm.py`` builds that environment and runs them in it. Without torch, as in
-a plain ``pytest``, they are not collected.
-"""
+``tests/engine/test_minivllm.py`` builds that environment and runs them in it. Without
+torch, as in a plain ``pytest``, they are not collected."""
 
 from __future__ import annotations
 

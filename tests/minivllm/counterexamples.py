@@ -1,9 +1,8 @@
 """The smallest examples that show each fault, found and shrunk by hypothesis.
 
-``uv run python tests/minivllm/counterexamples.py`` prints the table of docs/lab/minivllm.md; with
-``--write`` it puts it there. Started by an interpreter without torch it starts itself again in
-minivllm's environment.
-"""
+``uv run python tests/minivllm/counterexamples.py`` prints the table of
+docs/lab/minivllm.md; with ``--write`` it puts it there. Started by an interpreter
+without torch it starts itself again in minivllm's environment."""
 
 from __future__ import annotations
 
@@ -61,7 +60,9 @@ class Ask:
 
     @property
     def arguments(self) -> tuple[list[int], list[Image], int]:
-        pictures = [Image.of(b"picture %d" % n, rows, cols) for n, rows, cols in self.images]
+        pictures = [
+            Image.of(b"picture %d" % n, rows, cols) for n, rows, cols in self.images
+        ]
         return list(range(1, self.text + 1)), pictures, self.max_tokens
 
     def __str__(self) -> str:
@@ -85,7 +86,9 @@ class Example:
         return "; ".join([sizes, *map(str, self.asks)])
 
 
-def asks(pictures: st.SearchStrategy[int], *, images: int = 1) -> st.SearchStrategy[Ask]:
+def asks(
+    pictures: st.SearchStrategy[int], *, images: int = 1
+) -> st.SearchStrategy[Ask]:
     picture = st.tuples(pictures, st.integers(1, 2), st.integers(1, 2))
     some = st.lists(picture, max_size=images).map(tuple)
     return st.builds(Ask, st.integers(1, 6), some, st.integers(1, 3))
@@ -94,7 +97,9 @@ def asks(pictures: st.SearchStrategy[int], *, images: int = 1) -> st.SearchStrat
 ONE_PICTURE = st.just(1)
 
 
-def examples(pictures: st.SearchStrategy[int] = ONE_PICTURE) -> st.SearchStrategy[Example]:
+def examples(
+    pictures: st.SearchStrategy[int] = ONE_PICTURE,
+) -> st.SearchStrategy[Example]:
     return st.builds(
         Example,
         block_size=st.integers(1, 4),
@@ -143,9 +148,14 @@ def outcome(example: Example, fault: str, **more: Any) -> str:
 
 
 def smallest(
-    fault: str, shows: Callable[[str], bool], strategy: st.SearchStrategy[Example], **more: Any
+    fault: str,
+    shows: Callable[[str], bool],
+    strategy: st.SearchStrategy[Example],
+    **more: Any,
 ) -> tuple[str, str]:
-    found = find(strategy, lambda e: shows(outcome(e, fault, **more)), settings=SETTINGS)
+    found = find(
+        strategy, lambda e: shows(outcome(e, fault, **more)), settings=SETTINGS
+    )
     assert not outcome(found, "", **more), "without the fault nothing is wrong"
     return str(found), outcome(found, fault, **more)
 
@@ -212,8 +222,12 @@ def ghosts() -> tuple[str, str]:
     requests = st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=8)
     found = find(requests, lambda sent: hangs(sent, faults), settings=SETTINGS)
     assert not hangs(found, frozenset())
-    told = [f"picture {n}{', too long: refused' if refused else ''}" for refused, n in found]
-    return f"room for {capacity} pictures; " + "; ".join(told), "the last one is never answered"
+    told = [
+        f"picture {n}{', too long: refused' if refused else ''}" for refused, n in found
+    ]
+    return f"room for {capacity} pictures; " + "; ".join(
+        told
+    ), "the last one is never answered"
 
 
 def searches() -> dict[str, Callable[[], tuple[str, str]]]:
@@ -236,7 +250,9 @@ def searches() -> dict[str, Callable[[], tuple[str, str]]]:
     )
     found["ghost-key-lru"] = ghosts
     found["pad-value-key"] = lambda: smallest(
-        "pad-value-key", lambda text: "in place of" in text, examples(st.sampled_from([one, other]))
+        "pad-value-key",
+        lambda text: "in place of" in text,
+        examples(st.sampled_from([one, other])),
     )
     found["kv-budget, the prompt"] = lambda: smallest(
         "kv-budget", lambda text: "internal error" in text, small_budget()

@@ -1,4 +1,5 @@
-"""A model small enough for thousands of steps, and transformers' Qwen3 with the same weights."""
+"""A model small enough for thousands of steps, and transformers' Qwen3 with the same
+weights."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""minivllm on a GPU: equal to transformers, by graphs and without, and every fault of it.
+"""minivllm on a GPU: equal to transformers, by graphs and without, and every fault of
+it.
 
-``python -m pytest tests/minivllm/test_cuda.py`` from the repository's folder, with any Python that
-has torch, transformers and pytest; mmrepro need not be installed. What a CPU can show runs there
-too. A device-side assert ends what CUDA can do in a process, so these are in children.
-"""
+``python -m pytest tests/minivllm/test_cuda.py`` from the repository's folder, with any
+Python that has torch, transformers and pytest; mmrepro need not be installed. What a
+CPU can show runs there too. A device-side assert ends what CUDA can do in a process, so
+these are in children."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def requests(count: int, seed: int) -> list[tuple[list[int], list[Image], int]]:
     found = []
     for _ in range(count):
         ids = [draw.randrange(MODEL.vocab_size) for _ in range(draw.randint(1, 30))]
-        shapes = [(draw.randint(1, 3), draw.randint(1, 3)) for _ in range(draw.randint(0, 2))]
+        shapes = [
+            (draw.randint(1, 3), draw.randint(1, 3)) for _ in range(draw.randint(0, 2))
+        ]
         images = [Image.of(b"%d" % draw.randrange(4), *shape) for shape in shapes]
         found.append((ids, images, draw.randint(1, 12)))
     return found
@@ -48,8 +51,11 @@ def requests(count: int, seed: int) -> list[tuple[list[int], list[Image], int]]:
 @either
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("prefix_caching", [False, True])
-def test_batches_are_transformers_own(device: str, seed: int, prefix_caching: bool) -> None:
-    """Text and images, in chunks, decoded together; transformers runs on the same device."""
+def test_batches_are_transformers_own(
+    device: str, seed: int, prefix_caching: bool
+) -> None:
+    """Text and images, in chunks, decoded together; transformers runs on the same
+    device."""
     config = EngineConfig(
         num_blocks=120,
         block_size=(1, 3, 4, 16, 7, 8)[seed],
@@ -130,11 +136,15 @@ def test_a_replayed_graph_gives_what_the_model_gives(count: int) -> None:
 
 @on_cuda
 def test_more_sequences_than_the_largest_graph_run_without_one() -> None:
-    made = engine(EngineConfig(vision="fake", max_num_seqs=3, max_model_len=64, device="cuda"))
+    made = engine(
+        EngineConfig(vision="fake", max_num_seqs=3, max_model_len=64, device="cuda")
+    )
     assert sorted(made.runner.graphs) == [1, 2, 3]
     del made.runner.graphs[3]
     seqs = [made.add([n, 2, 3], max_tokens=5) for n in range(3)]
-    assert made.generate(seqs) == [reference([n, 2, 3], [], 5, "cuda") for n in range(3)]
+    assert made.generate(seqs) == [
+        reference([n, 2, 3], [], 5, "cuda") for n in range(3)
+    ]
 
 
 @on_cuda
@@ -169,7 +179,9 @@ def test_the_note_s_symptoms(device: str, fault: str) -> None:
     made.generate([image])
     assert SAID[fault] in image.error
     again = made.add([1, 2, 3], max_tokens=4)
-    assert made.generate([again]) == [reference([1, 2, 3], [], 4, device)], "text goes on"
+    assert made.generate([again]) == [reference([1, 2, 3], [], 4, device)], (
+        "text goes on"
+    )
 
 
 @on_cuda
@@ -183,7 +195,9 @@ def test_the_note_s_own_pin_memory_call_says_what_the_note_says() -> None:
 
 @on_cuda
 def test_pinning_what_is_on_the_device_already_says_it_in_other_words() -> None:
-    with pytest.raises(RuntimeError, match=r"^cannot pin '.+' only dense CPU tensors") as caught:
+    with pytest.raises(
+        RuntimeError, match=r"^cannot pin '.+' only dense CPU tensors"
+    ) as caught:
         torch.zeros(3, dtype=torch.int64, device="cuda").pin_memory()
     print(f"pin_memory() of a CUDA tensor: {caught.value}")
 
@@ -193,7 +207,9 @@ def test_pinning_what_is_on_the_device_already_says_it_in_other_words() -> None:
 def test_text_alone_is_never_touched(device: str, fault: str) -> None:
     made = engine(EngineConfig(vision="fake", faults=frozenset({fault}), device=device))
     seqs = [made.add([n, 2, 3], max_tokens=5) for n in range(3)]
-    assert made.generate(seqs) == [reference([n, 2, 3], [], 5, device) for n in range(3)]
+    assert made.generate(seqs) == [
+        reference([n, 2, 3], [], 5, device) for n in range(3)
+    ]
 
 
 @either
@@ -214,13 +230,17 @@ def test_a_digest_s_few_bits_give_another_picture_s_answer(device: str) -> None:
     for faults, wanted in ((frozenset({"pad-value-key"}), False), (frozenset(), True)):
         made = engine(replace(config, faults=faults))
         made.generate([made.add([1], [one], max_tokens=6)])
-        assert (made.generate([made.add([1], [image], max_tokens=6)]) == [right]) is wanted
+        assert (
+            made.generate([made.add([1], [image], max_tokens=6)]) == [right]
+        ) is wanted
 
 
 @either
 def test_a_tenth_of_the_cache_ends_the_loop(device: str) -> None:
     made = engine(
-        EngineConfig(num_blocks=21, faults=frozenset({"kv-budget"}), vision="fake", device=device)
+        EngineConfig(
+            num_blocks=21, faults=frozenset({"kv-budget"}), vision="fake", device=device
+        )
     )
     with pytest.raises(AssertionError, match="nothing is left to preempt"):
         made.generate([made.add([1] * 20, max_tokens=30)])
@@ -264,19 +284,24 @@ MORE = [
     (list(range(7)), [("a", 1, 2)]),
     ([1, 2, 3], [("b", 2, 4)]),
 ]
-"""A step of two rows, then one of seven: the end of the first text, the second image."""
+"""A step of two rows, then one of seven: the end of the first text, the second
+image."""
 SILENT = [([1, 2, 3], [("c", 3, 4)])]
 """One image in two steps: the second marks fewer rows."""
 
 
-def raced(device: str, batch: list[Any], faults: tuple[str, ...], **more: Any) -> dict[str, Any]:
+def raced(
+    device: str, batch: list[Any], faults: tuple[str, ...], **more: Any
+) -> dict[str, Any]:
     given = {
         **{"device": device, "batch": batch, "faults": faults, "contract": "off"},
         **{"vision_ms": 50, "slow_host": False},
     } | more
     folders = json.dumps([str(HERE), str(HERE.parents[1] / "reproducers")])
     command = [sys.executable, "-c", RACE, folders, json.dumps(given)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=180, check=False
+    )
     try:
         found = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
@@ -317,9 +342,12 @@ def test_its_own_buffer_puts_it_right(device: str, batch: list[Any]) -> None:
 
 
 @on_cuda
-@pytest.mark.parametrize("late", [{"vision_ms": 0, "slow_host": True}], ids=["slow host"])
+@pytest.mark.parametrize(
+    "late", [{"vision_ms": 0, "slow_host": True}], ids=["slow host"]
+)
 def test_a_device_that_keeps_up_is_not_raced(late: dict[str, Any]) -> None:
-    """It is a race: nothing but the time decides. (On a CPU the order is fixed, and it fails.)"""
+    """It is a race: nothing but the time decides. (On a CPU the order is fixed, and it
+    fails.)"""
     found = raced("cuda", SILENT, FAULT, **late)
     assert found["errors"] == [""]
     assert found["found"] == found["wanted"]
@@ -350,5 +378,7 @@ def test_what_a_warm_parent_imports_does_not_touch_cuda() -> None:
     """A fork of a process that has used CUDA cannot."""
     folder = str(HERE.parents[1] / "reproducers")
     command = [sys.executable, "-c", PRELOAD, folder]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -44,7 +44,9 @@ CONFIGS = st.builds(
 @settings(max_examples=40, deadline=None)
 @given(CONFIGS, BATCHES)
 def test_any_batch_with_any_sizes(config: EngineConfig, batch) -> None:
-    longest = max(len(ids) + sum(i.tokens for i in images) + n for ids, images, n in batch)
+    longest = max(
+        len(ids) + sum(i.tokens for i in images) + n for ids, images, n in batch
+    )
     blocks = max(config.num_blocks, -(-longest // config.block_size) + 1)
     made = engine(replace(config, num_blocks=blocks))
     seqs = [made.add(ids, images, max_tokens=n) for ids, images, n in batch]
@@ -74,7 +76,9 @@ def test_the_answers_depend_on_the_image() -> None:
     for seed in range(6):
         image = Image.of(b"%d" % seed, 2, 3)
         made = engine(EngineConfig(vision="fake"))
-        answers.add(tuple(made.generate([made.add([1, 2, 3], [image], max_tokens=6)])[0]))
+        answers.add(
+            tuple(made.generate([made.add([1, 2, 3], [image], max_tokens=6)])[0])
+        )
     assert len(answers) > 3
 
 
@@ -82,7 +86,11 @@ def test_preemption_changes_nothing() -> None:
     batch = [([5] * 9, [Image.of(b"%d" % n, 1, 2)], 8) for n in range(3)]
     made = engine(
         EngineConfig(
-            num_blocks=10, block_size=4, max_model_len=64, vision="fake", check_contract="raise"
+            num_blocks=10,
+            block_size=4,
+            max_model_len=64,
+            vision="fake",
+            check_contract="raise",
         )
     )
     seqs = [made.add(ids, images, max_tokens=n) for ids, images, n in batch]
@@ -122,9 +130,13 @@ def test_text_is_bit_identical_with_and_without_the_multimodal_code() -> None:
     absent = [f"minivllm.{name}" for name in ("images", "vision", "fake_vision")]
 
     def run(blocked: list[str]) -> dict[str, object]:
-        folders = json.dumps([sys.path[0], *[p for p in sys.path if "reproducers" in p]])
+        folders = json.dumps(
+            [sys.path[0], *[p for p in sys.path if "reproducers" in p]]
+        )
         command = [sys.executable, "-c", BITS, folders, json.dumps(blocked)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, check=False
+        )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
@@ -152,4 +164,6 @@ def test_the_model_is_shared_between_engines() -> None:
     before = [w.clone() for w in model().parameters()]
     made = engine(EngineConfig(vision="fake"))
     made.generate([made.add([1], [Image.of(b"x", 1, 1)], max_tokens=2)])
-    assert all(torch.equal(a, b) for a, b in zip(before, model().parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(before, model().parameters(), strict=True)
+    )

@@ -19,12 +19,28 @@ ODD = Image.of(b"odd", 2, 3)
 WHOLE = Image.of(b"whole", 4, 4)
 
 NOTE = {
-    "warmup-sequence": (TypeError, "ImageRunner expects ImageSequence, got Sequence", "warm_up"),
-    "warmup-order": (TypeError, "unexpected keyword argument 'inputs_embeds'", "warm_up"),
+    "warmup-sequence": (
+        TypeError,
+        "ImageRunner expects ImageSequence, got Sequence",
+        "warm_up",
+    ),
+    "warmup-order": (
+        TypeError,
+        "unexpected keyword argument 'inputs_embeds'",
+        "warm_up",
+    ),
     "broken-module": (SyntaxError, "fake_vision.py", "load_vision"),
     "image-path": (FileNotFoundError, "assets/warm-up.png", "_warm_up_picture"),
-    "pinned-placeholder": (RuntimeError, "only dense CPU tensors can be pinned", "_placeholder"),
-    "slot-mapping": (AssertionError, "Slot mapping size must match number of tokens", "store"),
+    "pinned-placeholder": (
+        RuntimeError,
+        "only dense CPU tensors can be pinned",
+        "_placeholder",
+    ),
+    "slot-mapping": (
+        AssertionError,
+        "Slot mapping size must match number of tokens",
+        "store",
+    ),
 }
 
 
@@ -62,17 +78,23 @@ def test_the_note_s_symptom_for_the_note_s_reason(
     assert image.finish_reason == "error"
     assert says in image.error
     assert type(seen[0]) is kind
-    assert where in [frame.name for frame in traceback.extract_tb(seen[0].__traceback__)]
+    assert where in [
+        frame.name for frame in traceback.extract_tb(seen[0].__traceback__)
+    ]
     again = made.add([1, 2, 3], max_tokens=4)
     assert made.generate([again]) == [reference([1, 2, 3], [], 4)], "text goes on"
     assert not made.scheduler.blocks.users, "nothing is left of the failed request"
 
 
 @pytest.mark.parametrize("fault", NOTE)
-def test_an_engine_with_images_from_the_start_ends_in_the_note_s_error(fault: str) -> None:
+def test_an_engine_with_images_from_the_start_ends_in_the_note_s_error(
+    fault: str,
+) -> None:
     """All but the slot mapping, whose warm-up is without it."""
     kind, says, _ = NOTE[fault]
-    config = EngineConfig(vision="fake", images_at_start=True, faults=frozenset({fault}))
+    config = EngineConfig(
+        vision="fake", images_at_start=True, faults=frozenset({fault})
+    )
     if fault == "slot-mapping":
         engine(config)
         return
@@ -81,8 +103,8 @@ def test_an_engine_with_images_from_the_start_ends_in_the_note_s_error(fault: st
 
 
 def test_the_configured_warm_up_image(tmp_path: Path) -> None:
-    """The note's bug 4 by its own setting, without a fault: a path that does not exist, a file that
-    is no picture, one that is, and one that is wide."""
+    """The note's bug 4 by its own setting, without a fault: a path that does not exist,
+    a file that is no picture, one that is, and one that is wide."""
     path = tmp_path / "image.ppm"
 
     def started() -> None:
@@ -94,7 +116,9 @@ def test_the_configured_warm_up_image(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="cannot identify image file"):
         started()
     for width, height in ((28, 28), (140, 28)):
-        path.write_bytes(b"P6 %d %d 255\n" % (width, height) + bytes(3 * width * height))
+        path.write_bytes(
+            b"P6 %d %d 255\n" % (width, height) + bytes(3 * width * height)
+        )
         started()
 
 
@@ -123,12 +147,17 @@ def test_a_reused_mask_ends_in_masked_scatter_or_in_wrong_rows() -> None:
     long = made.add(list(range(20)), [Image.of(b"a", 1, 2)], max_tokens=1)
     other = made.add([1, 2, 3], [Image.of(b"b", 2, 3)], max_tokens=1)
     made.generate([long, other])
-    assert "Number of elements of source < number of ones in mask" in long.error + other.error
+    assert (
+        "Number of elements of source < number of ones in mask"
+        in long.error + other.error
+    )
     silent = engine(config)
     seq = silent.add([1, 2, 3], [Image.of(b"c", 3, 4)], max_tokens=6)
     found = silent.generate([seq])[0]
     assert not seq.error
-    assert found != reference([1, 2, 3], [Image.of(b"c", 3, 4)], 6), "wrong rows, silently"
+    assert found != reference([1, 2, 3], [Image.of(b"c", 3, 4)], 6), (
+        "wrong rows, silently"
+    )
 
 
 def test_the_contract_names_the_mask_before_torch_does() -> None:
@@ -184,9 +213,12 @@ def test_merged_patches_are_those_of_one_place() -> None:
 
 
 def test_no_embeddings_at_all_is_the_text_itself() -> None:
-    """T_vis = 0, the sequence that the note's warm-up uses: an ImageSequence without an image."""
+    """T_vis = 0, the sequence that the note's warm-up uses: an ImageSequence without an
+    image."""
     for faults in (frozenset(), frozenset({"slot-mapping"})):
-        made = engine(EngineConfig(vision="fake", faults=faults, check_contract="raise"))
+        made = engine(
+            EngineConfig(vision="fake", faults=faults, check_contract="raise")
+        )
         size = made.config.block_size
         seq = ImageSequence(1, [1, 2, 3], size, 4, images=(), faults=faults)
         made.scheduler.add(seq)
@@ -195,7 +227,8 @@ def test_no_embeddings_at_all_is_the_text_itself() -> None:
 
 
 def test_an_empty_answer_is_an_answer() -> None:
-    """The note's "output may be empty": the model ends it at once, and nothing is wrong."""
+    """The note's "output may be empty": the model ends it at once, and nothing is
+    wrong."""
     first = reference([1, 2, 3], [ODD], 1)[0]
     made = engine(EngineConfig(vision="fake"))
     made.eos_token_id = first
@@ -215,11 +248,14 @@ def test_an_empty_answer_is_an_answer() -> None:
 def test_the_contract_is_held_against_what_the_model_is_given(
     cut: Callable[[Tensor], Tensor], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the note advises: rows against the slot mapping's, width against the hidden size."""
+    """As the note advises: rows against the slot mapping's, width against the hidden
+    size."""
     made = engine(EngineConfig(vision="fake", check_contract="raise"))
     made.generate([made.add([1, 2, 3], [ODD], max_tokens=1)])
     embed = made.runner.model.embed_tokens
-    monkeypatch.setattr(embed, "forward", lambda ids: cut(functional.embedding(ids, embed.weight)))
+    monkeypatch.setattr(
+        embed, "forward", lambda ids: cut(functional.embedding(ids, embed.weight))
+    )
     wrong = made.add([1, 2, 4], [ODD], max_tokens=1)
     made.generate([wrong])
     assert wrong.finish_reason == "error"

@@ -1,4 +1,5 @@
-"""The race without an engine: what the emulated stream gives is what the table says of it."""
+"""The race without an engine: what the emulated stream gives is what the table says of
+it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)
 def told(script: str, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Its exit code and its document."""
     command = [sys.executable, str(REPRODUCERS / script), "--json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 
@@ -41,16 +44,21 @@ def test_the_emulated_stream_gives_what_the_table_says() -> None:
     assert len(document["trials"]) == 2 * 8
     assert {trial["as_emulated"] for trial in document["trials"]} == {True}
     assert {mask["as_emulated"] for mask in document["masks"]} == {True}
-    not_so = {name for name, status in statuses(document).items() if status != "confirmed"}
+    not_so = {
+        name for name, status in statuses(document).items() if status != "confirmed"
+    }
     assert not_so == {"delay", "graph"}, "it knows neither time nor graphs"
 
 
 def test_the_emulated_masks_are_those_of_vllms_own_code() -> None:
-    """Rows to put in, and ones that the device reads: as vLLM 0.12.0's ``_gather_mm_embeddings``
-    gave them in a queue of its own, of the report's image: 2046 rows and 2048 ones, 354 and 353."""
+    """Rows to put in, and ones that the device reads: as vLLM 0.12.0's
+    ``_gather_mm_embeddings`` gave them in a queue of its own, of the report's image:
+    2046 rows and 2048 ones, 354 and 353."""
     _, document = reuse("emulated")
     masks = {mask["name"]: mask for mask in document["masks"]}
-    assert "Number of elements of source < number of ones" in masks["three-steps"]["error"]
+    assert (
+        "Number of elements of source < number of ones" in masks["three-steps"]["error"]
+    )
     assert masks["two-steps"]["rows"][:2] == [[2046, 2040], [354, 353]]
     assert masks["two-steps"]["wrong"][0] > 0
     assert masks["equal-count"]["rows"][0] == [1000, 1000]
@@ -89,7 +97,10 @@ def test_a_cpu_refuses_at_once_and_goes_on() -> None:
     assert {one["raised_by"] for one in refusals.values()} == {"launch"}
     assert {one["afterwards"] for one in refusals.values()} == {""}
     assert refusals["index"]["error"] == "IndexError: index out of range in self"
-    assert "Number of elements of source < number of ones in mask" in refusals["scatter"]["error"]
+    assert (
+        "Number of elements of source < number of ones in mask"
+        in refusals["scatter"]["error"]
+    )
     assert set(statuses(document).values()) == {"not-tested"}
 
 

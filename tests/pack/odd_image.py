@@ -25,7 +25,11 @@ from mmrepro.scenario import (
 )
 from mmrepro.scenario.more import TinyQwen3
 
-WHOLE, FAILS, AFTER = "image of 64 embeddings", "image of 6 embeddings", "text afterwards"
+WHOLE, FAILS, AFTER = (
+    "image of 64 embeddings",
+    "image of 6 embeddings",
+    "text afterwards",
+)
 BLOCK, EMBEDDINGS = 16, 6
 COUNTED = re.compile(r"slot_mapping has (\d+) entries for (\d+) tokens")
 NOTE = Reference(
@@ -45,9 +49,8 @@ class OddImage(Scenario):
 
     What: An image of 6 embeddings gets HTTP 500; one of 64, and text, are answered.
 
-    Why: The slots of the last block are counted from the text alone. Where the image fills whole
-    blocks, that is the same number.
-    """
+    Why: The slots of the last block are counted from the text alone. Where the image
+    fills whole blocks, that is the same number."""
 
     name = "odd-image"
     engine = "minivllm"
@@ -61,7 +64,9 @@ class OddImage(Scenario):
         "in-store": r'model\.py", line \d+, in store',
         "slot-count": r"contract violated: slot-count: ",
     }
-    mitigations = (cure("fix", "--fix slot-mapping", "the last block is counted as it should be"),)
+    mitigations = (
+        cure("fix", "--fix slot-mapping", "the last block is counted as it should be"),
+    )
 
     async def trigger(self, drive: Drive) -> None:
         """An image that fills its blocks, one that does not, and text."""
@@ -69,27 +74,40 @@ class OddImage(Scenario):
         await drive.ask(FAILS, image=(84, 56))
         await drive.ask(AFTER, text="hello")
 
-    @precondition("the engine took in the image of 6 embeddings, which changes the last block")
+    @precondition(
+        "the engine took in the image of 6 embeddings, which changes the last block"
+    )
     def arrives(self, requests: Requests, logs: Logs) -> Finding:
         whole = requests.first(WHOLE).prompt_tokens
         if whole is None:
-            return Finding.unknown("the tokens of the larger image's prompt were not counted")
+            return Finding.unknown(
+                "the tokens of the larger image's prompt were not counted"
+            )
         tokens = whole - 64 + EMBEDDINGS
-        taken = [int(found[1]) for found in logs.search("added-request", r": (\d+) tokens")]
+        taken = [
+            int(found[1]) for found in logs.search("added-request", r": (\d+) tokens")
+        ]
         added = last_block(tokens) - last_block(tokens - EMBEDDINGS)
-        said = f"prompts of {taken} tokens; {tokens} have {added} of the image in the last block"
+        said = (
+            f"prompts of {taken} tokens; {tokens} have {added} of the image in the "
+            "last block"
+        )
         return Finding.of(tokens in taken and added > 0, said)
 
     symptoms = (
         symptom(
-            "a larger image and text are answered", answered(WHOLE, AFTER), id="others-answered"
+            "a larger image and text are answered",
+            answered(WHOLE, AFTER),
+            id="others-answered",
         ),
     )
 
     @symptom("the image of 6 embeddings gets HTTP 500")
     def request_fails(self, requests: Requests) -> Finding:
         sent = requests.first(FAILS)
-        return Finding.of(sent.status == 500, f"HTTP {sent.status} {sent.error[:120]}".strip())
+        return Finding.of(
+            sent.status == 500, f"HTTP {sent.status} {sent.error[:120]}".strip()
+        )
 
     @cause("slots and tokens differ in number where keys and values are stored")
     def refused_in_store(self, logs: Logs) -> Finding:
@@ -105,13 +123,18 @@ class OddImage(Scenario):
             return Finding.of(False, "the contract checker missed no slot")
         slots, tokens = counts[0]
         added = last_block(tokens) - last_block(tokens - EMBEDDINGS)
-        said = f"{slots} slots for {tokens} tokens; the image adds {added} to the last block"
+        said = (
+            f"{slots} slots for {tokens} tokens; the image adds {added} to the last "
+            "block"
+        )
         return Finding.of(tokens - slots == added > 0, said)
 
     works_after = (answered(WHOLE, FAILS, AFTER),)
     rows = (
         row("image of 6 embeddings", "request-fails", healthy="200"),
-        row("a larger image, text", "others-answered", healthy="200", abnormal_if=False),
+        row(
+            "a larger image, text", "others-answered", healthy="200", abnormal_if=False
+        ),
     )
     claims = (
         claim("whole-blocks", "whole blocks hide it", NOTE, by="others-answered"),
@@ -129,7 +152,9 @@ class OddImage(Scenario):
         if not facts.command:
             return Finding.unknown("the command line cannot be seen")
         on = facts.has(("--fault", "slot-mapping"))
-        return Finding.of(on, f"the server runs with{'' if on else 'out'} --fault slot-mapping")
+        return Finding.of(
+            on, f"the server runs with{'' if on else 'out'} --fault slot-mapping"
+        )
 
 
 SCENARIO = OddImage()

@@ -1,12 +1,13 @@
-"""odd-image, held against recorded runs of it. Red until the scenario says what it looks for.
+"""odd-image, held against recorded runs of it. Red until the scenario says what it
+looks for.
 
     mmrepro run ./odd_image.py --out recorded/fails
     mmrepro run ./odd_image.py --mitigation NAME --out recorded/works
     pytest test_odd_image.py
 
-A recording is the folder of a real run or its bundle (`mmrepro bundle DIR`); it needs no engine to
-be judged again. Nothing in it is made up: what is not in a recording has not happened.
-"""
+A recording is the folder of a real run or its bundle (`mmrepro bundle DIR`); it needs
+no engine to be judged again. Nothing in it is made up: what is not in a recording has
+not happened."""
 
 from pathlib import Path
 
@@ -28,7 +29,11 @@ RECORDED = {
 
 def test_nothing_is_left_to_fill_in() -> None:
     lines = enumerate(FILE.read_text(encoding="utf-8").splitlines(), 1)
-    left = [f"{FILE.name}:{number}: {line.strip()}" for number, line in lines if "TODO" in line]
+    left = [
+        f"{FILE.name}:{number}: {line.strip()}"
+        for number, line in lines
+        if "TODO" in line
+    ]
     assert not left, "\n".join(left)
 
 

@@ -1,5 +1,5 @@
-"""Git clones of a made-up engine tree: a package ``vllm`` whose ``state.py`` says what a run of it
-comes to."""
+"""Git clones of a made-up engine tree: a package ``vllm`` whose ``state.py`` says what
+a run of it comes to."""
 
 import os
 import subprocess
@@ -27,9 +27,15 @@ class Clone:
         self._day = 0
 
     def git(self, *words: str, at: Path | None = None, **env: str) -> str:
-        self_named = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
-        who = {f"GIT_{who}_{what}": "made-up@x" for who in ("AUTHOR", "COMMITTER")
-               for what in ("NAME", "EMAIL")}  # fmt: skip
+        self_named = {
+            "GIT_CONFIG_GLOBAL": "/dev/null",
+            "GIT_CONFIG_SYSTEM": "/dev/null",
+        }
+        who = {
+            f"GIT_{who}_{what}": "made-up@x"
+            for who in ("AUTHOR", "COMMITTER")
+            for what in ("NAME", "EMAIL")
+        }
         done = subprocess.run(
             ["git", *words],
             cwd=at or self.path,
@@ -42,8 +48,13 @@ class Clone:
         return done.stdout.strip()
 
     def commit(self, subject: str, **files: str) -> str:
-        """Write files (``state`` is ``vllm/state.py``), commit, and return the commit."""
-        places = {"state": "vllm/state.py", "docs": "docs/x.md", "other": "vllm/other.py"}
+        """Write files (``state`` is ``vllm/state.py``), commit, and return the
+        commit."""
+        places = {
+            "state": "vllm/state.py",
+            "docs": "docs/x.md",
+            "other": "vllm/other.py",
+        }
         for name, text in {"init": "", **files}.items():
             path = self.path / places.get(name, "vllm/__init__.py")
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,12 +63,21 @@ class Clone:
         self._day += 1
         when = f"2026-06-{self._day:02d}T12:00:00+00:00"
         self.git("add", "-A")
-        self.git("commit", "-q", "-m", subject, "--allow-empty", GIT_COMMITTER_DATE=when)
+        self.git(
+            "commit", "-q", "-m", subject, "--allow-empty", GIT_COMMITTER_DATE=when
+        )
         return self.git("rev-parse", "HEAD")
 
 
 def run(
-    self: Trials, cell: Cell, folder: Path, root: Path, *, night: str, index: int, role: Role
+    self: Trials,
+    cell: Cell,
+    folder: Path,
+    root: Path,
+    *,
+    night: str,
+    index: int,
+    role: Role,
 ) -> Attempt:
     """A run that was none: the tree's ``state.py`` says what comes of it."""
     label = TreeLabel.of(cell.release)
@@ -67,8 +87,16 @@ def run(
     outcome = SAYS.get(says)
     folder.mkdir(parents=True)
     return Attempt(
-        night=night, cell=cell.id, index=index, role=role, created=Moment.now(), seconds=1,
-        outcome=outcome, lost=None if outcome else Lost(says), explanation=f"state {says}",
-        error="" if outcome else "SyntaxError: invalid syntax", incident=f"run-{index}",
+        night=night,
+        cell=cell.id,
+        index=index,
+        role=role,
+        created=Moment.now(),
+        seconds=1,
+        outcome=outcome,
+        lost=None if outcome else Lost(says),
+        explanation=f"state {says}",
+        error="" if outcome else "SyntaxError: invalid syntax",
+        incident=f"run-{index}",
         command=f"mmrepro run x --release {cell.release}",
-    )  # fmt: skip
+    )

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-# What a killed process wrote is in the kernel: only a machine that stops loses what was not waited
-# for, and no test stops one. Thousands of lines of journals are written here, 5 ms each.
+# What a killed process wrote is in the kernel: only a machine that stops loses what was
+# not waited for, and no test stops one. Thousands of lines of journals are written
+# here, 5 ms each.
 os.fsync = lambda _file: None  # type: ignore[assignment]
 
-# Twelve thousand tests are a million objects, which the collector would look through again and
+# Twelve thousand tests are a million objects, which the collector would look through
+# again and
 # again: a quarter of the time that it takes to collect them.
 gc.set_threshold(50_000, 20, 50)
 
@@ -26,4 +28,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With -n, the tests of a file go to one worker: what they share is made once."""
     from xdist.scheduler import LoadFileScheduling
 
-    return LoadFileScheduling(config, log) if config.getoption("dist") == "load" else None
+    return (
+        LoadFileScheduling(config, log) if config.getoption("dist") == "load" else None
+    )

@@ -37,7 +37,8 @@ class _Answers(BaseHTTPRequestHandler):
 
 @dataclass
 class FakeProcess:
-    """A FAKE server's process: it has no process id, and what was done to it is kept."""
+    """A FAKE server's process: it has no process id, and what was done to it is
+    kept."""
 
     port: int
     log: Path
@@ -75,7 +76,9 @@ class FakeProcess:
 def ready(process: FakeProcess) -> None:
     """It answers."""
     process.http = ThreadingHTTPServer(("127.0.0.1", process.port), _Answers)
-    threading.Thread(target=process.http.serve_forever, args=(0.01,), daemon=True).start()
+    threading.Thread(
+        target=process.http.serve_forever, args=(0.01,), daemon=True
+    ).start()
 
 
 def ends(*log: str, code: int = 1) -> Goes:
@@ -121,7 +124,9 @@ class FakeStarter:
     worked: list[StartMode] = field(default_factory=list)
     unusable: list[tuple[StartMode, str, bool]] = field(default_factory=list)
 
-    def choose(self, plan: LaunchPlan, environment: Environment) -> tuple[StartMode, list[str]]:
+    def choose(
+        self, plan: LaunchPlan, environment: Environment
+    ) -> tuple[StartMode, list[str]]:
         return self.mode, list(self.reasons)
 
     def parent_of(self, plan: LaunchPlan, environment: Environment) -> object:
@@ -131,7 +136,13 @@ class FakeStarter:
         self.warms()
 
     def start(
-        self, plan: LaunchPlan, environment: Environment, mode: StartMode, *, log: Path, **_: object
+        self,
+        plan: LaunchPlan,
+        environment: Environment,
+        mode: StartMode,
+        *,
+        log: Path,
+        **_: object,
     ) -> tuple[EngineProcess, None]:
         self.modes.append(mode)
         process = FakeProcess(int(plan.argv[plan.argv.index("--port") + 1]), log)
@@ -144,7 +155,13 @@ class FakeStarter:
         self.worked.append(mode)
 
     def note_unusable(
-        self, mode: StartMode, plan: object, environment: object, why: str, *, certain: bool
+        self,
+        mode: StartMode,
+        plan: object,
+        environment: object,
+        why: str,
+        *,
+        certain: bool,
     ) -> None:
         self.unusable.append((mode, why, certain))
 

@@ -1,4 +1,5 @@
-"""A FAKE OpenAI server: no engine, only the ways in which one may answer, well or badly."""
+"""A FAKE OpenAI server: no engine, only the ways in which one may answer, well or
+badly."""
 
 import asyncio
 import contextlib
@@ -21,11 +22,14 @@ class FakeServer:
 
 @asynccontextmanager
 async def serving(reply: Reply) -> AsyncIterator[FakeServer]:
-    """A server that hands each whole request to ``reply`` and then closes the connection."""
+    """A server that hands each whole request to ``reply`` and then closes the
+    connection."""
     seen = FakeServer("")
     open_ones: set[asyncio.Task[None]] = set()
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def connected(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None
         open_ones.add(task)
@@ -62,7 +66,10 @@ def http(
     status: int, body: bytes, kind: str = "application/json", length: int | None = None
 ) -> bytes:
     size = len(body) if length is None else length
-    head = f"HTTP/1.1 {status} Said\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n\r\n"
+    head = (
+        f"HTTP/1.1 {status} Said\r\nContent-Type: {kind}\r\nContent-Length: "
+        f"{size}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -106,7 +113,9 @@ def endless(head: bytes, piece: bytes) -> Reply:
     return reply
 
 
-STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+)
 
 
 def events(*chunks: object, done: bool = True) -> bytes:

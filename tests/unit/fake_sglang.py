@@ -1,8 +1,8 @@
 """A small engine that hashes as SGLang does, for the worker of the collision search.
 
-``python`` below is this interpreter with a folder on its path that holds ``sglang``; its image
-processor lays pixels out as Qwen2-VL's does (patches of 14, merged 2 x 2, each frame twice).
-"""
+``python`` below is this interpreter with a folder on its path that holds ``sglang``;
+its image processor lays pixels out as Qwen2-VL's does (patches of 14, merged 2 x 2,
+each frame twice)."""
 
 from pathlib import Path
 
@@ -89,17 +89,22 @@ def load_image(text):
 
 
 def write_engine(
-    folder: Path, *, pad: str = "self.hash % (1 << 30)", salt: bytes = b"", mix: bool = False
+    folder: Path,
+    *,
+    pad: str = "self.hash % (1 << 30)",
+    salt: bytes = b"",
+    mix: bool = False,
 ) -> Path:
-    """The engine's package below ``folder`` (for PYTHONPATH), and a model in ``folder/model``.
+    """The engine's package below ``folder`` (for PYTHONPATH), and a model in
+    ``folder/model``.
 
-    ``pad`` is the expression of the pad value; ``salt`` makes the engine hash something else than
-    the pixels; ``mix`` makes its image processor mix neighbouring pixels.
-    """
+    ``pad`` is the expression of the pad value; ``salt`` makes the engine hash something
+    else than the pixels; ``mix`` makes its image processor mix neighbouring pixels."""
     files = {
         "sglang/srt/utils/hf_transformers_utils.py": f"MIX = {mix}\n{PROCESSOR}",
         "sglang/srt/utils/__init__.py": UTILS,
-        "sglang/srt/managers/schedule_batch.py": f"SALT = {salt!r}\n" + BATCH.replace("PAD", pad),
+        "sglang/srt/managers/schedule_batch.py": f"SALT = {salt!r}\n"
+        + BATCH.replace("PAD", pad),
         "sglang/srt/managers/__init__.py": "",
         "sglang/srt/__init__.py": "",
         "sglang/__init__.py": "",

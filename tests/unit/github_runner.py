@@ -1,10 +1,25 @@
-"""What GitHub's runner makes of the output of a step, as its ActionCommand.cs has it."""
+"""What GitHub's runner makes of the output of a step, as its ActionCommand.cs has
+it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-COMMANDS = {"error", "warning", "notice", "debug", "add-mask", "set-output", "set-env", "add-path",
-            "stop-commands", "group", "endgroup", "echo", "add-matcher", "save-state"}  # fmt: skip
+COMMANDS = {
+    "error",
+    "warning",
+    "notice",
+    "debug",
+    "add-mask",
+    "set-output",
+    "set-env",
+    "add-path",
+    "stop-commands",
+    "group",
+    "endgroup",
+    "echo",
+    "add-matcher",
+    "save-state",
+}
 
 
 @dataclass
@@ -15,14 +30,17 @@ class Command:
 
 
 def as_the_runner_reads_it(line: str) -> Command | None:
-    """What GitHub's runner makes of a line (ActionCommand.cs): the new form, else the old one."""
+    """What GitHub's runner makes of a line (ActionCommand.cs): the new form, else the
+    old one."""
     stripped = line.lstrip()
     if stripped.startswith("::"):
         info, separator, data = stripped[2:].partition("::")
         name, _, rest = info.partition(" ")
         if separator and name in COMMANDS:
             pairs = [p.partition("=") for p in rest.strip().split(",") if p]
-            return Command(name, {k: unescaped(v, ":,") for k, _, v in pairs}, unescaped(data))
+            return Command(
+                name, {k: unescaped(v, ":,") for k, _, v in pairs}, unescaped(data)
+            )
     _, prefix, rest = line.partition("##[")
     info, bracket, data = rest.partition("]")
     if prefix and bracket and info.partition(" ")[0] in COMMANDS:
@@ -37,7 +55,8 @@ def unescaped(text: str, more: str = "") -> str:
 
 
 def commands_in(lines: Iterable[str]) -> list[Command]:
-    """Those that it obeys; what stands between ``stop-commands`` and its token it only shows."""
+    """Those that it obeys; what stands between ``stop-commands`` and its token it only
+    shows."""
     found, token = [], ""
     for line in lines:
         if token:

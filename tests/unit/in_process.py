@@ -1,4 +1,5 @@
-"""``mmrepro …`` in this process: a start of Python and its imports take half a second each."""
+"""``mmrepro …`` in this process: a start of Python and its imports take half a second
+each."""
 
 import io
 import signal
@@ -13,10 +14,18 @@ from mmrepro.cli import live
 def mmrepro(*words: object) -> tuple[int, str, str]:
     """Exit code, output and error."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-    out.isatty, err.isatty = sys.stdout.isatty, sys.stderr.isatty  # a test may have set them
+    out.isatty, err.isatty = (
+        sys.stdout.isatty,
+        sys.stderr.isatty,
+    )  # a test may have set them
     handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        # A diagnosis bounds its own process, which is that of all tests before and after this one.
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        # A diagnosis bounds its own process, which is that of all tests before and
+        # after this one.
         patch.setattr(live, "_bound", lambda servers=1: None)
         patch.setattr(sys, "argv", ["mmrepro", *map(str, words)])
         with pytest.raises(SystemExit) as ended:

@@ -15,7 +15,8 @@ Sent = tuple[str, list[int], dict[str, Any]]
 
 
 class Listening:
-    """Answers everything and keeps what it was sent; ``health``: what ``/health`` says."""
+    """Answers everything and keeps what it was sent; ``health``: what ``/health``
+    says."""
 
     def __init__(self, *health: int | None) -> None:
         self.sent: list[Sent] = []
@@ -40,7 +41,11 @@ class Listening:
 
 
 def driven(
-    scenario: Scenario, path: Path, *health: int | None, part: str = "trigger", flips: str = ""
+    scenario: Scenario,
+    path: Path,
+    *health: int | None,
+    part: str = "trigger",
+    flips: str = "",
 ) -> Listening:
     server = Listening(*health)
     drive = Drive(

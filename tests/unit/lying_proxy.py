@@ -1,4 +1,5 @@
-"""A FAKE in front of a sound server: a proxy that lies about some answers, and notes which."""
+"""A FAKE in front of a sound server: a proxy that lies about some answers, and notes
+which."""
 
 import asyncio
 import contextlib
@@ -11,11 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-Lie = Literal["swap", "drop-done", "falsify-usage", "flip-near-tie", "duplicate-token", "truncate"]
+Lie = Literal[
+    "swap", "drop-done", "falsify-usage", "flip-near-tie", "duplicate-token", "truncate"
+]
 COMPLETIONS = (b"/v1/chat/completions", b"/v1/completions")
 DONE = b"data: [DONE]\n\n"
 PARTNER_S = 0.5
-"""An answer that is to be swapped waits for another so long; then it is the client's own."""
+"""An answer that is to be swapped waits for another so long; then it is the client's
+own."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +68,24 @@ class LyingProxy:
 
     # ------------------------------------------------------------------ connections
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _connected(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             body = await reader.readexactly(_length(head))
             address = urlsplit(self.upstream)
-            behind, there = await asyncio.open_connection(address.hostname, address.port)
+            behind, there = await asyncio.open_connection(
+                address.hostname, address.port
+            )
             try:
                 there.write(_closing(head) + body)
                 await there.drain()
                 whole = self.lie is not None and head.split()[1] in COMPLETIONS
                 answering = asyncio.ensure_future(
-                    self._answer(behind, body, writer) if whole else _copy(behind, writer)
+                    self._answer(behind, body, writer)
+                    if whole
+                    else _copy(behind, writer)
                 )
                 await self._unless_gone(answering, reader)
             finally:
@@ -88,12 +98,15 @@ class LyingProxy:
     async def _unless_gone(
         self, answering: asyncio.Future[None], reader: asyncio.StreamReader
     ) -> None:
-        """As the server would notice it: a client that goes away takes its request with it."""
+        """As the server would notice it: a client that goes away takes its request with
+        it."""
         gone = asyncio.ensure_future(reader.read(1))
         await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
         for task in (answering, gone):
             task.cancel()
-        with contextlib.suppress(OSError, asyncio.CancelledError, asyncio.IncompleteReadError):
+        with contextlib.suppress(
+            OSError, asyncio.CancelledError, asyncio.IncompleteReadError
+        ):
             await answering
 
     async def _answer(
@@ -129,7 +142,8 @@ class LyingProxy:
         return _Answer(answer.head, body, answer.request, answer.stream)
 
     async def _swapped(self, answer: _Answer) -> _Answer:
-        """Half of the swapped answers wait for a partner, so that ``p`` of all are swapped."""
+        """Half of the swapped answers wait for a partner, so that ``p`` of all are
+        swapped."""
         for place, (other, future) in enumerate(self._waiting):
             if other.stream == answer.stream and not future.done():
                 del self._waiting[place]
@@ -149,7 +163,9 @@ class LyingProxy:
             self._waiting = [one for one in self._waiting if one is not waiting]
 
     def _other_usage(self, answer: _Answer) -> bytes | None:
-        field = self._random.choice(("prompt_tokens", "completion_tokens", "total_tokens"))
+        field = self._random.choice(
+            ("prompt_tokens", "completion_tokens", "total_tokens")
+        )
 
         def change(content: Any) -> bool:
             if not content.get("usage"):
@@ -160,7 +176,8 @@ class LyingProxy:
         return _edited(answer, change)
 
     def _flipped(self, answer: _Answer) -> bytes | None:
-        """The first token that hardly led becomes the next likely one; the rest stays."""
+        """The first token that hardly led becomes the next likely one; the rest
+        stays."""
         flipped: list[bool] = []
 
         def change(content: Any) -> bool:
@@ -174,10 +191,15 @@ class LyingProxy:
                         continue
                     if first["token"] != token["token"] or not token["token"].isascii():
                         continue
-                    if not token["token"] or first["logprob"] - second["logprob"] >= self.bound:
+                    if (
+                        not token["token"]
+                        or first["logprob"] - second["logprob"] >= self.bound
+                    ):
                         continue
                     said = choice.get("message") or choice.get("delta")
-                    said["content"] = said["content"].replace(token["token"], second["token"], 1)
+                    said["content"] = said["content"].replace(
+                        token["token"], second["token"], 1
+                    )
                     token |= {name: second[name] for name in ("token", "logprob")}
                     if choice.get("token_ids"):
                         choice["token_ids"] = None
@@ -194,7 +216,8 @@ class LyingProxy:
         return self._retold(answer, lambda text: text[:-1])
 
     def _retold(self, answer: _Answer, how: Any) -> bytes | None:
-        """The text of the whole answer, or of the last piece with text, becomes another one."""
+        """The text of the whole answer, or of the last piece with text, becomes another
+        one."""
         texts = [c["choices"][0] for c in _contents(answer) if c.get("choices")]
         last = max((i for i, c in enumerate(texts) if _said(c)), default=None)
         seen = iter(range(len(texts) + 1))
@@ -225,7 +248,9 @@ def _contents(answer: _Answer) -> list[Any]:
     if not answer.stream:
         return [json.loads(answer.body)]
     events = [e.removeprefix(b"data: ") for e in answer.body.split(b"\n\n")]
-    return [json.loads(event) for event in events if event.strip() not in (b"", b"[DONE]")]
+    return [
+        json.loads(event) for event in events if event.strip() not in (b"", b"[DONE]")
+    ]
 
 
 def _edited(answer: _Answer, change: Any) -> bytes | None:
@@ -236,7 +261,9 @@ def _edited(answer: _Answer, change: Any) -> bytes | None:
         return None
     if not answer.stream:
         return json.dumps(contents[0]).encode()
-    events = [b"data: " + json.dumps(content).encode() + b"\n\n" for content in contents]
+    events = [
+        b"data: " + json.dumps(content).encode() + b"\n\n" for content in contents
+    ]
     return b"".join(events) + (DONE if DONE in answer.body else b"")
 
 
@@ -251,13 +278,17 @@ def _length(head: bytes) -> int:
 
 
 def _closing(head: bytes) -> bytes:
-    lines = [one for one in head.split(b"\r\n") if not one.lower().startswith(b"connection:")]
+    lines = [
+        one for one in head.split(b"\r\n") if not one.lower().startswith(b"connection:")
+    ]
     return b"\r\n".join([lines[0], b"Connection: close", *lines[1:]])
 
 
 def _plain_head(head: bytes, length: int) -> bytes:
     drop = (b"content-length:", b"transfer-encoding:", b"connection:")
-    lines = [one for one in head.rstrip().split(b"\r\n") if not one.lower().startswith(drop)]
+    lines = [
+        one for one in head.rstrip().split(b"\r\n") if not one.lower().startswith(drop)
+    ]
     lines += [b"Content-Length: %d" % length, b"Connection: close"]
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
@@ -283,7 +314,9 @@ def lying(proxy: LyingProxy) -> Iterator[LyingProxy]:
     stop = asyncio.Event()
 
     async def serve() -> None:
-        server = await asyncio.start_server(proxy._connected, "127.0.0.1", 0, limit=1 << 24)
+        server = await asyncio.start_server(
+            proxy._connected, "127.0.0.1", 0, limit=1 << 24
+        )
         proxy.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         ready.set()
         await stop.wait()
@@ -291,7 +324,9 @@ def lying(proxy: LyingProxy) -> Iterator[LyingProxy]:
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
 
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread = threading.Thread(
+        target=loop.run_until_complete, args=(serve(),), daemon=True
+    )
     thread.start()
     try:
         assert ready.wait(10)

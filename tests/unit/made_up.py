@@ -1,4 +1,5 @@
-"""Made-up evidence of runs, modelled on real ones of vLLM 0.23.0 and 0.24.0. No run made it."""
+"""Made-up evidence of runs, modelled on real ones of vLLM 0.23.0 and 0.24.0. No run
+made it."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -38,7 +39,9 @@ def at(seconds: float) -> Moment:
     return Moment(wall=NOW + timedelta(seconds=seconds), mono=1000 + seconds)
 
 
-def request(phase: Phase, label: str, status: int | None = 200, **more: Any) -> RequestRecord:
+def request(
+    phase: Phase, label: str, status: int | None = 200, **more: Any
+) -> RequestRecord:
     fields: dict[str, Any] = {"latency_s": 0.1, "deadline_s": 13.0}
     if status == 200:
         fields |= {"text": "$Y", "completion_tokens": 4, "prompt_tokens": 240}
@@ -50,7 +53,9 @@ def request(phase: Phase, label: str, status: int | None = 200, **more: Any) -> 
 
 
 def hung(label: str) -> RequestRecord:
-    return request("trigger", label, None, timed_out=True, latency_s=13.0, error="no answer")
+    return request(
+        "trigger", label, None, timed_out=True, latency_s=13.0, error="no answer"
+    )
 
 
 def probed(data: AnyProbeData, phase: str = "check") -> AnyProbeResult:
@@ -71,7 +76,11 @@ def http(*statuses: int | None, gone: bool = False) -> HttpData:
     told = "refused" if gone else "late"
     answers = [
         EndpointAnswer(
-            path=p, status=s, seconds=0.01, error="" if s else told, timed_out=not (s or gone)
+            path=p,
+            status=s,
+            seconds=0.01,
+            error="" if s else told,
+            timed_out=not (s or gone),
         )
         for p, s in zip(paths, statuses, strict=True)
     ]
@@ -102,7 +111,9 @@ def metrics(**values: float | None) -> MetricsData:
     return MetricsData(url="http://127.0.0.1:8000/metrics", samples=samples)
 
 
-def processes(user: float, system: float = 0.0, role: str = "EngineCore") -> ProcessesData:
+def processes(
+    user: float, system: float = 0.0, role: str = "EngineCore"
+) -> ProcessesData:
     core = ProcessUse(
         pid=1764,
         ppid=1533,
@@ -133,8 +144,11 @@ LOOP = (
 POLLING = (("Poller.poll", "zmq/sugar/poll.py"), *LOOP[-2:])
 
 
-def thread(*functions: tuple[str, str], key: str = "", active: bool = True) -> ThreadStack:
-    """py-spy's view of process_input_sockets; ``key`` is the local ``lru_key`` of popitem."""
+def thread(
+    *functions: tuple[str, str], key: str = "", active: bool = True
+) -> ThreadStack:
+    """py-spy's view of process_input_sockets; ``key`` is the local ``lru_key`` of
+    popitem."""
     frames = [Frame(function=name, file=file, line=1) for name, file in functions]
     if key:
         frames[0].locals["lru_key"] = repr(key)
@@ -150,7 +164,10 @@ def thread(*functions: tuple[str, str], key: str = "", active: bool = True) -> T
 def stacks(*threads: ThreadStack) -> StacksData:
     """A sample each."""
     return StacksData(
-        samples=[StackSample(pid=1764, taken=at(21), blocking=False, threads=[t]) for t in threads]
+        samples=[
+            StackSample(pid=1764, taken=at(21), blocking=False, threads=[t])
+            for t in threads
+        ]
     )
 
 
@@ -172,7 +189,9 @@ def syscalls(verdict: Any = "spinning-in-user-space") -> SyscallsData:
     )
 
 
-def logs(*hashes: str, added: int = 18, last: str = "EngineCore waiting for work.") -> LogsData:
+def logs(
+    *hashes: str, added: int = 18, last: str = "EngineCore waiting for work."
+) -> LogsData:
     """A log with one assertion for each of ``hashes``."""
     core = "EngineCore pid=1764"
     lines = [
@@ -210,15 +229,26 @@ def ghost_key(**facts: Any) -> ReproducerResult:
         "article_test_ends": True,
         "insert_after_article_test_ends": False,
     }
-    return ReproducerResult(name="ghost_key.py", exit_code=0, seconds=0.3, facts=found | facts)
+    return ReproducerResult(
+        name="ghost_key.py", exit_code=0, seconds=0.3, facts=found | facts
+    )
 
 
 def gate() -> list[RequestRecord]:
-    labels = ["image 1 (cold)", "image 1 again", "image 2", "text only", "image 1, streamed"]
+    labels = [
+        "image 1 (cold)",
+        "image 1 again",
+        "image 2",
+        "text only",
+        "image 1, streamed",
+    ]
     return [request("gate", f"gate: {label}") for label in labels]
 
 
-REFUSED = '{"error":{"message":"Input length (2144) exceeds the maximum context length (2048)."}}'
+REFUSED = (
+    '{"error":{"message":"Input length (2144) exceeds the maximum context '
+    'length (2048)."}}'
+)
 
 
 def hang_run() -> Evidence:
@@ -241,7 +271,11 @@ def hang_run() -> Evidence:
             probed(processes(user=97.0)),
             probed(looping()),
             probed(syscalls()),
-            probed(InferenceData(answered=False, status=None, seconds=13.1, deadline_s=13.0)),
+            probed(
+                InferenceData(
+                    answered=False, status=None, seconds=13.1, deadline_s=13.0
+                )
+            ),
             probed(metrics()),
             probed(logs(GHOST)),
         ],
@@ -251,7 +285,8 @@ def hang_run() -> Evidence:
 
 
 def healthy_run() -> Evidence:
-    """ghost-key-eviction on vLLM 0.24.0: every image answered, one of them after its eviction."""
+    """ghost-key-eviction on vLLM 0.24.0: every image answered, one of them after its
+    eviction."""
     evidence = hang_run()
     evidence.requests[-1:] = [
         *(request("trigger", f"fill {i}") for i in range(11, 31)),
@@ -268,14 +303,23 @@ def healthy_run() -> Evidence:
         probed(metrics(finished=40)),
         probed(logs(GHOST, added=40)),
     ]
-    evidence.reproducers = [ghost_key(touch_inserts_missing_key=False, eviction_ends=True)]
-    evidence.facts = {"mm_cache_hits_before": 2, "mm_cache_hits_after": 2, "mm_cache_queries": 40}
+    evidence.reproducers = [
+        ghost_key(touch_inserts_missing_key=False, eviction_ends=True)
+    ]
+    evidence.facts = {
+        "mm_cache_hits_before": 2,
+        "mm_cache_hits_after": 2,
+        "mm_cache_queries": 40,
+    }
     return evidence
 
 
 def desync_run() -> Evidence:
     """mm-cache-desync on vLLM 0.24.0, as it reproduces."""
-    again = ["image X again, short", *(f"image X again, short ({i})" for i in (2, 3, 4))]
+    again = [
+        "image X again, short",
+        *(f"image X again, short ({i})" for i in (2, 3, 4)),
+    ]
     return Evidence(
         requests=[
             *gate(),
@@ -296,7 +340,8 @@ def desync_run() -> Evidence:
 
 
 def healing_run() -> Evidence:
-    """The same on vLLM 0.32.0: EngineCore notices, and the image is answered the second time."""
+    """The same on vLLM 0.32.0: EngineCore notices, and the image is answered the second
+    time."""
     evidence = desync_run()
     for record in evidence.labelled("image X again, short")[1:]:
         record.status, record.error, record.completion_tokens = 200, "", 4
@@ -319,7 +364,11 @@ def judge(
 ) -> tuple[Outcome, dict[str, Truth], list[ConditionResult]]:
     """The verdict, as a run reaches it from evidence."""
     verdict = judge_run(scenario, evidence, run_facts(scenario, release))
-    return verdict.outcome, {r.id: r.truth for r in verdict.conditions}, verdict.conditions
+    return (
+        verdict.outcome,
+        {r.id: r.truth for r in verdict.conditions},
+        verdict.conditions,
+    )
 
 
 def run_facts(scenario: Scenario, release: str = "", *mitigations: str) -> RunFacts:
@@ -328,7 +377,10 @@ def run_facts(scenario: Scenario, release: str = "", *mitigations: str) -> RunFa
 
 
 def drop(
-    evidence: Evidence, probe: str, reason: str = "ptrace is not permitted", phase: str = "check"
+    evidence: Evidence,
+    probe: str,
+    reason: str = "ptrace is not permitted",
+    phase: str = "check",
 ) -> None:
     """Make every result of ``probe`` in the check unavailable."""
     for result in evidence.probes:

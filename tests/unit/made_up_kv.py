@@ -1,4 +1,5 @@
-"""Made-up evidence of LMDeploy runs, modelled on real ones of 0.6.4 and 0.18.0. No run made it."""
+"""Made-up evidence of LMDeploy runs, modelled on real ones of 0.6.4 and 0.18.0. No run
+made it."""
 
 import json
 from typing import Any
@@ -13,8 +14,8 @@ from mmrepro.traffic.evidence import Evidence, RequestRecord
 FREE, RUNTIME, BLOCK = 111_155_328, 82_919_424, 131_072
 TRACEBACK = {
     "validation-error": "1 validation error for ChatCompletionResponseChoice",
-    "finish-reason": "Input should be 'stop', 'length' or 'tool_calls' [type=literal_error, "
-    "input_value='error', input_type=str]",
+    "finish-reason": "Input should be 'stop', 'length' or 'tool_calls' "
+    "[type=literal_error, input_value='error', input_type=str]",
 }
 
 
@@ -31,11 +32,19 @@ def witness(event: str, **values: Any) -> LogLine:
 
 
 def sized(
-    share: float, blocks: int, limit: int, *, runtime: int = RUNTIME, reserved: int | None = None
+    share: float,
+    blocks: int,
+    limit: int,
+    *,
+    runtime: int = RUNTIME,
+    reserved: int | None = None,
 ) -> dict[str, LogLine]:
     return {
         "witness-budget": witness(
-            "budget", memory=[FREE, 4 * FREE], runtime=[runtime, 8192], block_bytes=BLOCK
+            "budget",
+            memory=[FREE, 4 * FREE],
+            runtime=[runtime, 8192],
+            block_bytes=BLOCK,
         ),
         "witness-limit": witness(
             "limit",
@@ -48,16 +57,27 @@ def sized(
     }
 
 
-def log(lines: dict[str, LogLine], *requests: LogLine, error: LogLine | None = None) -> LogsData:
-    """What the logs probe found; patterns that it looked for and did not find count 0. Requests
-    stand in lines 10, 20 and so on; ``error``: the first line of an error."""
-    names = (*TRACEBACK, "says-length", "witness-vision", "assertion", "loop-ended", "truncated")
+def log(
+    lines: dict[str, LogLine], *requests: LogLine, error: LogLine | None = None
+) -> LogsData:
+    """What the logs probe found; patterns that it looked for and did not find count 0.
+    Requests stand in lines 10, 20 and so on; ``error``: the first line of an error."""
+    names = (
+        *TRACEBACK,
+        "says-length",
+        "witness-vision",
+        "assertion",
+        "loop-ended",
+        "truncated",
+    )
     matches = {name: [found] for name, found in lines.items()}
     if requests:
         matches["witness-request"] = [
             at(number * 10, request) for number, request in enumerate(requests, 1)
         ]
-    counts = dict.fromkeys(names, 0) | {name: len(found) for name, found in matches.items()}
+    counts = dict.fromkeys(names, 0) | {
+        name: len(found) for name, found in matches.items()
+    }
     return LogsData(
         file="engine.log",
         bytes_read=1,
@@ -89,7 +109,9 @@ REFUSED = ended(3446, 1344, "INPUT_LENGTH_ERROR")
 
 
 def broken(label: str) -> RequestRecord:
-    record = request("trigger", label, 200, completion_tokens=None, text="", stream=True)
+    record = request(
+        "trigger", label, 200, completion_tokens=None, text="", stream=True
+    )
     record.error = "RemoteProtocolError: peer closed connection"
     return record
 
@@ -108,7 +130,9 @@ def opaque_run() -> Evidence:
         broken("the prompt, streamed"),
         request("trigger", "short after"),
     ]
-    lines = sized(0.1, 21, 1344) | {name: line(text) for name, text in TRACEBACK.items()}
+    lines = sized(0.1, 21, 1344) | {
+        name: line(text) for name, text in TRACEBACK.items()
+    }
     evidence.probes = [
         probed(log(sized(0.5, 107, 6848), ended(3446, 6848)), "control"),
         probed(http(200, 200)),
@@ -144,13 +168,23 @@ def mitigated_run() -> Evidence:
     evidence = opaque_run()
     for label in ("the prompt", "the prompt, streamed"):
         record = relabelled(evidence, label)
-        record.status, record.error, record.text, record.completion_tokens = 200, "", "abc", 4
+        record.status, record.error, record.text, record.completion_tokens = (
+            200,
+            "",
+            "abc",
+            4,
+        )
     replace_log(evidence, log(sized(0.26, 56, 3584), *[ended(3446, 3584)] * 2))
     return evidence
 
 
 SHORT_ANSWER = ended(1300, 1344, "FINISH", 4)
-GROWN = (ended(376, 1344), SHORT_ANSWER, ended(1300, 1344, "SUCCESS", 31), ended(376, 1344, None))
+GROWN = (
+    ended(376, 1344),
+    SHORT_ANSWER,
+    ended(1300, 1344, "SUCCESS", 31),
+    ended(376, 1344, None),
+)
 """The gate's short answer, and the one that grew: 0.6.4 gave 31 tokens of it."""
 
 
@@ -181,17 +215,26 @@ def crash_run() -> Evidence:
 def truncated_run() -> Evidence:
     evidence = crash_run()
     for record in evidence.requests:
-        record.status, record.error, record.completion_tokens, record.text = 200, "", 4, "abc"
+        record.status, record.error, record.completion_tokens, record.text = (
+            200,
+            "",
+            4,
+            "abc",
+        )
     growing = relabelled(evidence, "growing")
     growing.prompt_tokens, growing.completion_tokens = 1172, 44
-    replace_log(evidence, log(sized(0.1, 21, 1216, reserved=1), *[ended(1172, 1216)] * 2))
+    replace_log(
+        evidence, log(sized(0.1, 21, 1216, reserved=1), *[ended(1172, 1216)] * 2)
+    )
     return evidence
 
 
 # ------------------------------------------------------------------ judged
 
 
-def told(scenario: Scenario, evidence: Evidence, *mitigations: str) -> dict[str, ConditionResult]:
+def told(
+    scenario: Scenario, evidence: Evidence, *mitigations: str
+) -> dict[str, ConditionResult]:
     conditions = scenario.conditions(run_facts(scenario, "", *mitigations))
     return {result.id: result for result in evaluate(conditions, evidence)}
 
@@ -203,10 +246,14 @@ def truth(scenario: Scenario, evidence: Evidence, condition: str) -> Truth:
 def claimed(
     scenario: Scenario, evidence: Evidence, release: str = "", *mitigations: str
 ) -> dict[str, ClaimResult]:
-    results = scenario.claim_results(evidence, run_facts(scenario, release, *mitigations))
+    results = scenario.claim_results(
+        evidence, run_facts(scenario, release, *mitigations)
+    )
     return {claim.id: claim for claim in results}
 
 
-def logged(evidence: Evidence, lines: dict[str, LogLine], *requests: LogLine) -> Evidence:
+def logged(
+    evidence: Evidence, lines: dict[str, LogLine], *requests: LogLine
+) -> Evidence:
     replace_log(evidence, log(lines, *requests))
     return evidence

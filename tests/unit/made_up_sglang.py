@@ -42,7 +42,9 @@ def alone(*names: str) -> list[RequestRecord]:
     for name in names:
         found.append(request("gate", f"gate: {name} alone", **said(name)))
         found.append(request("gate", f"gate: {name} again", **said(name, PROMPT - 1)))
-        found.append(request("gate", f"gate: {name} after others", **said(name, PREFIX)))
+        found.append(
+            request("gate", f"gate: {name} after others", **said(name, PREFIX))
+        )
     return found
 
 
@@ -139,8 +141,13 @@ def swapped(data: LogsData) -> Change:
 
 
 def filled(again: float) -> list[RequestRecord]:
-    """Pictures that fill the embedding cache, each sent twice: seconds of the second time."""
-    sent = {f"fill-{n}{more}": s for n in range(5) for more, s in (("", 1.0), (" again", again))}
+    """Pictures that fill the embedding cache, each sent twice: seconds of the second
+    time."""
+    sent = {
+        f"fill-{n}{more}": s
+        for n in range(5)
+        for more, s in (("", 1.0), (" again", again))
+    }
     return [request("trigger", label, latency_s=s) for label, s in sent.items()]
 
 
@@ -157,7 +164,11 @@ def alias_run(scenario: Scenario, *, aliases: bool = True) -> Evidence:
         evidence.requests += [
             request("trigger", f"{first} first", **said(first)),
             request("trigger", f"{second} after {first}", **said(whose, shared)),
-            request("trigger", f"control after {first}", **said("control", PREFIX if kv else 0)),
+            request(
+                "trigger",
+                f"control after {first}",
+                **said("control", PREFIX if kv else 0),
+            ),
         ]
     evidence.probes += [probed(http(200, 200)), probed(log())]
     hashes = {"bytes_equal": True, "hashes_equal": True, "grids_differ": True}
@@ -168,13 +179,19 @@ def alias_run(scenario: Scenario, *, aliases: bool = True) -> Evidence:
 
 
 def truth(
-    scenario: Scenario, evidence: Evidence, name: str, *mitigations: str, release: str = ""
+    scenario: Scenario,
+    evidence: Evidence,
+    name: str,
+    *mitigations: str,
+    release: str = "",
 ) -> Truth:
     """Of one condition."""
     run_facts = RunFacts(
         release or scenario.release, Fidelity.CPU_STAND_IN, frozenset(mitigations), 13.0
     )
-    results = evaluate([c for c in scenario.conditions(run_facts) if c.id == name], evidence)
+    results = evaluate(
+        [c for c in scenario.conditions(run_facts) if c.id == name], evidence
+    )
     return results[0].truth
 
 

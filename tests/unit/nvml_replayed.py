@@ -1,4 +1,5 @@
-"""NVML played back: an object like the module ``pynvml``, answering from a recorded snapshot.
+"""NVML played back: an object like the module ``pynvml``, answering from a recorded
+snapshot.
 
 A snapshot holds each call's result or error::
 
@@ -26,12 +27,15 @@ class NVMLError(Exception):
 
 
 class Replayed:
-    """``nvmlInit`` fails with ``init``, if given; ``open`` counts inits less shutdowns."""
+    """``nvmlInit`` fails with ``init``, if given; ``open`` counts inits less
+    shutdowns."""
 
     NVMLError = NVMLError
     nvmlMemory_v2 = "v2"  # noqa: N815
 
-    def __init__(self, snapshot: dict[str, Any], init: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, snapshot: dict[str, Any], init: dict[str, Any] | None = None
+    ) -> None:
         self.snapshot = snapshot
         self.init = init
         self.open = 0
@@ -82,10 +86,12 @@ def _friendly(value: Any) -> Any:
     return value
 
 
-# ------------------------------------------------------------------ made up, no recording
+# ---------------------------------------------------------------- made up, no recording
 
 
-def _call(name: str, result: Any = None, error: Any = None, extra: tuple[Any, ...] = ()) -> Any:
+def _call(
+    name: str, result: Any = None, error: Any = None, extra: tuple[Any, ...] = ()
+) -> Any:
     told = {"error": error} if error else {"result": result}
     return {"call": name, "extra": list(extra), **told}
 
@@ -129,7 +135,9 @@ def gpu(
             _call("nvmlDeviceGetGraphicsRunningProcesses", list(graphics)),
             _call("nvmlDeviceGetUtilizationRates", error=NOT_SUPPORTED)
             if unsupported
-            else _call("nvmlDeviceGetUtilizationRates", {"gpu": utilisation, "memory": 0}),
+            else _call(
+                "nvmlDeviceGetUtilizationRates", {"gpu": utilisation, "memory": 0}
+            ),
             _call("nvmlDeviceGetMigMode", [int(mig), int(mig)]),
             _call("nvmlDeviceGetMaxMigDeviceCount", 7),
             _call("nvmlDeviceGetComputeMode", mode),
@@ -138,7 +146,9 @@ def gpu(
     }
 
 
-def mig(index: int, uuid: str, *, used: float = 0.0, processes: tuple[Any, ...] = ()) -> Any:
+def mig(
+    index: int, uuid: str, *, used: float = 0.0, processes: tuple[Any, ...] = ()
+) -> Any:
     """A MIG device as NVIDIA's MIG User Guide has it, 1g.10gb of an H100."""
     name = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
     calls = [
@@ -148,7 +158,9 @@ def mig(index: int, uuid: str, *, used: float = 0.0, processes: tuple[Any, ...] 
     return {"index": index, "calls": calls}
 
 
-def machine(*gpus: dict[str, Any], driver: str = "580.159.03", cuda: int = 13000) -> Replayed:
+def machine(
+    *gpus: dict[str, Any], driver: str = "580.159.03", cuda: int = 13000
+) -> Replayed:
     return Replayed(
         {
             "system": [

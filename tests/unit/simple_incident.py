@@ -3,7 +3,13 @@
 from typing import Any
 
 from made_up import at
-from mmrepro.failure.documents import EngineFacts, Fidelity, HostFacts, Incident, ScenarioFacts
+from mmrepro.failure.documents import (
+    EngineFacts,
+    Fidelity,
+    HostFacts,
+    Incident,
+    ScenarioFacts,
+)
 
 
 def incident(**more: Any) -> Incident:
@@ -14,10 +20,16 @@ def incident(**more: Any) -> Incident:
         "state": "complete",
         "command": "mmrepro run ghost-key-eviction",
         "scenario": ScenarioFacts(
-            name="ghost-key-eviction", title="t", summary="s", affected="<0.24.0", explanation="e"
+            name="ghost-key-eviction",
+            title="t",
+            summary="s",
+            affected="<0.24.0",
+            explanation="e",
         ),
         "engine": EngineFacts(name="vllm", release="0.23.0"),
-        "host": HostFacts(os="", kernel="", cpu="", cores=2, memory_bytes=1, python="3.11"),
+        "host": HostFacts(
+            os="", kernel="", cpu="", cores=2, memory_bytes=1, python="3.11"
+        ),
         "fidelity": Fidelity.CPU,
     }
     return Incident(**fields | more)

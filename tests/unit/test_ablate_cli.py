@@ -21,18 +21,24 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     place = environment(tmp_path / "cache/environments/vllm-0.23.0-cpu")
     made = World()
     monkeypatch.setattr(cells, "existing", lambda spec: place)
-    monkeypatch.setattr(where, "Trials", lambda options: WorldTrials(made, place, options))
+    monkeypatch.setattr(
+        where, "Trials", lambda options: WorldTrials(made, place, options)
+    )
     monkeypatch.setattr(where, "Provisions", lambda *rest: FakeProvisions())
     return made
 
 
-def test_an_ablation_for_people_and_for_machines(here: Here, world: World, tmp_path: Path) -> None:
+def test_an_ablation_for_people_and_for_machines(
+    here: Here, world: World, tmp_path: Path
+) -> None:
     chosen = ("--device", "cpu", "--factors", "cache-size, mm-cache")
     said = here("ablate", GHOST, *chosen, "--out", tmp_path / "out")
     assert (said.returncode, said.stderr) == (0, "")
     assert "mm-cache: cured (1 × cured), in " in said.stdout
     assert "hides it" in said.stdout
-    assert said.stdout.splitlines()[-1].startswith("WORKAROUND FOUND: ghost-key-eviction on vllm")
+    assert said.stdout.splitlines()[-1].startswith(
+        "WORKAROUND FOUND: ghost-key-eviction on vllm"
+    )
     world.calls.clear()
     again = here("ablate", GHOST, *chosen, "--json")
     assert (again.returncode, world.calls) == (0, [])
@@ -45,11 +51,23 @@ def test_an_ablation_for_people_and_for_machines(here: Here, world: World, tmp_p
     for format, starts in (("md", "# Ablation"), ("html", "<!doctype"), ("json", "{")):
         shown = here("report", tmp_path / "out", "--format", format)
         assert shown.stdout.startswith(starts)
-    assert here("report", tmp_path / "out", "--format", "junit").returncode == ExitCode.USAGE
+    assert (
+        here("report", tmp_path / "out", "--format", "junit").returncode
+        == ExitCode.USAGE
+    )
 
 
-def test_quiet_prints_the_verdict_and_the_page(here: Here, world: World, tmp_path: Path) -> None:
-    chosen = ("--device", "cpu", "--factors", "cache-size, mm-cache", "--out", tmp_path / "out")
+def test_quiet_prints_the_verdict_and_the_page(
+    here: Here, world: World, tmp_path: Path
+) -> None:
+    chosen = (
+        "--device",
+        "cpu",
+        "--factors",
+        "cache-size, mm-cache",
+        "--out",
+        tmp_path / "out",
+    )
     said = here("ablate", GHOST, *chosen, "-q")
     assert (said.returncode, said.stderr) == (0, "")
     page, verdict = said.stdout.splitlines()
@@ -67,7 +85,9 @@ def test_ctrl_c(here: Here, world: World, tmp_path: Path) -> None:
     world.happens = interrupted
     said = here("ablate", GHOST, "--device", "cpu", "--out", tmp_path / "out")
     assert said.returncode == ExitCode.INTERRUPTED
-    resume = f"to resume, run: mmrepro ablate {GHOST} --device cpu --out {tmp_path / 'out'}"
+    resume = (
+        f"to resume, run: mmrepro ablate {GHOST} --device cpu --out {tmp_path / 'out'}"
+    )
     assert resume in said.stderr
     assert "1 cells are whole" in said.stderr
     world.happens = as_in_0_23
@@ -80,10 +100,21 @@ def test_ctrl_c(here: Here, world: World, tmp_path: Path) -> None:
 def test_places_time_and_events_are_typed_as_of_every_campaign(
     here: Here, world: World, tmp_path: Path
 ) -> None:
-    chosen = ("--device", "cpu", "--factors", "mm-cache", "--jobs", "2", "--budget", "1s")
+    chosen = (
+        "--device",
+        "cpu",
+        "--factors",
+        "mm-cache",
+        "--jobs",
+        "2",
+        "--budget",
+        "1s",
+    )
     out, events = tmp_path / "out", tmp_path / "events.jsonl"
     late = here("ablate", GHOST, *chosen, "--out", out, "--events", events)
-    assert late.returncode == ExitCode.INCONCLUSIVE, "no run is expected to end in a second"
+    assert late.returncode == ExitCode.INCONCLUSIVE, (
+        "no run is expected to end in a second"
+    )
     assert world.calls == []
     failure = json.loads((out / "ablation.json").read_text())["failure"]
     assert failure.endswith(f"--jobs 2 --budget 1s --out {out} --factors mm-cache")
@@ -101,7 +132,9 @@ def test_a_dry_run_starts_nothing(here: Here, world: World, tmp_path: Path) -> N
     assert not (tmp_path / "ablations").exists()
     assert "9 runs, about 9 min" in said.stdout
     assert "is assumed" in said.stdout
-    document = json.loads(here("ablate", GHOST, "--dry-run", "--json", "--device", "cpu").stdout)
+    document = json.loads(
+        here("ablate", GHOST, "--dry-run", "--json", "--device", "cpu").stdout
+    )
     assert [c["flips"] for c in document["cells"]][:2] == [[], ["prefix-caching"]]
     assert document["cells"][1]["command"].endswith("--flip prefix-caching")
 
@@ -109,14 +142,19 @@ def test_a_dry_run_starts_nothing(here: Here, world: World, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        ((GHOST, "--factors", "prayer"), "has no factor 'prayer'; it has: prefix-caching, "),
+        (
+            (GHOST, "--factors", "prayer"),
+            "has no factor 'prayer'; it has: prefix-caching, ",
+        ),
         ((GHOST, "--threshold", "2"), "--threshold 2 is more than --repeat 1"),
         ((GHOST, "--repeat", "0"), "--repeat"),
         ((GHOST, "--release", "latest"), "'latest' is not a release of vllm."),
         (("no-such",), "There is no scenario 'no-such'"),
     ],
 )
-def test_wrong_use(here: Here, tmp_path: Path, argv: tuple[str, ...], says: str) -> None:
+def test_wrong_use(
+    here: Here, tmp_path: Path, argv: tuple[str, ...], says: str
+) -> None:
     said = here("ablate", *argv, "--device", "cpu")
     assert (said.returncode, said.stdout) == (ExitCode.USAGE, "")
     assert says in said.stderr

@@ -31,7 +31,8 @@ def test_a_monotone_oracle(cures: list[frozenset[str]]) -> None:
 
 @given(held=st.frozensets(st.sampled_from(all_subsets("abcde"))))
 def test_any_oracle_at_all(held: frozenset[frozenset[str]]) -> None:
-    """Not monotone, not anything: the result holds and is 1-minimal, as was really asked."""
+    """Not monotone, not anything: the result holds and is 1-minimal, as was really
+    asked."""
     items = "abcde"
     asked: dict[frozenset[str], bool] = {}
 

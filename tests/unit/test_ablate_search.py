@@ -26,7 +26,8 @@ def explored(truth: Truth, names: str = NAMES) -> tuple[Search, list[frozenset[s
 
 
 def cured_by(*cures: str, hides: str = "") -> Truth:
-    """Whatever contains one of ``cures`` cures; one of ``hides`` takes the symptom away."""
+    """Whatever contains one of ``cures`` cures; one of ``hides`` takes the symptom
+    away."""
 
     def truth(flips: frozenset[str]) -> CellState:
         if any(set(cure) <= flips for cure in cures):
@@ -50,7 +51,9 @@ def test_one_necessary_factor_one_that_hides_it_and_the_rest() -> None:
     assert [c.flips for c in found.cures] == [("a",)]
     assert found.conclusion is Conclusion.CURE
     assert "b" in found.left_out
-    assert not any("b" in cell and len(cell) > 1 for cell in asked), "it would mask the others"
+    assert not any("b" in cell and len(cell) > 1 for cell in asked), (
+        "it would mask the others"
+    )
     assert frozenset("cde") in asked, "that nothing else cures is seen, not supposed"
     assert found.factors["a"].needed is True
 
@@ -187,7 +190,9 @@ def test_whatever_the_oracle_says_the_words_mean_what_they_say(
         without = {table[cell] for cell in asked if name not in cell}
         assert (judged.cures_alone is True) == (alone is CURED)
         assert (chosen is FactorClass.HIDES) == (alone is HIDDEN)
-        assert (chosen in (FactorClass.NECESSARY, FactorClass.SUFFICIENT)) == (alone is CURED)
+        assert (chosen in (FactorClass.NECESSARY, FactorClass.SUFFICIENT)) == (
+            alone is CURED
+        )
         if chosen is FactorClass.NECESSARY:
             assert judged.needed is True
         if judged.needed:

@@ -1,4 +1,5 @@
-"""A whole ablation against an engine that is not there: cells, cache, retry, resume, files."""
+"""A whole ablation against an engine that is not there: cells, cache, retry, resume,
+files."""
 
 import json
 import shutil
@@ -22,7 +23,12 @@ from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.campaign.work import LocalPlaces
 from mmrepro.failure.documents import ClaimStatus
-from mmrepro.failure.documents.searches import Ablation, CellState, Conclusion, FactorClass
+from mmrepro.failure.documents.searches import (
+    Ablation,
+    CellState,
+    Conclusion,
+    FactorClass,
+)
 from mmrepro.reports.ablation import KIND
 from mmrepro.reports.documents import keep
 from mmrepro.runs import key
@@ -40,7 +46,8 @@ CPU = {"device": "cpu"}
 
 @pytest.fixture
 def ablate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ablate:
-    """``ablate(world, factors=…)``: an ablation in its own folder, with a cache of the test."""
+    """``ablate(world, factors=…)``: an ablation in its own folder, with a cache of the
+    test."""
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(key, "closure", worlds.closure_once)
     place = environment(tmp_path / "cache/environments/vllm-0.23.0-cpu")
@@ -55,7 +62,9 @@ def ablate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ablate:
         **more: object,
     ) -> Ablation:
         options = AblateCommand(**{**CPU, "out": tmp_path / "out", **more})  # type: ignore[arg-type]
-        trials = WorldTrials(world, place, TrialOptions(start_mode=options.run.start_mode))
+        trials = WorldTrials(
+            world, place, TrialOptions(start_mode=options.run.start_mode)
+        )
         policy = Ablating(GHOST, options, write=write)
         places = LocalPlaces(trials, FakeProvisions(), jobs)
         return Campaign(policy, places, budget_s=budget_s).execute()
@@ -92,7 +101,9 @@ def test_the_ghost_key_of_0_23_0(ablate: Ablate, tmp_path: Path) -> None:
         for run in cell.runs:
             assert (tmp_path / "out" / run.incident_dir / "incident.json").is_file()
     kept = KIND.load(tmp_path / "out")
-    assert kept.model_dump(exclude={"finished"}) == done.model_dump(exclude={"finished"})
+    assert kept.model_dump(exclude={"finished"}) == done.model_dump(
+        exclude={"finished"}
+    )
     assert '"factor_class": "hides-it"' in (tmp_path / "out/ablation.json").read_text()
 
 
@@ -135,7 +146,9 @@ def test_what_decides_a_cell_is_in_its_key(
     assert world.calls == [(), ("mm-cache",)]
 
 
-def test_a_run_of_one_start_mode_is_none_of_another(ablate: Ablate, tmp_path: Path) -> None:
+def test_a_run_of_one_start_mode_is_none_of_another(
+    ablate: Ablate, tmp_path: Path
+) -> None:
     """Also where it was asked for in another mode, which could not be used."""
     one = {"factors": ("mm-cache",)}
     both = [(), ("mm-cache",)]
@@ -157,7 +170,9 @@ def test_a_run_of_one_start_mode_is_none_of_another(ablate: Ablate, tmp_path: Pa
     assert cold.calls == both
 
 
-def test_ctrl_c_keeps_what_is_whole_and_says_how_to_go_on(ablate: Ablate, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_is_whole_and_says_how_to_go_on(
+    ablate: Ablate, tmp_path: Path
+) -> None:
     def interrupted(flips: frozenset[str]) -> Evidence:
         if flips == {"cache-size"}:
             raise KeyboardInterrupt
@@ -167,9 +182,14 @@ def test_ctrl_c_keeps_what_is_whole_and_says_how_to_go_on(ablate: Ablate, tmp_pa
         ablate(World(interrupted), write=REPORTS)
     partial_one = KIND.load(tmp_path / "out")
     assert (partial_one.state, partial_one.conclusion) == ("interrupted", None)
-    assert [c.flips for c in partial_one.cells] == [[], ["prefix-caching"], ["concurrency"]]
-    assert f"mmrepro ablate ghost-key-eviction --device cpu --out {tmp_path / 'out'}" in (
-        partial_one.failure
+    assert [c.flips for c in partial_one.cells] == [
+        [],
+        ["prefix-caching"],
+        ["concurrency"],
+    ]
+    assert (
+        f"mmrepro ablate ghost-key-eviction --device cpu --out {tmp_path / 'out'}"
+        in (partial_one.failure)
     )
     assert "interrupted" in (tmp_path / "out/ablation.md").read_text()
     world = World()
@@ -184,7 +204,9 @@ def test_cells_that_do_not_depend_on_each_other_run_beside_each_other(
     ablate: Ablate, tmp_path: Path
 ) -> None:
     """Each of these waits until all of them are under way."""
-    alone = {frozenset({name}) for name in ("prefix-caching", "concurrency", "cache-size")}
+    alone = {
+        frozenset({name}) for name in ("prefix-caching", "concurrency", "cache-size")
+    }
     met = threading.Barrier(len(alone))
 
     def together(flips: frozenset[str]) -> Evidence:
@@ -262,7 +284,9 @@ def test_what_was_run_by_other_code_is_not_mixed_with_it(
     monkeypatch.setattr(worlds, "decisive_parts", meanwhile)
     done = ablate(World(), factors=("mm-cache",), fresh=True, out=tmp_path / "other")
     assert any("edited meanwhile" in line for line in done.limits)
-    stored = [read["parts"]["code"] for read in map(json.loads, map(Path.read_text, kept()))]
+    stored = [
+        read["parts"]["code"] for read in map(json.loads, map(Path.read_text, kept()))
+    ]
     assert len(stored) == 4
     assert "half" not in stored
 
@@ -319,7 +343,9 @@ def test_what_every_cell_would_meet_ends_it(ablate: Ablate, tmp_path: Path) -> N
     assert KIND.load(tmp_path / "out").state == "failed"
 
 
-def test_a_baseline_that_is_lost_is_infrastructure(ablate: Ablate, tmp_path: Path) -> None:
+def test_a_baseline_that_is_lost_is_infrastructure(
+    ablate: Ablate, tmp_path: Path
+) -> None:
     def broken(flips: frozenset[str]) -> Evidence:
         raise EngineStartError("it never came up.")
 
@@ -337,7 +363,8 @@ def test_a_baseline_that_does_not_fail(ablate: Ablate) -> None:
 
 
 def test_a_failure_that_comes_and_goes(ablate: Ablate) -> None:
-    """Half of the runs fail: the threshold decides, and the luck of a clean cell is told."""
+    """Half of the runs fail: the threshold decides, and the luck of a clean cell is
+    told."""
     count = dict.fromkeys(["fails"], 0)
 
     def flaky(flips: frozenset[str]) -> Evidence:
@@ -390,7 +417,9 @@ def test_another_ablations_folder_is_left_alone(ablate: Ablate, tmp_path: Path) 
         ({"repeat": 2, "threshold": 3}, "--threshold 3 is more than --repeat 2"),
     ],
 )
-def test_wrong_use(ablate: Ablate, tmp_path: Path, more: dict[str, object], says: str) -> None:
+def test_wrong_use(
+    ablate: Ablate, tmp_path: Path, more: dict[str, object], says: str
+) -> None:
     with pytest.raises(UsageError, match=says):
         ablate(World(), **more)
     assert not (tmp_path / "out").exists()
@@ -404,7 +433,10 @@ def test_the_plan_knows_the_cache_and_the_time(ablate: Ablate, tmp_path: Path) -
     assert "assumed" in before.seconds_from
     ablate(World(), factors=("mm-cache",))
     half = plan(GHOST, options)
-    assert [(c.flips, c.runs) for c in half.cells if not c.runs] == [([], 0), (["mm-cache"], 0)]
+    assert [(c.flips, c.runs) for c in half.cells if not c.runs] == [
+        ([], 0),
+        (["mm-cache"], 0),
+    ]
     assert "median of 2 measured runs of this scenario" in half.seconds_from
     ablate(World(), factors=options.factors)
     after = plan(GHOST, options)

@@ -17,12 +17,21 @@ UNTESTED = CellState.NOT_TESTED
 
 
 def made(
-    outcome: Outcome | None, symptom: Truth = NOT_MET, cause: Truth = NOT_MET, gate: bool = True
+    outcome: Outcome | None,
+    symptom: Truth = NOT_MET,
+    cause: Truth = NOT_MET,
+    gate: bool = True,
 ) -> CellRun:
     return CellRun(
-        key="k", index=1, created=NOW, seconds=1, outcome=outcome, gate_passed=gate,
-        symptom=symptom, cause=cause,
-    )  # fmt: skip
+        key="k",
+        index=1,
+        created=NOW,
+        seconds=1,
+        outcome=outcome,
+        gate_passed=gate,
+        symptom=symptom,
+        cause=cause,
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,12 +57,17 @@ def test_a_run(run: CellRun, state: CellState) -> None:
 
 
 def test_only_a_cause_that_was_seen_to_be_gone_makes_a_cure() -> None:
-    for outcome, symptom, cause, gate in product([*Outcome, None], Truth, Truth, (True, False)):
+    for outcome, symptom, cause, gate in product(
+        [*Outcome, None], Truth, Truth, (True, False)
+    ):
         state = state_of_run(made(outcome, symptom, cause, gate))
         if state is CURED:
             assert (outcome, symptom, cause, gate) == (
-                Outcome.NOT_REPRODUCED, NOT_MET, NOT_MET, True,
-            )  # fmt: skip
+                Outcome.NOT_REPRODUCED,
+                NOT_MET,
+                NOT_MET,
+                True,
+            )
         if state is HIDDEN:
             assert (symptom, cause, gate) == (NOT_MET, MET, True)
 
@@ -86,7 +100,9 @@ def test_a_flip_that_took_no_effect_shows_nothing_whatever_the_run_shows() -> No
         ([], 1, 1, UNDECIDED),
     ],
 )
-def test_a_cell(states: list[CellState], repeat: int, threshold: int, state: CellState) -> None:
+def test_a_cell(
+    states: list[CellState], repeat: int, threshold: int, state: CellState
+) -> None:
     found, why = state_of_cell(states, repeat, threshold)
     assert found is state
     assert why

@@ -32,9 +32,10 @@ SHARED: dict[str, Check | Declared] = {
     **{
         name: getattr(module, name)
         for module, names in {
-            checks: "unanswered probe_unanswered endpoints_green queue_empty counted_as_running "
-            "no_progress tokens_stand_still core_burns_cpu core_busy core_alive engine_works "
-            "spins_in_user_space added_but_unfinished engine_alive",
+            checks: "unanswered probe_unanswered endpoints_green queue_empty "
+            "counted_as_running no_progress tokens_stand_still core_burns_cpu "
+            "core_busy core_alive engine_works spins_in_user_space "
+            "added_but_unfinished engine_alive",
             crash: "core_died health_is_503 server_exits",
             common: "trigger_ended idle_while_asked",
             gpu: "gpu_idle gpu_memory_held",
@@ -42,7 +43,9 @@ SHARED: dict[str, Check | Declared] = {
         for name in names.split()
     },
     "logged": lambda e: checks.logged(common.Logs(e), live_server.FAILED, "500"),
-    "core-is-dead": lambda e: live_server.core_is_dead(e, common.Logs(e), "EngineCore", "dead"),
+    "core-is-dead": lambda e: live_server.core_is_dead(
+        e, common.Logs(e), "EngineCore", "dead"
+    ),
     "request-500": lambda e: crash.requests_fail_with_500(common.Requests(e), "image"),
     "never-answered": common.never_answered("image"),
     "first-error": common.first_error("exception", "s"),
@@ -67,9 +70,11 @@ def every_facts(scenario: Scenario) -> Iterator[common.RunFacts]:
     names = [m.name for m in scenario.mitigations]
     flips = [f.name for f in scenario.factors]
     yield plain
-    for part in (*({"mitigations": frozenset({n})} for n in names),
-                 *({"flips": frozenset({n})} for n in flips),
-                 {"fidelity": Fidelity.GPU}):  # fmt: skip
+    for part in (
+        *({"mitigations": frozenset({n})} for n in names),
+        *({"flips": frozenset({n})} for n in flips),
+        {"fidelity": Fidelity.GPU},
+    ):
         yield replace(plain, **part)  # type: ignore[arg-type]
 
 
@@ -83,12 +88,15 @@ def test_a_shared_check_is_not_met_by_nothing(check: Check | Declared) -> None:
     for one in both:
         assert one is not None
         for facts in every_facts(GHOST_KEY):
-            assert guarded(bind(one, GHOST_KEY, facts), Evidence()).truth is not Truth.MET
+            assert (
+                guarded(bind(one, GHOST_KEY, facts), Evidence()).truth is not Truth.MET
+            )
 
 
 @every_scenario
 def test_of_no_evidence_nothing_is_met(scenario: Scenario) -> None:
-    """No condition, no gate, no health, no claim: of the scenario, flipped, mitigated, live."""
+    """No condition, no gate, no health, no claim: of the scenario, flipped, mitigated,
+    live."""
     nothing = Evidence()
     live = scenario.live_conditions(LiveFacts(scenario.engine, "", (), 15.0))
     assert not [r.id for r in evaluate(live, nothing) if r.truth is Truth.MET]
@@ -114,7 +122,13 @@ DAILY = {tuple(name.split("-")[:2]): name for name in REPRODUCED}
 def without(evidence: Evidence, probe: str) -> Evidence:
     """As it would be, had that probe been unavailable."""
     probes = [
-        p.model_copy(update={"status": ProbeStatus.UNAVAILABLE, "data": None, "reason": "refused"})
+        p.model_copy(
+            update={
+                "status": ProbeStatus.UNAVAILABLE,
+                "data": None,
+                "reason": "refused",
+            }
+        )
         if p.probe == probe
         else p
         for p in evidence.probes
@@ -131,9 +145,12 @@ def lacking(evidence: Evidence) -> Iterator[tuple[str, Evidence]]:
 
 @pytest.mark.parametrize("name", grid(RECORDED, always=DAILY.values()))
 def test_what_is_taken_away_makes_nothing_true(name: str) -> None:
-    """Each probe in turn unavailable: nothing is met, or confirmed, that was not before."""
+    """Each probe in turn unavailable: nothing is met, or confirmed, that was not
+    before."""
     incident = load(EVIDENCE / f"{name}.zip")
-    scenario = load_scenario(incident.scenario.name).with_variant(incident.scenario.variant)
+    scenario = load_scenario(incident.scenario.name).with_variant(
+        incident.scenario.variant
+    )
     facts, whole = facts_of(incident, scenario), incident.evidence
 
     def true_of(evidence: Evidence) -> set[str]:

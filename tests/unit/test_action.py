@@ -1,8 +1,8 @@
-"""The GitHub action in two jobs, run as GitHub would: what the box hands over is only data.
+"""The GitHub action in two jobs, run as GitHub would: what the box hands over is only
+data.
 
-A container that a stranger took over is `program` of fake_docker.py. What no job could hand over as
-an artifact (a link, a FIFO) is put before the script that reads it.
-"""
+A container that a stranger took over is `program` of fake_docker.py. What no job could
+hand over as an artifact (a link, a FIFO) is put before the script that reads it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,9 @@ class Rehearsal:
         self.gh = folder / "gh.json"
         state = {"issues": [{"number": 7, "state": "open", "comments": []}]}
         self.gh.write_text(json.dumps({**state, "labels": [], "calls": []}))
-        self.event = {"issue": {"number": 7, "title": "It fails", "body": "vllm serve x"}}
+        self.event = {
+            "issue": {"number": 7, "title": "It fails", "body": "vllm serve x"}
+        }
         self.digest = ""
         self.rehearsed = 0
 
@@ -135,7 +137,8 @@ class Rehearsal:
         return {name: jobs[0] for name, jobs in night.run().items()}
 
     def build(self) -> JobResult:
-        """Build the environments; the digest is kept as somebody would set the variable."""
+        """Build the environments; the digest is kept as somebody would set the
+        variable."""
         built = self.run("environments")["environments"]
         self.digest = built.outputs["digest"]
         return built
@@ -175,7 +178,9 @@ def rehearsal(built: Rehearsal, tmp_path: Path) -> Rehearsal:
     """Another repository, with the same environments in its cache."""
     made = Rehearsal(tmp_path)
     made.digest = built.digest
-    shutil.copytree(built.folder / "run" / "caches", tmp_path / "run" / "caches", symlinks=True)
+    shutil.copytree(
+        built.folder / "run" / "caches", tmp_path / "run" / "caches", symlinks=True
+    )
     return made
 
 
@@ -191,8 +196,17 @@ DOCUMENT = {
     "report": {
         "verdict": "reproduced",
         "said": "r1 got 500",
-        "replaced": [{"what": "--tp 8", "by": "", "why": "there is one device", "model": False}],
-        "fixed": [{"release": "0.32.0", "finding": "f", "state": "fixed", "said": "r1 got 200"}],
+        "replaced": [
+            {"what": "--tp 8", "by": "", "why": "there is one device", "model": False}
+        ],
+        "fixed": [
+            {
+                "release": "0.32.0",
+                "finding": "f",
+                "state": "fixed",
+                "said": "r1 got 200",
+            }
+        ],
     },
     "server": {"engine": "vllm", "release": "0.23.0", "arguments": []},
 }
@@ -215,15 +229,23 @@ def test_a_report_is_answered(rehearsal: Rehearsal) -> None:
         assert words in rehearsal.comments[0]
 
 
-def test_the_container_has_no_network_no_token_and_no_folder_to_write(rehearsal: Rehearsal) -> None:
+def test_the_container_has_no_network_no_token_and_no_folder_to_write(
+    rehearsal: Rehearsal,
+) -> None:
     (rehearsal.docker / "document.json").write_text(json.dumps(DOCUMENT))
     outcome(rehearsal)
     (container,) = rehearsal.containers
     words = container["arguments"]
     pairs = {f"{one} {other}" for one, other in itertools.pairwise(words)}
-    assert {"--network none", "--cap-drop ALL", "--security-opt no-new-privileges"} <= pairs
+    assert {
+        "--network none",
+        "--cap-drop ALL",
+        "--security-opt no-new-privileges",
+    } <= pairs
     assert "--read-only" in words
-    assert not {"--privileged", "--cap-add", "--volume", "-v", "--env-file"} & set(words)
+    assert not {"--privileged", "--cap-add", "--volume", "-v", "--env-file"} & set(
+        words
+    )
     mounts = [other for one, other in itertools.pairwise(words) if one == "--mount"]
     assert len(mounts) == 3
     assert all(mount.endswith(",readonly") for mount in mounts)
@@ -237,11 +259,15 @@ def test_rights_are_those_of_the_two_jobs() -> None:
     assert jobs["box"]["permissions"] == jobs["environments"]["permissions"] == {}
     assert jobs["answer"]["permissions"] == {"issues": "write"}
     for folder in (ROOT, ISSUE / "environments"):
-        assert "token" not in (folder / "action.yml").read_text().replace("no token", "")
-    assert not any("checkout" in str(step) for job in jobs.values() for step in job["steps"])
+        assert "token" not in (folder / "action.yml").read_text().replace(
+            "no token", ""
+        )
+    assert not any(
+        "checkout" in str(step) for job in jobs.values() for step in job["steps"]
+    )
 
 
-# ---------------------------------------------------------------- a container that was taken over
+# ------------------------------------------------------ a container that was taken over
 
 
 def changed(**fields: Any) -> bytes:
@@ -249,7 +275,9 @@ def changed(**fields: Any) -> bytes:
 
 
 def without(field: str) -> bytes:
-    return json.dumps({name: value for name, value in BENIGN.items() if name != field}).encode()
+    return json.dumps(
+        {name: value for name, value in BENIGN.items() if name != field}
+    ).encode()
 
 
 LINES = "reproduced\nanswer=/etc/passwd\nother<<EOF\nx\nEOF"
@@ -257,7 +285,9 @@ FORGED = {
     "a verdict with lines": changed(verdict=LINES),
     "a verdict with escaped lines": changed(verdict="reproduced%0Aanswer=/etc/passwd"),
     "a command as verdict": changed(verdict="::set-output name=answer::/etc/passwd"),
-    "an old command as verdict": changed(verdict="##[set-output name=answer]/etc/passwd"),
+    "an old command as verdict": changed(
+        verdict="##[set-output name=answer]/etc/passwd"
+    ),
     "a guess of the end": changed(verdict="reproduced\nend-0123456789abcdef\nanswer=x"),
     "an expression": changed(verdict="${{ github.token }}"),
     "a program": changed(verdict="$(touch /tmp/x)"),
@@ -273,7 +303,9 @@ FORGED = {
     "another schema": changed(schema=2),
     "no verdict": without("verdict"),
     "a name that is a command": changed(**{"\n::set-output name=a::b\n": 1}),
-    "a field in a list": changed(replaced=[{"what": "", "by": "", "why": "", "more": ""}]),
+    "a field in a list": changed(
+        replaced=[{"what": "", "by": "", "why": "", "more": ""}]
+    ),
     "a direction": changed(said="safe \u202e evil"),
     "an isolate": changed(said="safe \u2066 evil"),
     "an escape": changed(said="\x1b[2J"),
@@ -282,18 +314,23 @@ FORGED = {
     "a surrogate": changed(said="\ud800"),
     "a line's separator": changed(said="a\u2028b"),
     "tags": changed(said="a\U000e0041b"),
-    "lines where there is one": changed(replaced=[{"what": "a\nb", "by": "", "why": ""}]),
+    "lines where there is one": changed(
+        replaced=[{"what": "a\nb", "by": "", "why": ""}]
+    ),
     "much text": changed(said="x" * 1501),
     "many entries": changed(replaced=[{"what": "", "by": "", "why": ""}] * 21),
     "a field twice": changed()[:-1] + b', "verdict": "different"}',
     "a field of a list twice": changed(fixed=[]).replace(
-        b'"fixed": []', b'"fixed": [{"release": "1", "state": "fixed", "state": "still"}]'
+        b'"fixed": []',
+        b'"fixed": [{"release": "1", "state": "fixed", "state": "still"}]',
     ),
     "no number": changed(exit_code=float("nan")),
     "no end": changed(exit_code=float("inf")),
     "a fraction": changed(exit_code=1.0),
     "a power": changed().replace(b'"exit_code": 1', b'"exit_code": 1e999999999'),
-    "a huge number": changed().replace(b'"exit_code": 1', b'"exit_code": ' + b"9" * 200_000),
+    "a huge number": changed().replace(
+        b'"exit_code": 1', b'"exit_code": ' + b"9" * 200_000
+    ),
     "a long number": changed(exit_code=10**6),
     "a number below zero": changed(exit_code=-1),
     "a truth": changed(exit_code=True),
@@ -319,15 +356,25 @@ FORGED |= {
 }
 
 
-def said_by_the_script(content: Path, folder: Path) -> tuple[subprocess.CompletedProcess[str], str]:
+def said_by_the_script(
+    content: Path, folder: Path
+) -> tuple[subprocess.CompletedProcess[str], str]:
     """What answer.py prints of a product, and what it sets."""
     outputs = folder / "outputs"
     outputs.write_text("")
     done = subprocess.run(
-        [sys.executable, str(ISSUE / "answer.py"), str(content), str(folder / "comment.md")],
+        [
+            sys.executable,
+            str(ISSUE / "answer.py"),
+            str(content),
+            str(folder / "comment.md"),
+        ],
         env={**os.environ, "GITHUB_OUTPUT": str(outputs)},
-        capture_output=True, text=True, check=False, timeout=20,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
     return done, outputs.read_text()
 
 
@@ -344,9 +391,12 @@ def test_what_is_forged_is_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["a verdict with lines", "a name that is a command", "a huge number", "deep lists"]
+    "name",
+    ["a verdict with lines", "a name that is a command", "a huge number", "deep lists"],
 )
-def test_a_container_that_was_taken_over_is_not_answered(rehearsal: Rehearsal, name: str) -> None:
+def test_a_container_that_was_taken_over_is_not_answered(
+    rehearsal: Rehearsal, name: str
+) -> None:
     rehearsal.taken_over(FORGED[name])
     box, answer = outcome(rehearsal)
     assert box.result == "success"
@@ -361,7 +411,8 @@ def test_a_container_that_was_taken_over_is_not_answered(rehearsal: Rehearsal, n
 
 def test_commands_in_its_log_reach_no_runner(rehearsal: Rehearsal) -> None:
     commands = (
-        b"::set-output name=verdict::x\n##[add-path]/tmp\n::stop-commands::x\n\x1b[2J::error::x"
+        b"::set-output name=verdict::x\n##[add-path]/tmp\n::stop-commands::x\n"
+        b"\x1b[2J::error::x"
     )
     rehearsal.taken_over(changed(), errors=commands * 1000)
     box, answer = outcome(rehearsal)
@@ -371,7 +422,9 @@ def test_commands_in_its_log_reach_no_runner(rehearsal: Rehearsal) -> None:
 
 
 @pytest.mark.parametrize("size", [product.MAX_BYTES + 1, 50 * 1024**2])
-def test_more_than_the_bound_does_not_leave_the_box(rehearsal: Rehearsal, size: int) -> None:
+def test_more_than_the_bound_does_not_leave_the_box(
+    rehearsal: Rehearsal, size: int
+) -> None:
     rehearsal.taken_over(changed() + b" " * (size - len(changed())))
     box, answer = outcome(rehearsal)
     assert box.result == "failure"
@@ -439,7 +492,9 @@ def test_what_is_no_file_is_neither_followed_nor_waited_for(
 
 
 @pytest.mark.parametrize("verdict", product.VERDICTS)
-def test_there_is_a_comment_where_something_was_tested(tmp_path: Path, verdict: str) -> None:
+def test_there_is_a_comment_where_something_was_tested(
+    tmp_path: Path, verdict: str
+) -> None:
     path = tmp_path / "product.json"
     path.write_bytes(changed(verdict=verdict))
     _, outputs = said_by_the_script(path, tmp_path)
@@ -466,7 +521,10 @@ EVIL = [
     "`````````\n</details>\n# out\n`````````",
     "~~~\n<script>",
     "    ```\n\t```\n ```text",
-    "<!-- --> <details> @octocat/team owner/repo#1 https://evil.example www.evil.example",
+    (
+        "<!-- --> <details> @octocat/team owner/repo#1 https://evil.example "
+        "www.evil.example"
+    ),
     "`" * 1_500,
     "@a" * 700,
     "![x](javascript:alert(1))\n\n[x]: http://evil.example\n\n| a |\n|---|",
@@ -474,7 +532,8 @@ EVIL = [
 
 
 def outside_of_fences(text: str) -> list[str]:
-    """The lines that GitHub renders; a fence ends with as many marks as it began with, or more."""
+    """The lines that GitHub renders; a fence ends with as many marks as it began with,
+    or more."""
     rendered, marks = [], ""
     for line in text.splitlines():
         bare = line.strip()
@@ -489,7 +548,9 @@ def outside_of_fences(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("evil", EVIL)
-def test_words_stay_in_their_fence_and_mention_nobody(tmp_path: Path, evil: str) -> None:
+def test_words_stay_in_their_fence_and_mention_nobody(
+    tmp_path: Path, evil: str
+) -> None:
     row = {name: " ".join(evil.split())[:200] for name in ("what", "by", "why")}
     path = tmp_path / "product.json"
     path.write_bytes(changed(said=evil, replaced=[row] * 20, report=(evil + "\n") * 20))
@@ -500,22 +561,34 @@ def test_words_stay_in_their_fence_and_mention_nobody(tmp_path: Path, evil: str)
     assert len(text) <= 65_536
     plain = tmp_path / "plain"
     plain.mkdir()
-    path.write_bytes(changed(said="s", replaced=[{"what": "w", "by": "b", "why": "y"}], report="r"))
+    path.write_bytes(
+        changed(said="s", replaced=[{"what": "w", "by": "b", "why": "y"}], report="r")
+    )
     said_by_the_script(path, plain)
-    assert outside_of_fences(text) == outside_of_fences((plain / "comment.md").read_text())
+    assert outside_of_fences(text) == outside_of_fences(
+        (plain / "comment.md").read_text()
+    )
 
 
 WORDS = st.text(max_size=3000) | st.sampled_from(EVIL)
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | WORDS,
-    lambda inner: st.lists(inner, max_size=30) | st.dictionaries(st.text(), inner, max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=30) | st.dictionaries(st.text(), inner, max_size=5)
+    ),
     max_leaves=20,
 )
 FIELDS = st.fixed_dictionaries({}, optional=dict.fromkeys(DOCUMENT["report"], ANYTHING))
 
 
-@given(ANYTHING | st.fixed_dictionaries({"report": FIELDS, "server": ANYTHING}), WORDS, ANYTHING)
-def test_whatever_a_run_printed_becomes_a_product(document: Any, report: str, code: Any) -> None:
+@given(
+    ANYTHING | st.fixed_dictionaries({"report": FIELDS, "server": ANYTHING}),
+    WORDS,
+    ANYTHING,
+)
+def test_whatever_a_run_printed_becomes_a_product(
+    document: Any, report: str, code: Any
+) -> None:
     content = product.written(product.made(document, report, code))
     assert len(content) <= product.MAX_BYTES
     product.PRODUCT.check(product.parse(content), "the product")
@@ -527,7 +600,9 @@ def test_whatever_is_read_is_refused_or_checked(content: bytes) -> None:
         product.PRODUCT.check(product.parse(content), "the product")
 
 
-@pytest.mark.parametrize("sign", ["`", "@", "\n", '"', "\\", "\N{PILE OF POO}", "\0", "\u202e"])
+@pytest.mark.parametrize(
+    "sign", ["`", "@", "\n", '"', "\\", "\N{PILE OF POO}", "\0", "\u202e"]
+)
 def test_the_largest_product_becomes_a_comment(tmp_path: Path, sign: str) -> None:
     text = sign * 50_000
     row = {"what": text, "by": text, "why": text}
@@ -548,10 +623,12 @@ def test_the_lists_are_those_of_mmrepro() -> None:
     assert {*product.STATES} == {*OnRelease.model_fields["state"].annotation.__args__}
 
 
-# ---------------------------------------------------------------- environments, and the report
+# --------------------------------------------------------- environments, and the report
 
 
-def test_environments_are_verified_and_kept_under_their_digest(rehearsal: Rehearsal) -> None:
+def test_environments_are_verified_and_kept_under_their_digest(
+    rehearsal: Rehearsal,
+) -> None:
     before = rehearsal.digest
     job = rehearsal.build()
     assert job.result == "success"
@@ -561,7 +638,9 @@ def test_environments_are_verified_and_kept_under_their_digest(rehearsal: Rehear
     assert kept(rehearsal).is_dir()
 
 
-def test_environments_that_are_not_as_their_wheels_are_not_kept(rehearsal: Rehearsal) -> None:
+def test_environments_that_are_not_as_their_wheels_are_not_kept(
+    rehearsal: Rehearsal,
+) -> None:
     shutil.rmtree(kept(rehearsal))
     program = rehearsal.programs / "mmrepro"
     program.write_text(program.read_text().replace('echo "$CACHE" >', "exit 1 #"))
@@ -605,9 +684,14 @@ def another_name(cache: Path) -> None:
 
 
 CHANGES = [
-    another_file, other_content, another_link, a_link_to_elsewhere, one_less, a_program,
+    another_file,
+    other_content,
+    another_link,
+    a_link_to_elsewhere,
+    one_less,
+    a_program,
     another_name,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -627,7 +711,9 @@ def test_a_fifo_among_the_environments_is_not_waited_for(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("event", [{}, {"issue": None}, {"issue": []}])
-def test_an_event_without_an_issue_ends_the_box(rehearsal: Rehearsal, event: Any) -> None:
+def test_an_event_without_an_issue_ends_the_box(
+    rehearsal: Rehearsal, event: Any
+) -> None:
     rehearsal.event = event
     box = rehearsal.run("box")["box"]
     assert box.result == "failure"
@@ -647,7 +733,7 @@ def test_the_report_is_the_issues_text(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
-# ---------------------------------------------------------------- calls that the container may make
+# ---------------------------------------------------- calls that the container may make
 
 
 def test_the_profile_has_what_bubblewrap_needs_and_no_other_way_to_the_kernel() -> None:
@@ -659,12 +745,46 @@ def test_the_profile_has_what_bubblewrap_needs_and_no_other_way_to_the_kernel() 
         for name in rule["names"]
         if rule["action"] == "SCMP_ACT_ALLOW" and "args" not in rule
     }
-    assert {"clone", "unshare", "mount", "umount2", "pivot_root", "prctl", "seccomp"} <= always
+    assert {
+        "clone",
+        "unshare",
+        "mount",
+        "umount2",
+        "pivot_root",
+        "prctl",
+        "seccomp",
+    } <= always
     refused = {
-        "bpf", "perf_event_open", "userfaultfd", "io_uring_setup", "keyctl", "add_key",
-        "request_key", "init_module", "finit_module", "kexec_load", "open_by_handle_at", "setns",
-        "open_tree", "move_mount", "fsopen", "mount_setattr", "quotactl", "swapon", "reboot",
-        "settimeofday", "acct", "iopl", "ioperm", "process_vm_writev", "pidfd_getfd", "socket",
-        "personality", "syslog", "chroot", "fanotify_init", "modify_ldt",
-    }  # fmt: skip
+        "bpf",
+        "perf_event_open",
+        "userfaultfd",
+        "io_uring_setup",
+        "keyctl",
+        "add_key",
+        "request_key",
+        "init_module",
+        "finit_module",
+        "kexec_load",
+        "open_by_handle_at",
+        "setns",
+        "open_tree",
+        "move_mount",
+        "fsopen",
+        "mount_setattr",
+        "quotactl",
+        "swapon",
+        "reboot",
+        "settimeofday",
+        "acct",
+        "iopl",
+        "ioperm",
+        "process_vm_writev",
+        "pidfd_getfd",
+        "socket",
+        "personality",
+        "syslog",
+        "chroot",
+        "fanotify_init",
+        "modify_ldt",
+    }
     assert not refused & always

@@ -9,26 +9,67 @@ from mmrepro.traffic.case.model import Part
 from pydantic import ValidationError
 
 LOCAL = [
-    "http://localhost", "http://localhost:8000/v1", "http://LOCALHOST:1/", "https://127.0.0.1/a.png",
-    "http://127.1.2.3:80/x?y=z", "http://[::1]:8000/", "http://[::ffff:127.0.0.1]/", "http://localhost:/",
-]  # fmt: skip
+    "http://localhost",
+    "http://localhost:8000/v1",
+    "http://LOCALHOST:1/",
+    "https://127.0.0.1/a.png",
+    "http://127.1.2.3:80/x?y=z",
+    "http://[::1]:8000/",
+    "http://[::ffff:127.0.0.1]/",
+    "http://localhost:/",
+]
 OUT = [
-    "http://localhost:1@10.1.2.3/", "http://localhost@10.1.2.3", "http://127.0.0.1:80@10.1.2.3:81/",
-    "http://user:localhost@10.1.2.3/", "http://127.0.0.1.nip.io/", "http://localhost.example/",
-    "http://[::ffff:10.0.0.1]/", "http://[::ffff:a00:1]/", "http://[fe80::1%25lo]/", "http://[::]/",
-    "http://2130706433/", "http://0x7f000001/", "http://0177.0.0.1/", "http://127.1/", "http://10.1/",
-    "http://127.0.0.01/", "http://0.0.0.0/", "http://0/", "http://localhost./", "http://127.0.0.1./",
-    "http://127。0。0。1/", "http://ⓛocalhost/", "http://localhost。example/",
+    "http://localhost:1@10.1.2.3/",
+    "http://localhost@10.1.2.3",
+    "http://127.0.0.1:80@10.1.2.3:81/",
+    "http://user:localhost@10.1.2.3/",
+    "http://127.0.0.1.nip.io/",
+    "http://localhost.example/",
+    "http://[::ffff:10.0.0.1]/",
+    "http://[::ffff:a00:1]/",
+    "http://[fe80::1%25lo]/",
+    "http://[::]/",
+    "http://2130706433/",
+    "http://0x7f000001/",
+    "http://0177.0.0.1/",
+    "http://127.1/",
+    "http://10.1/",
+    "http://127.0.0.01/",
+    "http://0.0.0.0/",
+    "http://0/",
+    "http://localhost./",
+    "http://127.0.0.1./",
+    "http://127。0。0。1/",
+    "http://ⓛocalhost/",
+    "http://localhost。example/",
     "http://127.0.0.1%2eexample/",
-    "http://localhost\\@10.1.2.3/", "http:\\\\10.1.2.3/", "http:/\\10.1.2.3/", "\\\\10.1.2.3\\a",
-    "//10.1.2.3/a.png", "http:10.1.2.3/", "http:/10.1.2.3", "ht\ntp://10.1.2.3/",
+    "http://localhost\\@10.1.2.3/",
+    "http:\\\\10.1.2.3/",
+    "http:/\\10.1.2.3/",
+    "\\\\10.1.2.3\\a",
+    "//10.1.2.3/a.png",
+    "http:10.1.2.3/",
+    "http:/10.1.2.3",
+    "ht\ntp://10.1.2.3/",
     "h\tttp:/\n/10.1.2.3/",
-    " http://10.1.2.3/", "\x01http://10.1.2.3/", "http://local\thost:1@10.1.2.3/",
+    " http://10.1.2.3/",
+    "\x01http://10.1.2.3/",
+    "http://local\thost:1@10.1.2.3/",
     "http://localhost\n.example/",
-    "http://localhost#@10.1.2.3/", "http://localhost?@10.1.2.3/", "http://localhost:99999999/",
-    "http://localhost:1x/", "http://[::1/", "http://[::1]x/", "http://[::1].example/", "http://",
-    "s3://bucket/x", "ftp://10.1.2.3/x", "file://10.1.2.3/x", "gopher://localhost:1@x/", "HTTP://10.1.2.3",
-]  # fmt: skip
+    "http://localhost#@10.1.2.3/",
+    "http://localhost?@10.1.2.3/",
+    "http://localhost:99999999/",
+    "http://localhost:1x/",
+    "http://[::1/",
+    "http://[::1]x/",
+    "http://[::1].example/",
+    "http://",
+    "s3://bucket/x",
+    "ftp://10.1.2.3/x",
+    "file://10.1.2.3/x",
+    "gopher://localhost:1@x/",
+    "HTTP://10.1.2.3",
+]
 
 
 @pytest.mark.parametrize("address", LOCAL)
@@ -45,7 +86,9 @@ def test_any_other_goes_out(address: str) -> None:
         Part(raw={"type": "video_url", "video_url": {"url": address}})
 
 
-@pytest.mark.parametrize("text", ["data:image/png;base64,AA", "/a/b.png", "a: b", "file:///x", ""])
+@pytest.mark.parametrize(
+    "text", ["data:image/png;base64,AA", "/a/b.png", "a: b", "file:///x", ""]
+)
 def test_what_no_network_is_asked_for_does_not(text: str) -> None:
     assert not goes_out(text)
 
@@ -62,7 +105,9 @@ def requested(body: str) -> str:
     """The case's operation that a report's request becomes."""
     headers = [("Content-Type", "application/json")]
     bodies = Bodies(Contents(), own=True)
-    return bodies.request("POST", "/v1/chat/completions", headers, body.encode()).model_dump_json()
+    return bodies.request(
+        "POST", "/v1/chat/completions", headers, body.encode()
+    ).model_dump_json()
 
 
 @pytest.mark.parametrize("address", ["http://10.1.2.3/a.png", *OUT[:6]])

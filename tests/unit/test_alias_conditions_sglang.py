@@ -1,4 +1,5 @@
-"""Conditions of SGLang's aliases on either side of each comparison, on made-up evidence."""
+"""Conditions of SGLang's aliases on either side of each comparison, on made-up
+evidence."""
 
 from collections.abc import Callable
 
@@ -39,7 +40,7 @@ from mmrepro.traffic.evidence import Evidence, Missing
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 
 
-# ------------------------------------------------------------------ the trigger, step by step
+# ------------------------------------------------------------ the trigger, step by step
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,9 @@ MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
         ("gate: B again", None, UNKNOWN),
     ],
 )
-def test_the_prefix_cache_holds_pictures(label: str, tokens: int | None, expected: Truth) -> None:
+def test_the_prefix_cache_holds_pictures(
+    label: str, tokens: int | None, expected: Truth
+) -> None:
     evidence = changed(run(collides=False), setting(label, cached_tokens=tokens))
     assert truth(COLLISION, evidence, "cache-on") is expected
 
@@ -92,7 +95,9 @@ def test_each_order_starts_anew(scenario: Scenario, which: int) -> None:
 
 def test_only_what_takes_the_trigger_away_on_purpose_waives_it() -> None:
     def waived(scenario: Scenario, *mitigations: str) -> dict[str, str]:
-        run_facts = RunFacts("0.5.17", Fidelity.CPU_STAND_IN, frozenset(mitigations), 13.0)
+        run_facts = RunFacts(
+            "0.5.17", Fidelity.CPU_STAND_IN, frozenset(mitigations), 13.0
+        )
         return {c.id: c.waived for c in scenario.conditions(run_facts) if c.waived}
 
     off, salt = "disable-radix-cache", "cache-salt"
@@ -100,14 +105,18 @@ def test_only_what_takes_the_trigger_away_on_purpose_waives_it() -> None:
     assert waived(COLLISION, salt) == {"text-shared": salt}
     assert waived(COLLISION, "extra-key") == {"text-shared": "extra-key"}
     assert waived(KV, off) == {"cache-on": off, "text-shared": off}
-    assert waived(EMBEDDING, "disable-embedding-cache") == {"cache-on": "disable-embedding-cache"}
+    assert waived(EMBEDDING, "disable-embedding-cache") == {
+        "cache-on": "disable-embedding-cache"
+    }
     assert waived(COLLISION) == waived(KV) == waived(EMBEDDING) == {}
 
 
 @pytest.mark.parametrize("scenario", [KV, EMBEDDING])
 def test_the_gate_needs_every_answer_and_the_last_flush(scenario: Scenario) -> None:
     assert scenario.gate_check(alias_run(scenario)).truth is MET
-    failed = changed(alias_run(scenario), setting("gate: T again", status=500, error="x"))
+    failed = changed(
+        alias_run(scenario), setting("gate: T again", status=500, error="x")
+    )
     assert scenario.gate_check(failed).truth is NOT_MET
     assert scenario.gate_check(failed).observed == "gate: T again: x"
     refused = changed(alias_run(scenario), setting(sharing.FLUSH, status=400))
@@ -129,7 +138,10 @@ ORDERS = ("B after A", "A after B")
         ((setting("B after A", **said("A")),), UNKNOWN),
         ((setting("A after B", **said("B")),), UNKNOWN),
         ((setting("B after A", **said("?")),), UNKNOWN),
-        ((setting("B after A", **said("A")), setting("A after B", **said("B"))), NOT_MET),
+        (
+            (setting("B after A", **said("A")), setting("A after B", **said("B"))),
+            NOT_MET,
+        ),
         ((without_fact("match_b_after_a_other_key"),), UNKNOWN),
     ],
 )
@@ -137,9 +149,13 @@ def test_a_salt_isolates_only_where_nothing_is_shared(
     changes: tuple[Change, ...], expected: Truth
 ) -> None:
     salted = changed(
-        run(collides=False), *(setting(label, cached_tokens=0) for label in ORDERS), *changes
+        run(collides=False),
+        *(setting(label, cached_tokens=0) for label in ORDERS),
+        *changes,
     )
-    run_facts = RunFacts("0.5.17", Fidelity.CPU_STAND_IN, frozenset({"cache-salt"}), 13.0)
+    run_facts = RunFacts(
+        "0.5.17", Fidelity.CPU_STAND_IN, frozenset({"cache-salt"}), 13.0
+    )
     given = (ComparedAnswers(salted), Reproducers(salted), run_facts)
     assert guarded(lambda: report.isolated(*given)) is expected
 
@@ -165,7 +181,9 @@ def guarded(check: Callable[[], Finding]) -> Truth:
 )
 def test_the_range_of_pad_values(more: dict[str, int | None], expected: Truth) -> None:
     assert (
-        report.pad_range(Reproducers(Evidence(reproducers=[facts_of_pair(**more)]))).truth
+        report.pad_range(
+            Reproducers(Evidence(reproducers=[facts_of_pair(**more)]))
+        ).truth
         is expected
     )
 
@@ -210,15 +228,21 @@ def test_a_pool_with_about_half_a_chance_would_be_confirmed(
 
 def test_where_nothing_was_salted_there_is_nothing_to_keep_apart() -> None:
     shared = run(collides=True)
-    for name, expected in (("", MET), ("disable-radix-cache", MET), ("extra-key", UNKNOWN)):
+    for name, expected in (
+        ("", MET),
+        ("disable-radix-cache", MET),
+        ("extra-key", UNKNOWN),
+    ):
         mitigations = frozenset({name} - {""})
         run_facts = RunFacts("0.5.17", Fidelity.CPU_STAND_IN, mitigations, 13.0)
-        found = COLLISION.apart_as_told(ComparedAnswers(shared), Logs(shared), run_facts)
+        found = COLLISION.apart_as_told(
+            ComparedAnswers(shared), Logs(shared), run_facts
+        )
         assert found.truth is expected
         assert (found.observed == "nothing was salted") is (expected is MET)
 
 
-# ------------------------------------------------------------------ conditions, by themselves
+# ------------------------------------------------------------ conditions, by themselves
 
 
 @pytest.mark.parametrize(
@@ -227,7 +251,8 @@ def test_where_nothing_was_salted_there_is_nothing_to_keep_apart() -> None:
 def test_the_radix_cache_alone(name: str) -> None:
     assert truth(COLLISION, run(collides=True), "radix-match") is MET
     assert (
-        truth(COLLISION, changed(run(collides=True), without_fact(name)), "radix-match") is UNKNOWN
+        truth(COLLISION, changed(run(collides=True), without_fact(name)), "radix-match")
+        is UNKNOWN
     )
     other = changed(run(collides=True), with_facts(**{name: 5}))
     assert truth(COLLISION, other, "radix-match") is NOT_MET
@@ -236,16 +261,22 @@ def test_the_radix_cache_alone(name: str) -> None:
 @pytest.mark.parametrize("fact", ["hashes_equal", "grids_differ"])
 def test_one_hash_of_two_grids(fact: str) -> None:
     assert truth(KV, alias_run(KV), "one-hash") is MET
-    assert truth(KV, changed(alias_run(KV), with_facts(**{fact: False})), "one-hash") is NOT_MET
+    assert (
+        truth(KV, changed(alias_run(KV), with_facts(**{fact: False})), "one-hash")
+        is NOT_MET
+    )
     assert truth(KV, changed(alias_run(KV), without_fact(fact)), "one-hash") is UNKNOWN
 
 
 @pytest.mark.parametrize("victim", ["T after W", "W after T"])
 def test_the_picture_itself_came_from_the_prefix_cache(victim: str) -> None:
-    """Not only more than the control did, before which the cache may have been flushed."""
+    """Not only more than the control did, before which the cache may have been
+    flushed."""
     for tokens, expected in ((PREFIX, NOT_MET), (PREFIX + 1, MET)):
         control = [setting(f"control after {p}", cached_tokens=0) for p in "WT"]
-        evidence = changed(alias_run(KV), setting(victim, cached_tokens=tokens), *control)
+        evidence = changed(
+            alias_run(KV), setting(victim, cached_tokens=tokens), *control
+        )
         assert truth(KV, evidence, "kv-reused") is expected
 
 
@@ -262,7 +293,7 @@ def test_a_silent_answer_is_whole(change: Change, expected: Truth) -> None:
     assert truth(COLLISION, changed(run(collides=True), change), "silent") is expected
 
 
-# ------------------------------------------------------------------ item 9: the embedding cache
+# ---------------------------------------------------------- item 9: the embedding cache
 
 
 def both_own(evidence: Evidence) -> None:
@@ -309,7 +340,14 @@ def twice(again: float, pairs: int = 2) -> Evidence:
 
 @pytest.mark.parametrize(
     ("again", "expected"),
-    [(0.5, MET), (0.51, UNKNOWN), (0.79, UNKNOWN), (0.8, NOT_MET), (1.0, NOT_MET), (0.1, MET)],
+    [
+        (0.5, MET),
+        (0.51, UNKNOWN),
+        (0.79, UNKNOWN),
+        (0.8, NOT_MET),
+        (1.0, NOT_MET),
+        (0.1, MET),
+    ],
 )
 def test_a_picture_sent_again_tells_whether_it_was_encoded_again(
     again: float, expected: Truth
@@ -327,7 +365,9 @@ def test_it_is_the_share_of_the_time_that_tells() -> None:
 def test_few_pictures_tell_nothing_of_the_cache() -> None:
     assert shape_alias.encoded_once(Requests(twice(0.1, pairs=1))).truth is UNKNOWN
     first_only = twice(0.1)
-    first_only.requests = [r for r in first_only.requests if not r.label.endswith("again")]
+    first_only.requests = [
+        r for r in first_only.requests if not r.label.endswith("again")
+    ]
     assert shape_alias.encoded_once(Requests(first_only)).truth is UNKNOWN
     refused = twice(0.1)
     refused.requests[-1].status = 503  # nine pairs are left
@@ -336,14 +376,25 @@ def test_few_pictures_tell_nothing_of_the_cache() -> None:
 
 
 def test_the_cache_is_at_work_where_it_serves_an_alias_or_a_picture_again() -> None:
-    slow = alias_run(EMBEDDING)  # an alias, and a machine so fast that the time tells nothing
+    slow = alias_run(
+        EMBEDDING
+    )  # an alias, and a machine so fast that the time tells nothing
     slow.requests = [r for r in slow.requests if not r.label.startswith("fill")]
     assert (
-        truth(EMBEDDING, changed(slow, lambda e: e.requests.extend(filled(1.0))), "cache-on") is MET
+        truth(
+            EMBEDDING,
+            changed(slow, lambda e: e.requests.extend(filled(1.0))),
+            "cache-on",
+        )
+        is MET
     )
-    assert truth(EMBEDDING, alias_run(EMBEDDING, aliases=False), "cache-on") is MET  # by its time
+    assert (
+        truth(EMBEDDING, alias_run(EMBEDDING, aliases=False), "cache-on") is MET
+    )  # by its time
     off = alias_run(EMBEDDING, aliases=False)
-    off.requests = [r for r in off.requests if not r.label.startswith("fill")] + twice(1.0).requests
+    off.requests = [r for r in off.requests if not r.label.startswith("fill")] + twice(
+        1.0
+    ).requests
     assert truth(EMBEDDING, off, "cache-on") is NOT_MET
 
 

@@ -1,7 +1,8 @@
-"""SGLang's aliases: nothing is said where the pair is none, or the cache was not seen at work.
+"""SGLang's aliases: nothing is said where the pair is none, or the cache was not seen
+at work.
 
-Recorded runs with one change, and made-up ones for what lies on either side of a comparison.
-"""
+Recorded runs with one change, and made-up ones for what lies on either side of a
+comparison."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +40,11 @@ pytestmark = pytest.mark.usefixtures("by_conditions")
 REPRODUCED, NOT_REPRODUCED = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
 INCONCLUSIVE, DIFFERENT = Outcome.INCONCLUSIVE, Outcome.DIFFERENT_FAILURE
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
-PAD, ALIAS, VISION = "pad-value-collision-", "shape-alias-kv-cache-", "shape-alias-embedding-cache-"
+PAD, ALIAS, VISION = (
+    "pad-value-collision-",
+    "shape-alias-kv-cache-",
+    "shape-alias-embedding-cache-",
+)
 
 
 @dataclass
@@ -58,14 +63,18 @@ def told(recording: str, *edits: Callable[[Incident], object]) -> Told:
     incident = load(CORPUS / f"{recording}.zip")
     for edit in edits:
         edit(incident)
-    scenario = load_scenario(incident.scenario.name).with_variant(incident.scenario.variant)
+    scenario = load_scenario(incident.scenario.name).with_variant(
+        incident.scenario.variant
+    )
     now = rejudge(incident, scenario)
     said = {part.id: part.now for part in now.parts}
-    said |= {f"did {part.id}": part.now for part in now.parts if part.kind == "mitigation"}
+    said |= {
+        f"did {part.id}": part.now for part in now.parts if part.kind == "mitigation"
+    }
     return Told(now.now.outcome, now.now.explanation, said)
 
 
-# ------------------------------------------------------------------ item 4: the pair, the bytes
+# ---------------------------------------------------------- item 4: the pair, the bytes
 
 
 A, B = 0x39EC1567E1977410, 0x08F735A321977410
@@ -88,9 +97,14 @@ TOP, NEXT = 1 << 29, 1 << 30
 def test_a_pair_differs_and_agrees_in_30_bits_which_the_control_does_not(
     b: int, control: int, expected: Truth
 ) -> None:
-    more = {"hash_a": f"{A:016x}", "hash_b": f"{b:016x}", "hash_control": f"{control:016x}"}
+    more = {
+        "hash_a": f"{A:016x}",
+        "hash_b": f"{b:016x}",
+        "hash_control": f"{control:016x}",
+    }
     assert (
-        truth(COLLISION, changed(run(collides=True), with_facts(**more)), "pair-agrees") is expected
+        truth(COLLISION, changed(run(collides=True), with_facts(**more)), "pair-agrees")
+        is expected
     )
 
 
@@ -102,16 +116,19 @@ def test_a_hash_that_is_none_makes_it_unknown(bad: object) -> None:
 
 @pytest.mark.parametrize("scenario", [KV, EMBEDDING])
 @pytest.mark.parametrize("fact", ["bytes_equal", "grids_differ"])
-def test_both_halves_of_one_buffer_in_two_layouts_are_read(scenario: Scenario, fact: str) -> None:
+def test_both_halves_of_one_buffer_in_two_layouts_are_read(
+    scenario: Scenario, fact: str
+) -> None:
     assert truth(scenario, alias_run(scenario), "same-bytes") is MET
     no = changed(alias_run(scenario), with_facts(**{fact: False}))
     assert truth(scenario, no, "same-bytes") is NOT_MET
     assert (
-        truth(scenario, changed(alias_run(scenario), without_fact(fact)), "same-bytes") is UNKNOWN
+        truth(scenario, changed(alias_run(scenario), without_fact(fact)), "same-bytes")
+        is UNKNOWN
     )
 
 
-# ------------------------------------------------------------------ what a mitigation did
+# ---------------------------------------------------------------- what a mitigation did
 
 
 @pytest.mark.parametrize("victim", ["B after A", "A after B"])
@@ -124,7 +141,9 @@ def test_a_salt_that_was_dropped_prevents_nothing(victim: str) -> None:
 @pytest.mark.parametrize(
     ("times", "expected"), [(8, "not-told"), (9, "prevented"), (10, "not-told")]
 )
-def test_what_was_flushed_in_between_is_not_kept_apart(times: int, expected: str) -> None:
+def test_what_was_flushed_in_between_is_not_kept_apart(
+    times: int, expected: str
+) -> None:
     found = told(f"{PAD}0.5.17-cache-salt", logged(**{"cache-flushed": times}))
     assert found["did cache-salt"] == expected
     assert found["extra-key"] == ("confirmed" if times == 9 else "not-tested")
@@ -147,7 +166,10 @@ def test_a_release_with_the_fix_needs_no_cure() -> None:
 
 def test_claims_about_answers_need_the_engines_own_kernels() -> None:
     pretended = changed(run(collides=True), swapped(log(calls=1)))
-    for fidelity, expected in ((Fidelity.CPU_STAND_IN, "not-tested"), (Fidelity.GPU, "confirmed")):
+    for fidelity, expected in (
+        (Fidelity.CPU_STAND_IN, "not-tested"),
+        (Fidelity.GPU, "confirmed"),
+    ):
         run_facts = RunFacts("0.5.6", fidelity, frozenset(), 13.0)
         status = {c.id: c.status for c in COLLISION.claim_results(pretended, run_facts)}
         assert status["kv-reused"] == status["a-features"] == expected
@@ -171,14 +193,18 @@ def test_a_claim_of_the_pair_needs_both_orders(one_order: str) -> None:
     assert found["embeddings"] == "not-tested"
 
 
-# ------------------------------------------------------------------ item 12, and live servers
+# ------------------------------------------------------------ item 12, and live servers
 
 
 def test_item_12_the_range_says_what_was_run_and_what_was_read() -> None:
     text = Path(shape_alias.__file__).read_text()
     assert "# Run: 0.5.6, 0.5.17 and 0.5.23. By source only: 0.4.6" in text
     assert [KV.affects(r) for r in ("0.4.5", "0.4.6", "0.5.23")] == [False, True, True]
-    assert [EMBEDDING.affects(r) for r in ("0.4.6", "0.4.7", "0.5.23")] == [False, True, True]
+    assert [EMBEDDING.affects(r) for r in ("0.4.6", "0.4.7", "0.5.23")] == [
+        False,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("scenario", [COLLISION, KV, EMBEDDING])
@@ -192,10 +218,17 @@ def test_nobody_asks_a_live_server_for_a_trigger(scenario: Scenario) -> None:
 
 
 def parted() -> ComparedAnswers:
-    """A's answers when it was alone are not alike, and longer than what is shown of them."""
+    """A's answers when it was alone are not alike, and longer than what is shown of
+    them."""
     kinds = ("alone", "again", "after others")
     sent = [
-        request("gate", f"gate: A {kind}", tokens=[kind] * 7, logprobs=[-0.5] * 7, cached_tokens=0)
+        request(
+            "gate",
+            f"gate: A {kind}",
+            tokens=[kind] * 7,
+            logprobs=[-0.5] * 7,
+            cached_tokens=0,
+        )
         for kind in kinds
     ]
     return ComparedAnswers(Evidence(requests=sent))
@@ -203,7 +236,9 @@ def parted() -> ComparedAnswers:
 
 def test_its_own_answer_is_the_first_one() -> None:
     assert sharing.own_answer("A")(parted()).startswith("alone alone")
-    own, again = (sharing.shown(parted(), f"gate: A {kind}").facts for kind in ("alone", "again"))
+    own, again = (
+        sharing.shown(parted(), f"gate: A {kind}").facts for kind in ("alone", "again")
+    )
     assert "against its own" not in own
     assert again["against its own"] == "token 1: 'again' against 'alone'"
     assert own["logprobs"] == "-0.500, -0.500, -0.500, -0.500, -0.500 …"
@@ -220,7 +255,9 @@ def test_what_did_not_start_anew_is_told_against_the_first_answer() -> None:
     assert found.observed.endswith("token 1: 'x' against 'W0'")
 
 
-@pytest.mark.parametrize(("before", "last", "found"), [(400, 200, True), (200, 400, False)])
+@pytest.mark.parametrize(
+    ("before", "last", "found"), [(400, 200, True), (200, 400, False)]
+)
 def test_it_is_the_last_flush_that_counts(before: int, last: int, found: bool) -> None:
     evidence = alias_run(KV)
     (flush,) = (r for r in evidence.requests if r.label == sharing.FLUSH)
@@ -245,7 +282,9 @@ def test_the_prefix_cache_is_off_where_it_was_to_be(
     assert told.truth is found
 
 
-def test_an_observer_is_told_of_all_but_preconditions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_observer_is_told_of_all_but_preconditions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     live = KV.live_conditions(LiveFacts("sglang", "0.5.17"))
     assert {c.part for c in live} == {"symptom", "cause"}
     releases: list[str] = []

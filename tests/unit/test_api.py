@@ -18,21 +18,29 @@ RUN = EVIDENCE / "ghost-key-eviction-0.23.0.zip"
 SIGNATURES = {
     "diagnose": "(url: 'str', *, events: 'Callable[[Event], None] | None' = None, "
     "**options: 'Any') -> 'Diagnosis'",
-    "judge": "(incident: 'Incident | str | Path', *, scenario: 'str | Path' = '') -> 'Rejudged'",
+    "judge": (
+        "(incident: 'Incident | str | Path', *, scenario: 'str | Path' = '') "
+        "-> 'Rejudged'"
+    ),
     "load": "(place: 'str | Path') -> 'Incident'",
     "logs": "(*files: 'str | Path', engine: 'str' = 'auto', alone: 'bool' = False, "
     "deadline_s: 'float' = 600.0) -> 'LogReading'",
-    "replay": "(file: 'str | Path', *, events: 'Iterable[Callable[[CampaignEvent], None]]' = (), "
-    "**options: 'Any') -> 'Replay'",
+    "replay": "(file: 'str | Path', *, events: 'Iterable[Callable[[CampaignEvent], "
+    "None]]' = (), **options: 'Any') -> 'Replay'",
     "upgrade": "(old: 'str', new: 'str', traffic: 'str | Path', *, "
-    "events: 'Iterable[Callable[[CampaignEvent], None]]' = (), **options: 'Any') -> 'Upgrade'",
-    "run": "(scenario: 'str | Path', *, events: 'Callable[[Event], None] | None' = None, "
-    "**options: 'Any') -> 'Incident'",
+    "events: 'Iterable[Callable[[CampaignEvent], None]]' = (), **options: 'Any') -> "
+    "'Upgrade'",
+    "run": "(scenario: 'str | Path', *, events: 'Callable[[Event], None] | None' = "
+    "None, **options: 'Any') -> 'Incident'",
 }
 
 
 def test_the_signatures_are_frozen() -> None:
-    public = {name for name in dir(mmrepro) if callable(getattr(mmrepro, name)) and name[0] != "_"}
+    public = {
+        name
+        for name in dir(mmrepro)
+        if callable(getattr(mmrepro, name)) and name[0] != "_"
+    }
     assert {
         name: str(inspect.signature(getattr(mmrepro, name))) for name in SIGNATURES
     } == SIGNATURES
@@ -40,7 +48,10 @@ def test_the_signatures_are_frozen() -> None:
 
 
 def test_importing_it_alone_loads_nothing_else() -> None:
-    code = "import sys, mmrepro; print([m for m in sys.modules if m.startswith('mmrepro.')])"
+    code = (
+        "import sys, mmrepro; print([m for m in sys.modules if "
+        "m.startswith('mmrepro.')])"
+    )
     printed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
@@ -71,7 +82,9 @@ def test_a_verdict_is_made_again(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_logs_are_read(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
-    log.write_text("INFO 11-21 02:44:01 [api_server.py:1] vLLM API server version 0.23.0\n")
+    log.write_text(
+        "INFO 11-21 02:44:01 [api_server.py:1] vLLM API server version 0.23.0\n"
+    )
     reading = mmrepro.logs(log, engine="vllm")
     assert isinstance(reading, LogReading)
     assert reading.servers[0].engine == "vllm"
@@ -79,7 +92,9 @@ def test_logs_are_read(tmp_path: Path) -> None:
 
 def test_a_dead_server_is_diagnosed(tmp_path: Path) -> None:
     events: list[object] = []
-    found = mmrepro.diagnose("http://127.0.0.1:1", events=events.append, out=tmp_path / "d")
+    found = mmrepro.diagnose(
+        "http://127.0.0.1:1", events=events.append, out=tmp_path / "d"
+    )
     assert found.exit_code == 1
     assert events
     assert (tmp_path / "d" / "report.html").is_file()
@@ -90,12 +105,17 @@ def test_a_dead_server_is_diagnosed(tmp_path: Path) -> None:
     [
         ({"relase": "0.24.0"}, "run has no option relase"),
         ({"timeout_s": 0}, "timeout_s is 1 to"),
-        ({"start_mode": "tepid"}, "start_mode is one of auto, cold, fork, warm, not 'tepid'"),
+        (
+            {"start_mode": "tepid"},
+            "start_mode is one of auto, cold, fork, warm, not 'tepid'",
+        ),
         ({"repeat": 2}, "One call is one run"),
         ({"tree": "."}, "run has no option tree"),  # it would be accepted and ignored
     ],
 )
-def test_a_wrong_option_is_a_sentence(options: dict[str, object], sentence: str) -> None:
+def test_a_wrong_option_is_a_sentence(
+    options: dict[str, object], sentence: str
+) -> None:
     with pytest.raises(UsageError, match=sentence):
         mmrepro.run("ghost-key-eviction", **options)
 
@@ -108,7 +128,9 @@ def test_a_wrong_option_is_a_sentence(options: dict[str, object], sentence: str)
         ({"traffic": "chat"}, "engine"),
     ],
 )
-def test_what_an_upgrade_cannot_do_is_a_sentence(options: dict[str, str], sentence: str) -> None:
+def test_what_an_upgrade_cannot_do_is_a_sentence(
+    options: dict[str, str], sentence: str
+) -> None:
     with pytest.raises(UsageError, match=sentence):
         mmrepro.upgrade("0.23.0", "0.24.0", **{"traffic": "night.har", **options})
 

@@ -1,4 +1,5 @@
-"""borrowed-faults: when the trigger arrived, on made-up evidence, one thing changed at a time."""
+"""borrowed-faults: when the trigger arrived, on made-up evidence, one thing changed at
+a time."""
 
 from collections.abc import Callable
 
@@ -26,15 +27,23 @@ def truth_of(scenario: Scenario, condition: str, evidence: Evidence) -> Truth:
 
 
 def metrics(phase: str, **values: float) -> object:
-    samples = [MetricSample(name=f"minivllm:{n}", labels={}, value=v) for n, v in values.items()]
+    samples = [
+        MetricSample(name=f"minivllm:{n}", labels={}, value=v)
+        for n, v in values.items()
+    ]
     return probed(MetricsData(url="http://x", samples=samples), phase)
 
 
 def log(*tokens: int) -> object:
-    lines = [LogLine(number=n, text=f"Added request {n}: {t} tokens") for n, t in enumerate(tokens)]
+    lines = [
+        LogLine(number=n, text=f"Added request {n}: {t} tokens")
+        for n, t in enumerate(tokens)
+    ]
     found, counts = {"added-request": lines}, {"added-request": len(lines)}
     return probed(
-        LogsData(file="engine.log", bytes_read=9, lines=9, matches=found, match_counts=counts)
+        LogsData(
+            file="engine.log", bytes_read=9, lines=9, matches=found, match_counts=counts
+        )
     )
 
 
@@ -53,7 +62,8 @@ LONG = "Input length (2181) exceeds the maximum context length (2048)."
 
 
 def refused(evicted: float = 2, **long: object) -> Evidence:
-    """The gate's image twice, the refused one and again; the log has no line of the refused."""
+    """The gate's image twice, the refused one and again; the log has no line of the
+    refused."""
     first = {"status": 400, "error": LONG, **long}
     return seen(
         [
@@ -83,7 +93,11 @@ def last_line_lost(evidence: Evidence) -> None:
     ("evidence", "change", "truth"),
     [
         (refused(), None, MET),
-        (refused(error="no image may be sent"), None, NOT_MET),  # refused for something else
+        (
+            refused(error="no image may be sent"),
+            None,
+            NOT_MET,
+        ),  # refused for something else
         (refused(status=413), None, NOT_MET),
         (refused(), other_image, NOT_MET),
         (refused(), no_image, NOT_MET),
@@ -93,13 +107,17 @@ def last_line_lost(evidence: Evidence) -> None:
         (refused(), lambda e: e.requests.pop(3), UNKNOWN),
     ],
 )
-def test_refused_then_taken(evidence: Evidence, change: Change | None, truth: Truth) -> None:
+def test_refused_then_taken(
+    evidence: Evidence, change: Change | None, truth: Truth
+) -> None:
     if change:
         change(evidence)
     assert truth_of(GHOST_KEY, "refused-then-taken", evidence) is truth
 
 
-@pytest.mark.parametrize(("evicted", "truth"), [(0, NOT_MET), (1, NOT_MET), (2, MET), (99, MET)])
+@pytest.mark.parametrize(
+    ("evicted", "truth"), [(0, NOT_MET), (1, NOT_MET), (2, MET), (99, MET)]
+)
 def test_the_eviction_came_past_the_gate_s_image(evicted: int, truth: Truth) -> None:
     assert truth_of(GHOST_KEY, "eviction-reached", refused(evicted)) is truth
 
@@ -133,7 +151,9 @@ def test_evictions_of_which_the_engine_does_not_tell_are_unknown() -> None:
         (0, None, UNKNOWN),
     ],
 )
-def test_an_image_sent_again_is_cached(first: int | None, again: int | None, truth: Truth) -> None:
+def test_an_image_sent_again_is_cached(
+    first: int | None, again: int | None, truth: Truth
+) -> None:
     labels = zip(PAD_VALUE.gate_images, (first, again), strict=True)  # type: ignore[attr-defined]
     sent = [picture("gate", label, 1, cached_tokens=cached) for label, cached in labels]
     assert truth_of(PAD_VALUE, "prefix-cached", seen(sent)) is truth
@@ -156,17 +176,28 @@ def test_a_pair_that_does_not_collide_never_arrived() -> None:
     assert truth_of(PAD_VALUE, "one-key", pair(2)) is NOT_MET
     assert truth_of(PAD_VALUE, "one-key", pair(1)) is NOT_MET  # one picture
     assert truth_of(PAD_VALUE, "one-key", pair(3 + (5 << 16))) is NOT_MET  # C's value
-    assert truth_of(PAD_VALUE, "one-key", pair(1 + (5 << 16), 1 + (7 << 16))) is NOT_MET  # C's too
+    assert (
+        truth_of(PAD_VALUE, "one-key", pair(1 + (5 << 16), 1 + (7 << 16))) is NOT_MET
+    )  # C's too
 
 
 # ------------------------------------------------------------------ kv-budget
 
 
 def outgrown(
-    *, prompt: int = 319, configured: float = 80, got: int | None = None, total: float = 117
+    *,
+    prompt: int = 319,
+    configured: float = 80,
+    got: int | None = None,
+    total: float = 117,
 ) -> Evidence:
-    """``got``: tokens of the answer; None: it failed, and the server generated ``total``."""
-    grows = {"status": 500} if got is None else {"completion_tokens": got, "prompt_tokens": None}
+    """``got``: tokens of the answer; None: it failed, and the server generated
+    ``total``."""
+    grows = (
+        {"status": 500}
+        if got is None
+        else {"completion_tokens": got, "prompt_tokens": None}
+    )
     return seen(
         [
             request("gate", "gate: text only", completion_tokens=12, prompt_tokens=24),
@@ -174,7 +205,11 @@ def outgrown(
             request("trigger", faults.GROWS, **grows),
         ],
         log(24, prompt, 24),
-        metrics("check", kv_cache_blocks_configured=configured, generation_tokens_total=total),
+        metrics(
+            "check",
+            kv_cache_blocks_configured=configured,
+            generation_tokens_total=total,
+        ),
     )
 
 
@@ -226,18 +261,24 @@ def test_a_budget_of_which_nothing_is_known(condition: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "truth"), [(0, 1, MET), (2, 7, MET), (0, 0, NOT_MET), (3, 3, NOT_MET)]
+    ("before", "after", "truth"),
+    [(0, 1, MET), (2, 7, MET), (0, 0, NOT_MET), (3, 3, NOT_MET)],
 )
-def test_an_image_s_step_was_prepared_ahead(before: float, after: float, truth: Truth) -> None:
+def test_an_image_s_step_was_prepared_ahead(
+    before: float, after: float, truth: Truth
+) -> None:
     steps = {"gate": before, "check": after}
-    evidence = seen([], *(metrics(p, image_steps_ahead_total=n) for p, n in steps.items()))
+    evidence = seen(
+        [], *(metrics(p, image_steps_ahead_total=n) for p, n in steps.items())
+    )
     assert truth_of(REUSED_MASK, "prepared-ahead", evidence) is truth
     evidence.probes.pop()
     assert truth_of(REUSED_MASK, "prepared-ahead", evidence) is UNKNOWN
 
 
 def test_the_pictures_that_are_sent_collide() -> None:
-    """As the trigger makes them: three pictures, of which the first two share a value."""
+    """As the trigger makes them: three pictures, of which the first two share a
+    value."""
 
     class Pictures:
         def picture(self, name: str, seed: int) -> Picture:

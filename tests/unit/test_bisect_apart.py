@@ -1,4 +1,5 @@
-"""``mmrepro bisect-run FILE.py``: what the file does to its process is no verdict for git."""
+"""``mmrepro bisect-run FILE.py``: what the file does to its process is no verdict for
+git."""
 
 import json
 import subprocess
@@ -47,9 +48,22 @@ ENDINGS = {
 
 
 def bisect_run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mmrepro", "bisect-run", "./scenario.py", "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "mmrepro",
+        "bisect-run",
+        "./scenario.py",
+        "--device",
+        "cpu",
+    ]
     return subprocess.run(
-        [*command, *words], cwd=folder, capture_output=True, text=True, check=False, timeout=60
+        [*command, *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
 
 
@@ -71,7 +85,10 @@ def test_a_file_that_ends_its_process_cannot_be_tested(
 @pytest.mark.parametrize(
     "loop",
     [
-        "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+        (
+            "while True:\n    try:\n        while True: pass\n    except "
+            "BaseException: pass"
+        ),
         "import os, signal; os.kill(os.getppid(), signal.SIGSTOP)\nwhile True: pass",
     ],
 )
@@ -92,7 +109,9 @@ def test_a_file_that_never_ends_cannot_be_tested(
         f"import os; open('pid', 'w').write(str(os.getpid()))\n{loop}"
     )
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["bisect-run", "./scenario.py", "--device", "cpu", "--json"])
+    done = CliRunner().invoke(
+        app, ["bisect-run", "./scenario.py", "--device", "cpu", "--json"]
+    )
     assert done.exit_code == 125
     assert json.loads(done.stdout)["verdict"] == "untestable"
     process = Path("/proc") / pid.read_text()
@@ -125,7 +144,9 @@ os._exit(9)
 """
 
 
-@pytest.mark.parametrize(("verdict", "code"), [("good", 0), ("bad", 1), ("untestable", 125)])
+@pytest.mark.parametrize(
+    ("verdict", "code"), [("good", 0), ("bad", 1), ("untestable", 125)]
+)
 def test_the_verdict_alone_is_the_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: str, code: int
 ) -> None:

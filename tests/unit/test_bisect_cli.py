@@ -29,14 +29,28 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No index is asked and no engine started."""
 
     def run(
-        self: Trials, cell: Cell, folder: Path, root: Path, *, night: str, index: int, role: Role
+        self: Trials,
+        cell: Cell,
+        folder: Path,
+        root: Path,
+        *,
+        night: str,
+        index: int,
+        role: Role,
     ) -> Attempt:
         seen = truth(cell.release)
         assert isinstance(seen, Outcome)
         return Attempt(
-            night=night, cell=cell.id, index=index, role=role, created=Moment.now(), seconds=1,
-            outcome=seen, explanation="made up", command="mmrepro run x",
-        )  # fmt: skip
+            night=night,
+            cell=cell.id,
+            index=index,
+            role=role,
+            created=Moment.now(),
+            seconds=1,
+            outcome=seen,
+            explanation="made up",
+            command="mmrepro run x",
+        )
 
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(points, "points_of", lambda scenario, options: listed())
@@ -63,8 +77,14 @@ def test_for_machines_and_for_people(tmp_path: Path) -> None:
     assert out.splitlines()[-1] == verdict
     code, out, _ = typed("--find", "fixed", "--out", str(tmp_path / "d"), "--full")
     assert "Every point that was run" in out.splitlines()
-    for form, sign in (("md", "# Bisection of"), ("html", "<!doctype"), ("json", '"fixed"')):
-        done = CliRunner().invoke(app, ["report", str(tmp_path / "c"), "--format", form])
+    for form, sign in (
+        ("md", "# Bisection of"),
+        ("html", "<!doctype"),
+        ("json", '"fixed"'),
+    ):
+        done = CliRunner().invoke(
+            app, ["report", str(tmp_path / "c"), "--format", form]
+        )
         assert done.exit_code == 0
         assert sign in done.stdout
     done = CliRunner().invoke(app, ["schema", "--of", "bisection"])
@@ -103,7 +123,10 @@ def test_a_dry_run_names_each_release_whole(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_wrong_use(argv: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, ["bisect", "ghost-key-eviction", *CPU, *argv])
-    assert done.exit_code == 2 or type(done.exception).__mro__[1].__name__ == "MmreproError"
+    assert (
+        done.exit_code == 2
+        or type(done.exception).__mro__[1].__name__ == "MmreproError"
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,7 +134,10 @@ def test_wrong_use(argv: tuple[str, ...]) -> None:
     [
         (("--mitigation", "nonsense"), "has no mitigation 'nonsense'; it has: "),
         (("--mitigation", "no-utf8-\udcff"), "has no mitigation"),
-        (("--mitigation", "release"), "'release' is another release, 0.24.0: a point of its own."),
+        (
+            ("--mitigation", "release"),
+            "'release' is another release, 0.24.0: a point of its own.",
+        ),
         (("--option", "nonsense"), "has no option 'nonsense'"),
         (("--option", "nonsense=1"), "has no option 'nonsense'"),
     ],
@@ -172,9 +198,9 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert child.returncode == 130
     assert f"No run of this bisection ended; its options are in {out}" in told
     assert (
-        f"to resume, run: mmrepro bisect ghost-key-eviction --device cpu --out {out} --resume"
-        in told
-    )
+        f"to resume, run: mmrepro bisect ghost-key-eviction --device cpu --out {out} "
+        "--resume"
+    ) in told
     assert json.loads((out / "bisection.json").read_text())["state"] == "interrupted"
 
 
@@ -182,14 +208,20 @@ def test_time_and_places_are_asked_for_as_of_every_campaign(tmp_path: Path) -> N
     out, events = tmp_path / "b", tmp_path / "events.jsonl"
     where = ("--jobs", "2", "--budget", "30s", "--out", str(out))
     code, _, told = typed(*where, "--events", str(events))
-    assert code == ExitCode.INCONCLUSIVE, "no run of 60 s, as is assumed, would end in time"
+    assert code == ExitCode.INCONCLUSIVE, (
+        "no run of 60 s, as is assumed, would end in time"
+    )
     document = json.loads((out / "bisection.json").read_text())
     assert document["resume"].endswith(f"--jobs 2 --budget 30s --out {out} --resume")
-    assert document["failure"].startswith("its time is over; to resume, run: mmrepro bisect")
+    assert document["failure"].startswith(
+        "its time is over; to resume, run: mmrepro bisect"
+    )
     heard = [json.loads(line) for line in events.read_text().splitlines()]
     assert [one["event"] for one in heard] == ["began", "ended"]
     assert heard[-1]["state"] == "out-of-time"
-    code, lines, told = typed("--out", str(out), "--resume", "--events", "-", "--budget", "2h")
+    code, lines, told = typed(
+        "--out", str(out), "--resume", "--events", "-", "--budget", "2h"
+    )
     assert code == 0
     kinds = {json.loads(line)["event"] for line in lines.splitlines()}
     assert kinds == {"began", "run-began", "run-ended", "found", "ended"}

@@ -1,4 +1,5 @@
-"""``mmrepro bisect --source``: over the commits of a clone; and ``bisect-run``, as git calls it."""
+"""``mmrepro bisect --source``: over the commits of a clone; and ``bisect-run``, as git
+calls it."""
 
 import json
 import shlex
@@ -21,7 +22,18 @@ from mmrepro.failure.documents.searches import PointVerdict
 from typer.testing import CliRunner
 
 GHOST = "ghost-key-eviction"
-STATES = ("bad", "bad", "bad", "bad", "infrastructure", "bad", "good", "unloadable", "good", "good")
+STATES = (
+    "bad",
+    "bad",
+    "bad",
+    "bad",
+    "infrastructure",
+    "bad",
+    "good",
+    "unloadable",
+    "good",
+    "good",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +61,16 @@ def clone(tmp_path: Path) -> Clone:
 
 
 def typed(clone: Clone, *argv: str) -> tuple[int, dict[str, object], str]:
-    words = ["bisect", GHOST, "--device", "cpu", "--source", str(clone.path), "--kernels", KERNELS]
+    words = [
+        "bisect",
+        GHOST,
+        "--device",
+        "cpu",
+        "--source",
+        str(clone.path),
+        "--kernels",
+        KERNELS,
+    ]
     done = CliRunner().invoke(app, [*words, "--json", *argv])
     if isinstance(done.exception, UsageError):
         raise done.exception
@@ -58,16 +79,23 @@ def typed(clone: Clone, *argv: str) -> tuple[int, dict[str, object], str]:
 
 def test_the_fix_is_named_and_what_cannot_be_tested_is_skipped(clone: Clone) -> None:
     commits = line_of(clone)
-    before = clone.git("status", "--porcelain", "--branch"), clone.git("rev-parse", "HEAD")
+    before = (
+        clone.git("status", "--porcelain", "--branch"),
+        clone.git("rev-parse", "HEAD"),
+    )
     code, document, _ = typed(clone, "--find", "fixed", "--out", "b")
     assert code == 0
     fixed = document["fixed"]
     assert isinstance(fixed, dict)
     assert (fixed["first_good"], fixed["verified"]) == (commits[6], True)
-    assert fixed["explanation"].startswith(f"{commits[6][:12]} (c6) is the first good commit: ")
+    assert fixed["explanation"].startswith(
+        f"{commits[6][:12]} (c6) is the first good commit: "
+    )
     points = document["points"]
     assert isinstance(points, list)
-    assert [point["name"] for point in points] == commits  # no commit that changes docs alone
+    assert [
+        point["name"] for point in points
+    ] == commits  # no commit that changes docs alone
     seen = {point["subject"]: point["verdict"] for point in points if point["verdict"]}
     assert (seen["c4"], seen["c5"], seen["c6"], seen["c7"]) == (
         "untestable",
@@ -75,7 +103,9 @@ def test_the_fix_is_named_and_what_cannot_be_tested_is_skipped(clone: Clone) -> 
         "good",
         "untestable",
     )
-    assert len([r for p in points if p["subject"] in ("c5", "c6") for r in p["runs"]]) >= 4
+    assert (
+        len([r for p in points if p["subject"] in ("c5", "c6") for r in p["runs"]]) >= 4
+    )
     assert (
         clone.git("status", "--porcelain", "--branch"),
         clone.git("rev-parse", "HEAD"),
@@ -101,7 +131,15 @@ def test_resumed_though_the_branch_has_moved(clone: Clone, tmp_path: Path) -> No
 def test_where_it_came_in_and_both_sides(clone: Clone) -> None:
     commits = line_of(clone, ("good", "good", "bad", "bad", "good"))
     code, document, _ = typed(
-        clone, "--find", "introduced", "--good", commits[0][:9], "--bad", commits[3], "--out", "b"
+        clone,
+        "--find",
+        "introduced",
+        "--good",
+        commits[0][:9],
+        "--bad",
+        commits[3],
+        "--out",
+        "b",
     )
     assert code == 0
     assert document["introduced"]["first_bad"] == commits[2]  # type: ignore[index]
@@ -136,7 +174,9 @@ def test_a_merge_is_a_point_and_its_branch_can_be_searched(clone: Clone) -> None
     _, document, _ = typed(clone, "--find", "fixed", "--out", "b")
     assert document["fixed"]["first_good"] == merge  # type: ignore[index]
     (note,) = [n for n in document["fixed"]["notes"] if "is a merge" in n]  # type: ignore[index]
-    assert note.startswith(f"{merge[:12]} is a merge of 2 commits; to search them: mmrepro bisect ")
+    assert note.startswith(
+        f"{merge[:12]} is a merge of 2 commits; to search them: mmrepro bisect "
+    )
     words = shlex.split(note.partition(": mmrepro ")[2])
     done = CliRunner().invoke(app, [*words, "--json", "--out", "c"])
     assert json.loads(done.stdout)["fixed"]["first_good"] == inside[1]
@@ -236,14 +276,25 @@ main()
 def program(tmp_path: Path, state: str = "") -> list[str]:
     file = tmp_path / f"program{state}.py"
     file.write_text(PROGRAM.format(tests=str(Path(__file__).parent), state=state))
-    return [sys.executable, str(file), "bisect-run", "--kernels", KERNELS, "--device", "cpu"]
+    return [
+        sys.executable,
+        str(file),
+        "bisect-run",
+        "--kernels",
+        KERNELS,
+        "--device",
+        "cpu",
+    ]
 
 
 def test_git_bisect_run_finds_it(clone: Clone, tmp_path: Path) -> None:
-    """Skipped: a tree that does not start. The terms say that the fix is searched for."""
+    """Skipped: a tree that does not start. The terms say that the fix is searched
+    for."""
     states = ("bad", "bad", "infrastructure", "bad", "good", "good")
     commits = line_of(clone, states)
-    clone.git("bisect", "start", "--term-new=fixed", "--term-old=broken", "--first-parent")
+    clone.git(
+        "bisect", "start", "--term-new=fixed", "--term-old=broken", "--first-parent"
+    )
     clone.git("bisect", "broken", commits[0])
     clone.git("bisect", "fixed", "HEAD")
     told = clone.git("bisect", "run", *program(tmp_path), GHOST)
@@ -265,7 +316,9 @@ def test_a_wrong_command_line_stops_git_bisect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, _, said = mmrepro("bisect-run", "--kernels", KERNELS, "--device", "cpu", *argv)
+    code, _, said = mmrepro(
+        "bisect-run", "--kernels", KERNELS, "--device", "cpu", *argv
+    )
     assert (code, bool(said)) == (128, True)
 
 
@@ -274,7 +327,10 @@ def test_ctrl_c_stops_git_bisect(clone: Clone, tmp_path: Path) -> None:
 
     clone.commit("c", state="bad")
     child = subprocess.Popen(
-        [*program(tmp_path, "slow"), GHOST], cwd=clone.path, stdout=subprocess.PIPE, text=True
+        [*program(tmp_path, "slow"), GHOST],
+        cwd=clone.path,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert child.stdout is not None
@@ -288,7 +344,16 @@ def test_ctrl_c_stops_git_bisect(clone: Clone, tmp_path: Path) -> None:
 def test_one_verdict(clone: Clone, tmp_path: Path) -> None:
     clone.commit("c", state="bad")
     clone.commit("d", state="good")
-    words = ["bisect-run", GHOST, "--device", "cpu", "--kernels", KERNELS, "--json", "--source"]
+    words = [
+        "bisect-run",
+        GHOST,
+        "--device",
+        "cpu",
+        "--kernels",
+        KERNELS,
+        "--json",
+        "--source",
+    ]
     for tree, flags, code, runs in (
         (str(clone.path), (), 0, 1),
         (str(clone.path), ("--find", "fixed"), 1, 1),
@@ -301,8 +366,12 @@ def test_one_verdict(clone: Clone, tmp_path: Path) -> None:
         document = json.loads(done.stdout)
         assert (document["exit_code"], len(document["runs"])) == (code, runs)
     (clone.path / "vllm/state.py").write_text("timeout")
-    done = CliRunner().invoke(app, [*words[:-2], "--source", str(clone.path), "--out", "kept"])
+    done = CliRunner().invoke(
+        app, [*words[:-2], "--source", str(clone.path), "--out", "kept"]
+    )
     assert done.exit_code == 125
     assert done.stdout.splitlines()[-1] == "exit code 125 for git bisect: skip"
     assert "(dirty: 1 file)" in done.stdout
-    assert len([*Path("kept").glob("*/run-*")]) == 2  # infrastructure is tried once more
+    assert (
+        len([*Path("kept").glob("*/run-*")]) == 2
+    )  # infrastructure is tried once more

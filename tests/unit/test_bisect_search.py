@@ -28,7 +28,8 @@ def board_of(
     declared: tuple[int, int] | None = None,
     **options: object,
 ) -> Board:
-    """``declared``: first and last point that the scenario declares affected; None: all."""
+    """``declared``: first and last point that the scenario declares affected; None:
+    all."""
     oracle = truth if callable(truth) else truth.__getitem__
     size = size or len(truth)  # type: ignore[arg-type]
     first, last = declared or (0, size - 1)
@@ -41,7 +42,9 @@ def board_of(
 
 
 def side(board: Board, bad: int, direction: Direction) -> Found:
-    return search(board, bad, direction, 0 if direction == "introduced" else len(board.names) - 1)
+    return search(
+        board, bad, direction, 0 if direction == "introduced" else len(board.names) - 1
+    )
 
 
 @dataclass(frozen=True)
@@ -66,19 +69,25 @@ def made(draw: st.DrawFn) -> Made:
 
 
 @given(made(), st.sampled_from(("introduced", "fixed")), st.booleans())
-def test_no_wrong_point_is_ever_named(one: Made, direction: Direction, linear: bool) -> None:
+def test_no_wrong_point_is_ever_named(
+    one: Made, direction: Direction, linear: bool
+) -> None:
     board = board_of(one.truth, declared=one.declared, linear=linear)
     found = side(board, start(board, one.bad)[0] or 0, direction)
     step = -1 if direction == "introduced" else 1
     outward = range(one.bad, -1 if step < 0 else len(one.truth), step)
     testable = [n for n in outward if one.truth[n] is not SKIP]
     beyond = next((n for n in testable if one.truth[n] is not BAD), None)
-    last = max((n for n in testable if one.truth[n] is BAD), key=lambda n: abs(n - one.bad))
+    last = max(
+        (n for n in testable if one.truth[n] is BAD), key=lambda n: abs(n - one.bad)
+    )
     assert found.bad == last
     assert found.beyond == beyond
     if beyond is None:
         ends_bad = last == outward[-1]
-        assert found.conclusion is (Conclusion.NO_BOUNDARY if ends_bad else Conclusion.INCONCLUSIVE)
+        assert found.conclusion is (
+            Conclusion.NO_BOUNDARY if ends_bad else Conclusion.INCONCLUSIVE
+        )
         assert not found.verified
         return
     between = [n for n in outward if min(last, beyond) < n < max(last, beyond)]
@@ -86,7 +95,9 @@ def test_no_wrong_point_is_ever_named(one: Made, direction: Direction, linear: b
     assert found.conclusion is (Conclusion.RANGE if between else Conclusion.FOUND)
     assert found.verified is (not between)
     assert found.ends_in is one.truth[beyond]
-    assert set(found.one_of) == ({*between, last if step < 0 else beyond} if between else set())
+    assert set(found.one_of) == (
+        {*between, last if step < 0 else beyond} if between else set()
+    )
     assert found.posterior is None
     for point in (last, beyond):
         assert len(board.runs[point]) >= 2
@@ -100,7 +111,8 @@ def test_few_runs_are_needed(one: Made, direction: Direction) -> None:
     found = side(board, one.bad, direction)
     size = one.bad + 1 if direction == "introduced" else len(one.truth) - one.bad
     runs = sum(v is not SKIP for point in board.runs.values() for v in point)
-    # the end, both declared points, each side of the boundary again and once more for the odds
+    # the end, both declared points, each side of the boundary again and once more for
+    # the odds
     halvings = math.ceil(math.log2(size)) if size > 1 else 0
     other = halvings if found.ends_in is OTHER else 0
     assert runs <= halvings + 8 + other
@@ -164,7 +176,9 @@ def test_a_start_that_is_not_bad_is_said() -> None:
     none = board_of([GOOD] * 9)
     begin, notes = start(none, 4)
     assert begin is None
-    assert notes[-1].startswith("the failure was seen in none of those that were run: r1, r2")
+    assert notes[-1].startswith(
+        "the failure was seen in none of those that were run: r1, r2"
+    )
 
 
 def test_repeat_is_kept_everywhere() -> None:
@@ -175,7 +189,9 @@ def test_repeat_is_kept_everywhere() -> None:
     assert all(number >= 3 for point, number in runs.items() if point != 9)
 
 
-def noisy(rate: float, rounds: int, seed: int, **options: float) -> tuple[int, int, float]:
+def noisy(
+    rate: float, rounds: int, seed: int, **options: float
+) -> tuple[int, int, float]:
     """How often the boundary was found, and a wrong one named; runs each."""
     found_it = wrong = runs = 0
     for number in range(rounds):
@@ -191,7 +207,11 @@ def noisy(rate: float, rounds: int, seed: int, **options: float) -> tuple[int, i
         found = side(board, begin, "fixed") if begin is not None else None
         runs += board.made
         named = found is not None and found.conclusion is Conclusion.FOUND
-        right = named and found is not None and (found.bad, found.beyond) == (last, last + 1)
+        right = (
+            named
+            and found is not None
+            and (found.bad, found.beyond) == (last, last + 1)
+        )
         found_it += right
         wrong += named and not right
     return found_it, wrong, runs / rounds
@@ -239,8 +259,9 @@ def test_a_budget_that_is_spent_leaves_it_open() -> None:
 
 
 def test_the_next_run_is_the_one_that_tells_most() -> None:
-    """Half way for a failure that always shows. One that seldom does is a Z-channel, whose best
-    input is bad with a probability between 1/e and 1/2: somewhat further out."""
+    """Half way for a failure that always shows. One that seldom does is a Z-channel,
+    whose best input is bad with a probability between 1/e and 1/2: somewhat further
+    out."""
     often = Posterior([Counts(bad=9), *[Counts()] * 19, Counts(good=9)])
     seldom = Posterior([Counts(bad=3, good=9), *[Counts()] * 19, Counts(good=9)])
     inside = range(1, 20)

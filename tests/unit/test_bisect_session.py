@@ -17,7 +17,12 @@ from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.work import LocalPlaces
 from mmrepro.cli.bisect import exit_code
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, NightState, Role
-from mmrepro.failure.documents.searches import BISECTION_FILE, Bisection, Point, SideConclusion
+from mmrepro.failure.documents.searches import (
+    BISECTION_FILE,
+    Bisection,
+    Point,
+    SideConclusion,
+)
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import read
 from mmrepro.reports.bisection import KIND
@@ -46,7 +51,11 @@ def truth(release: str, _: int = 1) -> Outcome | Lost:
     """As it is for ghost-key-eviction."""
     if release in ("0.11.0", "0.12.0", "0.13.0"):
         return Outcome.DIFFERENT_FAILURE
-    return Outcome.NOT_REPRODUCED if release in ("0.24.0", "0.32.0") else Outcome.REPRODUCED
+    return (
+        Outcome.NOT_REPRODUCED
+        if release in ("0.24.0", "0.32.0")
+        else Outcome.REPRODUCED
+    )
 
 
 class Made:
@@ -57,7 +66,14 @@ class Made:
         self.made: list[tuple[str, int, Role]] = []
 
     def run(
-        self, cell: Cell, folder: Path, root: Path, *, night: str, index: int, role: Role
+        self,
+        cell: Cell,
+        folder: Path,
+        root: Path,
+        *,
+        night: str,
+        index: int,
+        role: Role,
     ) -> Attempt:
         if self.stop_after and len(self.made) == self.stop_after:
             folder.mkdir(parents=True)
@@ -87,7 +103,12 @@ class Made:
 
 def listed(releases: Sequence[str] = RELEASES) -> list[Point]:
     return [
-        Point(name=r, release=r, declared=GHOST.affects(r), uploaded="2026-01-02T00:00:00+00:00")
+        Point(
+            name=r,
+            release=r,
+            declared=GHOST.affects(r),
+            uploaded="2026-01-02T00:00:00+00:00",
+        )
         for r in releases
     ]
 
@@ -124,7 +145,9 @@ session = Session
 
 def shown(bisection: Bisection) -> dict[str, str]:
     """The verdict of each point that its page has next to a boundary."""
-    (table,) = [block for block in KIND.compose(bisection).card if isinstance(block, Table)]
+    (table,) = [
+        block for block in KIND.compose(bisection).card if isinstance(block, Table)
+    ]
     return {text_of(row.cells[0]): text_of(row.cells[1]) for row in table.rows}
 
 
@@ -138,8 +161,8 @@ def test_both_sides_are_found(tmp_path: Path) -> None:
     assert introduced["before"] == "different-failure"
     assert introduced["verified"] is True
     assert introduced["explanation"] == (
-        "0.14.0 is the first bad release; before 0.14.0 the same trigger ends in another failure: "
-        "saw different-failure"
+        "0.14.0 is the first bad release; before 0.14.0 the same trigger ends in "
+        "another failure: saw different-failure"
     )
     assert fixed["first_good"] == "0.24.0"
     assert fixed["between"] == ["0.23.0", "0.24.0"]
@@ -171,14 +194,18 @@ def test_what_was_run_is_not_run_again(tmp_path: Path) -> None:
     assert not {run[:2] for run in first.made} & {run[:2] for run in second.made}
     undisturbed = Made()
     same = session(tmp_path / "other", undisturbed).execute()
-    assert [run[:2] for run in (*first.made, *second.made)] == [r[:2] for r in undisturbed.made]
+    assert [run[:2] for run in (*first.made, *second.made)] == [
+        r[:2] for r in undisturbed.made
+    ]
     assert whole.introduced == same.introduced
     third = Made()
     session(tmp_path, third, resume=True).execute()
     assert third.made == []
 
 
-def test_infrastructure_is_tried_twice_and_an_unloadable_wheel_once(tmp_path: Path) -> None:
+def test_infrastructure_is_tried_twice_and_an_unloadable_wheel_once(
+    tmp_path: Path,
+) -> None:
     def run(release: str, index: int) -> Outcome | Lost:
         if release == "0.24.0":
             return Lost.UNLOADABLE
@@ -222,7 +249,9 @@ def test_a_failure_in_the_newest_is_no_fix(tmp_path: Path) -> None:
     assert bisection.fixed is not None
     assert bisection.fixed.conclusion is SideConclusion.NO_BOUNDARY
     assert bisection.fixed.first_good is None
-    assert "the failure is in 0.32.0, the last on that side" in bisection.fixed.explanation
+    assert (
+        "the failure is in 0.32.0, the last on that side" in bisection.fixed.explanation
+    )
     assert exit_code(bisection) == 1
 
 
@@ -250,7 +279,9 @@ def test_bounds_are_checked_and_gone_beyond(tmp_path: Path) -> None:
     found = session(tmp_path, made, find="fixed", bad="0.18.0", good="0.22.0").execute()
     assert found.fixed is not None
     assert found.fixed.first_good == "0.24.0"
-    assert found.fixed.notes[0].startswith("0.22.0 was said to be good, and has the failure")
+    assert found.fixed.notes[0].startswith(
+        "0.22.0 was said to be good, and has the failure"
+    )
 
 
 def test_a_command_line_that_is_refused_is_an_error(tmp_path: Path) -> None:

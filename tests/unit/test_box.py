@@ -1,4 +1,5 @@
-"""The box: what is in it, what is not, and that it fails closed. bubblewrap is the real one."""
+"""The box: what is in it, what is not, and that it fails closed. bubblewrap is the real
+one."""
 
 import os
 import re
@@ -63,18 +64,21 @@ def python_in_box(script: str, **asked: Any) -> str:
         return output.read().decode()
 
 
-# ------------------------------------------------------------------------------- what is in it
+# ------------------------------------------------------------------------ what is in it
 
 
 @needs_box
-def test_only_what_is_listed_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_is_listed_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CANARY_TOKEN", "do-not-tell")
     shown, hidden = tmp_path / "shown", tmp_path / "hidden"
     for folder in (shown, hidden):
         folder.mkdir()
         (folder / "file").write_text(folder.name)
     script = (
-        f"cat {shown}/file; cat {hidden}/file; touch {shown}/new; env; cat /proc/1/environ; ls ~"
+        f"cat {shown}/file; cat {hidden}/file; touch {shown}/new; env; cat "
+        "/proc/1/environ; ls ~"
     )
     _, output = in_box(script, readable=(shown,))
     assert output.startswith("shown")
@@ -82,15 +86,17 @@ def test_only_what_is_listed_is_there(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "Read-only file system" in output
     assert "do-not-tell" not in output
     assert not (shown / "new").exists()
-    home_entries = [entry.name for entry in Path.home().iterdir() if not entry.name.startswith(".")]
+    home_entries = [
+        entry.name for entry in Path.home().iterdir() if not entry.name.startswith(".")
+    ]
     assert not set(home_entries) & set(output.split())
 
 
 @needs_box
 def test_it_has_its_own_network_processes_and_rights() -> None:
     _, output = in_box(
-        "cat /proc/net/dev | tail -n +3 | cut -d: -f1; ls /proc | grep -cE '^[0-9]+$'; id -u; "
-        "grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status"
+        "cat /proc/net/dev | tail -n +3 | cut -d: -f1; ls /proc | grep -cE '^[0-9]+$'; "
+        "id -u; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status"
     )
     words = output.split()
     assert words[0] == "lo"
@@ -128,14 +134,16 @@ def test_files_are_copied_in_and_nothing_comes_out(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "data.json").write_text("{}\n")
     (tmp_path / "link").symlink_to("/etc/shadow")
-    code, output = in_box("cat a/data.json; cat link; echo y > own; cat own", copied=(tmp_path,))
+    code, output = in_box(
+        "cat a/data.json; cat link; echo y > own; cat own", copied=(tmp_path,)
+    )
     lines = output.splitlines()
     assert (code, lines[0], lines[-1]) == (0, "{}", "y")
     assert "No such file" in lines[1]
     assert not (tmp_path / "own").exists()
 
 
-# ------------------------------------------------------------------------------- what bounds it
+# ----------------------------------------------------------------------- what bounds it
 
 
 @needs_box
@@ -151,7 +159,10 @@ def test_its_folders_are_bounded() -> None:
     assert max(sizes) <= 1 << 20
 
 
-GREEDY = "block = bytearray(700 << 20)\nprint('taken', flush=True)\nimport time\ntime.sleep(60)"
+GREEDY = (
+    "block = bytearray(700 << 20)\nprint('taken', flush=True)\nimport time\n"
+    "time.sleep(60)"
+)
 FORKS = """
 import os, time
 for _ in range(400):
@@ -170,7 +181,9 @@ time.sleep(60)
         (FORKS, Limits(processes=50), "processes"),
     ],
 )
-def test_one_that_takes_too_much_is_ended(script: str, limits: Limits, word: str) -> None:
+def test_one_that_takes_too_much_is_ended(
+    script: str, limits: Limits, word: str
+) -> None:
     python = str(Path(sys.executable).resolve())
     with Box(BoxOrder((python, "-I", "-S", "-c", script), PATH, limits=limits)) as box:
         code = box.wait(60)
@@ -179,7 +192,7 @@ def test_one_that_takes_too_much_is_ended(script: str, limits: Limits, word: str
     assert box.over == "" or word in box.over
 
 
-# ----------------------------------------------------------------------------- ways in and out
+# ---------------------------------------------------------------------- ways in and out
 
 
 @pytest.fixture
@@ -254,7 +267,7 @@ def test_a_port_of_the_box_is_reached_from_here(tmp_path: Path) -> None:
     assert not answers()
 
 
-# ------------------------------------------------------------------------------------- its end
+# ------------------------------------------------------------------------------ its end
 
 
 @needs_box
@@ -269,7 +282,9 @@ box = Box(BoxOrder(("bash", "-c", "setsid sleep 600 & sleep 600"), {PATH!r}, rem
 print(box.process.pid, flush=True)
 time.sleep(600)
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout is not None
         keeper = int(child.stdout.readline())
         until(lambda: len(processes.descendants(keeper)) >= 4)
@@ -294,10 +309,12 @@ def test_ending_it_twice_is_one_end_and_leaves_nothing(
     assert not list(tmp_path.iterdir()), "a canary of the home"
 
 
-# --------------------------------------------------------------------------------- fails closed
+# ------------------------------------------------------------------------- fails closed
 
 
-def test_without_bubblewrap_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_bubblewrap_nothing_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(boxes, "program_here", lambda: "")
     with pytest.raises(NoBox, match="not installed"):
         Box(BoxOrder(("touch", str(tmp_path / "ran")), PATH))
@@ -316,7 +333,9 @@ def test_a_bubblewrap_that_cannot_make_one_is_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     refusing = tmp_path / "bwrap"
-    refusing.write_text("#!/bin/sh\necho 'setting up uid map: Permission denied' >&2\nexit 1\n")
+    refusing.write_text(
+        "#!/bin/sh\necho 'setting up uid map: Permission denied' >&2\nexit 1\n"
+    )
     refusing.chmod(0o700)
     monkeypatch.setattr(boxes, "program_here", lambda: str(refusing))
     with pytest.raises(NoBox, match="cannot make one"):
@@ -368,7 +387,7 @@ def test_a_test_that_cannot_be_carried_out_has_not_held() -> None:
     assert inside.held(lambda: True)
 
 
-# ------------------------------------------------------------------------------- its parts
+# ---------------------------------------------------------------------------- its parts
 
 
 def test_each_processor_has_its_filter() -> None:
@@ -388,7 +407,9 @@ def test_numbers_of_the_filter_are_those_of_this_machines_headers() -> None:
     for column, file in headers.items():
         if not file.is_file():
             continue
-        known = dict(re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", file.read_text()))
+        known = dict(
+            re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", file.read_text())
+        )
         for name, numbers in seccomp.REFUSED_CALLS.items():
             if name in known and numbers[column] is not None:
                 assert numbers[column] == int(known[name]), name

@@ -1,4 +1,5 @@
-"""A case as a scenario's trigger, against a FAKE server, and the conditions that go with it."""
+"""A case as a scenario's trigger, against a FAKE server, and the conditions that go
+with it."""
 
 import asyncio
 from pathlib import Path
@@ -30,7 +31,9 @@ REFUSED = answering(http(400, b'{"message": "too long"}'))
 
 def kept(folder: Path) -> Path:
     def one(id: str, *after: str) -> Operation:
-        return Operation(id=id, after=list(after), messages=[Message(role="user", content=id)])
+        return Operation(
+            id=id, after=list(after), messages=[Message(role="user", content=id)]
+        )
 
     case = Case(
         server=ServerWanted(engine="minivllm", release="0.1"),
@@ -40,7 +43,9 @@ def kept(folder: Path) -> Path:
     return folder
 
 
-def played(tmp_path: Path, reply: Reply) -> tuple[bool, list[tuple[str, int | None]], int]:
+def played(
+    tmp_path: Path, reply: Reply
+) -> tuple[bool, list[tuple[str, int | None]], int]:
     folder, whole, pending = kept(tmp_path / "case"), [], []
 
     async def use(drive: Drive, _: FakeServer) -> None:
@@ -109,7 +114,9 @@ def sample(*functions: str) -> StackSample:
         ([], Truth.UNKNOWN),
     ],
 )
-def test_a_hang_stands_where_every_sample_is(samples: list[StackSample], truth: Truth) -> None:
+def test_a_hang_stands_where_every_sample_is(
+    samples: list[StackSample], truth: Truth
+) -> None:
     found = checks.stays_below(StacksData(samples=samples), ("loop", "take", "put"))
     assert found.truth is truth
 

@@ -1,4 +1,5 @@
-"""The catalogue: what recorded runs say of each failure, the page, and what is alive."""
+"""The catalogue: what recorded runs say of each failure, the page, and what is
+alive."""
 
 import inspect
 import json
@@ -8,7 +9,11 @@ from pathlib import Path
 
 import pytest
 from made_nights import cell, history, night, written
-from mmrepro.base.errors import EnvironmentBuildError, InfrastructureError, UnknownScenario
+from mmrepro.base.errors import (
+    EnvironmentBuildError,
+    InfrastructureError,
+    UnknownScenario,
+)
 from mmrepro.cli.app import app
 from mmrepro.engines.environments.index import Listed
 from mmrepro.engines.environments.spec import EnvironmentSpec
@@ -70,7 +75,9 @@ def unreachable(spec: EnvironmentSpec) -> Sequence[Listed]:
 def test_the_page_is_the_commands_output() -> None:
     said = runner.invoke(app, ["list", "--markdown"])
     assert said.exit_code == 0, said.output
-    assert said.stdout == PAGE.read_text(), "uv run python tests/evidence/record.py --table"
+    assert said.stdout == PAGE.read_text(), (
+        "uv run python tests/evidence/record.py --table"
+    )
 
 
 def test_every_failure_has_its_line() -> None:
@@ -93,7 +100,9 @@ def test_every_scenario_of_ours_says_how_it_stands(scenario: Scenario) -> None:
     assert (said.source is None) == (said.state is UpstreamState.NOT_REPORTED), where
     assert (said.state is UpstreamState.FIXED) == bool(said.release), where
     if said.release:
-        assert not scenario.affects(said.release), "the range and what upstream says disagree"
+        assert not scenario.affects(said.release), (
+            "the range and what upstream says disagree"
+        )
 
 
 def test_every_class_and_severity_is_explained() -> None:
@@ -119,22 +128,33 @@ def test_what_helped_is_what_was_seen_to_help() -> None:
     assert cures["patch"].hidden == ("0.22.0",)
     assert cures["disable-mm-cache"].failed == ("0.22.0",)
     assert cures["release"].helped == ("0.24.0",)
-    assert standing.cure(cures["patch"]) == "`patch` (works on 0.23.0; hides it on 0.22.0)"
-    assert standing.cure(cures["disable-mm-cache"]) == "`disable-mm-cache` (no help on 0.22.0)"
+    assert (
+        standing.cure(cures["patch"]) == "`patch` (works on 0.23.0; hides it on 0.22.0)"
+    )
+    assert (
+        standing.cure(cures["disable-mm-cache"])
+        == "`disable-mm-cache` (no help on 0.22.0)"
+    )
 
 
-def test_a_nights_run_under_a_mitigation_helps_only_where_the_plain_one_failed() -> None:
+def test_a_nights_run_under_a_mitigation_helps_only_where_the_plain_one_failed() -> (
+    None
+):
     """A ledger says nothing of the cause."""
     lone = ghost(run("0.23.0", WELL, "patch"))
     beside = ghost(run("0.23.0", WELL, "patch"), run("0.23.0", ILL))
-    assert [c.helped for k in (lone, beside) for c in k.cures() if c.name == "patch"] == [
-        (), ("0.23.0",),
-    ]  # fmt: skip
+    assert [
+        c.helped for k in (lone, beside) for c in k.cures() if c.name == "patch"
+    ] == [
+        (),
+        ("0.23.0",),
+    ]
 
 
 def test_a_changed_run_says_nothing_of_a_release() -> None:
     one = ghost(
-        run("0.32.0", ILL, changes=["--server-arg=--x"]), run("0.32.0", WELL, "patch", helped=True)
+        run("0.32.0", ILL, changes=["--server-arg=--x"]),
+        run("0.32.0", WELL, "patch", helped=True),
     )
     assert not one.plain
     assert standing.releases(one) == ">=0.14.0, <0.24.0<br>not run"
@@ -170,8 +190,10 @@ def test_the_order_of_runs_is_their_own(tmp_path: Path) -> None:
     file = tmp_path / "runs.json"
     file.write_text(text)
     assert [(r.release, r.outcome) for r in recorded.load(file)] == [
-        ("0.9.0", ILL), ("0.9.0", WELL), ("0.10.0", ILL),
-    ]  # fmt: skip
+        ("0.9.0", ILL),
+        ("0.9.0", WELL),
+        ("0.10.0", ILL),
+    ]
 
 
 # ---------------------------------------------------------------- what is alive
@@ -186,7 +208,12 @@ def stood(newest: str, *runs: RecordedRun) -> standing.Standing:
 
 def test_it_is_alive_where_a_run_of_the_newest_release_showed_it() -> None:
     made = stood("0.23.0", run("0.23.0", ILL, day=3), run("0.23.0", WELL, day=4))
-    assert (made.alive, made.outcome, made.runs, made.reproduced) == (True, "reproduced", 2, 1)
+    assert (made.alive, made.outcome, made.runs, made.reproduced) == (
+        True,
+        "reproduced",
+        2,
+        1,
+    )
     assert made.at == datetime(2026, 11, 4, tzinfo=UTC)
 
 
@@ -203,7 +230,8 @@ def test_another_failure_or_none_that_is_known_says_neither(outcome: Outcome) ->
 
 @pytest.mark.parametrize("newest", ["0.23.0 0.23.1", "0.23.0 0.40.0"])
 def test_a_range_is_no_run(newest: str) -> None:
-    """The first of them is declared to be affected, the second one not: neither was run."""
+    """The first of them is declared to be affected, the second one not: neither was
+    run."""
     made = stood(newest, run("0.23.0", ILL), run("0.24.0", WELL, "patch"))
     assert (made.alive, made.outcome, made.runs, made.at) == (None, "not run", 0, None)
     assert (made.last_release, made.last_outcome) == ("0.23.0", "reproduced")
@@ -217,10 +245,19 @@ def test_a_build_stands_for_its_release() -> None:
     assert stood(own, run(own, ILL)).alive
 
 
-@pytest.mark.parametrize("other", [
-    "0.33.0rc1", "0.33.0.dev4", "0.33.0a1", "0.33.0.post1", "0.33.0rc2.dev5+g12ab",
-    "0.33.0.post1+cpu", "1!0.33.0", "0.33.1",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        "0.33.0rc1",
+        "0.33.0.dev4",
+        "0.33.0a1",
+        "0.33.0.post1",
+        "0.33.0rc2.dev5+g12ab",
+        "0.33.0.post1+cpu",
+        "1!0.33.0",
+        "0.33.1",
+    ],
+)
 def test_no_other_publication_stands_for_a_release(other: str) -> None:
     for newest, ran in (("0.33.0", other), (other, "0.33.0")):
         made = stood(newest, run(ran, ILL), run("0.23.0", ILL))
@@ -228,15 +265,23 @@ def test_no_other_publication_stands_for_a_release(other: str) -> None:
     assert stood(other, run(other, ILL)).alive
 
 
-@pytest.mark.parametrize("own", ["g12ab34c", "d20261126", "mypatch", "cpu.mypatch", "cuda"])
+@pytest.mark.parametrize(
+    "own", ["g12ab34c", "d20261126", "mypatch", "cpu.mypatch", "cuda"]
+)
 def test_what_somebody_built_is_not_the_release(own: str) -> None:
-    assert stood("0.33.0", run(f"0.33.0+{own}", ILL), run("0.23.0", ILL)).outcome == "not run"
+    assert (
+        stood("0.33.0", run(f"0.33.0+{own}", ILL), run("0.23.0", ILL)).outcome
+        == "not run"
+    )
 
 
 def test_what_was_published_before_a_release_is_not_the_newest() -> None:
     runs = [run("0.24.0", WELL), run("0.33.0rc1", WELL)]
     assert standing.newest_of("vllm", runs, "0.23.0", unreachable).release == "0.24.0"
-    assert standing.newest_of("vllm", runs[1:], "0.33.0.dev1", unreachable).release == "0.33.0rc1"
+    assert (
+        standing.newest_of("vllm", runs[1:], "0.33.0.dev1", unreachable).release
+        == "0.33.0rc1"
+    )
 
 
 def test_without_an_index_the_newest_release_that_was_run_stands_for_it() -> None:
@@ -262,7 +307,9 @@ def test_without_a_network_it_says_so() -> None:
     assert "newest release that is known here" in said.stderr
     assert "could not be asked" not in said.stdout
     assert GHOST in said.stdout
-    document = json.loads(runner.invoke(app, ["list", "--alive", GHOST, "--json"]).stdout)
+    document = json.loads(
+        runner.invoke(app, ["list", "--alive", GHOST, "--json"]).stdout
+    )
     assert [one["says"] for one in document["engines"]] == ["recorded runs"]
     assert document["failures"][0]["newest"] == document["engines"][0]["release"]
 
@@ -278,7 +325,10 @@ BROKEN = {
     "absent": (None, "cannot be read: No such file or directory"),
     "torn": ('{"schema_version": 1, "runs": [{"scen', "holds no recorded runs"),
     "another version": ('{"schema_version": 2, "runs": []}', "schema_version"),
-    "no outcome": (json.dumps({"schema_version": 1, "runs": [{"scenario": "a"}]}), "runs.0"),
+    "no outcome": (
+        json.dumps({"schema_version": 1, "runs": [{"scenario": "a"}]}),
+        "runs.0",
+    ),
 }
 
 
@@ -286,7 +336,11 @@ BROKEN = {
 @pytest.mark.parametrize("form", ["--alive", "--markdown"])
 @pytest.mark.parametrize(("text", "why"), BROKEN.values(), ids=BROKEN.keys())
 def test_a_list_that_cannot_be_read_is_told(
-    text: str | None, why: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str | None,
+    why: str,
+    form: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = tmp_path / "recorded_runs.json"
     if text is not None:
@@ -296,7 +350,9 @@ def test_a_list_that_cannot_be_read_is_told(
     assert isinstance(said.exception, InfrastructureError)
     assert why in str(said.exception)
     assert said.exception.hint
-    assert runner.invoke(app, ["list", GHOST]).exit_code == 0, "the plain list needs none"
+    assert runner.invoke(app, ["list", GHOST]).exit_code == 0, (
+        "the plain list needs none"
+    )
 
 
 @pytest.mark.usefixtures("offline")
@@ -304,7 +360,9 @@ def test_runs_of_a_scenario_that_is_gone_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "recorded_runs.json"
-    file.write_text(recorded.dumped([run("0.1", ILL, scenario="renamed", variant="once")]))
+    file.write_text(
+        recorded.dumped([run("0.1", ILL, scenario="renamed", variant="once")])
+    )
     monkeypatch.setattr("mmrepro.scenarios.data.recorded_runs", lambda: file)
     said = runner.invoke(app, ["list", "--alive"])
     assert said.exit_code == 0
@@ -320,7 +378,10 @@ def test_nights_of_ones_own_count(tmp_path: Path) -> None:
     asked = ["list", "--alive", DESYNC, "--ledger", str(folder), "--json"]
     (told,) = json.loads(runner.invoke(app, asked).stdout)["failures"]
     assert (told["newest"], told["alive"]) == ("99.0.0", True)
-    assert "99.0.0" in runner.invoke(app, ["list", "--markdown", "--ledger", str(folder)]).stdout
+    assert (
+        "99.0.0"
+        in runner.invoke(app, ["list", "--markdown", "--ledger", str(folder)]).stdout
+    )
     assert runner.invoke(app, ["list", "--ledger", str(folder)]).exit_code != 0
 
 

@@ -1,5 +1,6 @@
-"""Intervals over blocks, by simulation against known truths: what is called a difference where
-there is none, what is missed, and whether the intervals hold what is true."""
+"""Intervals over blocks, by simulation against known truths: what is called a
+difference where there is none, what is missed, and whether the intervals hold what is
+true."""
 
 from __future__ import annotations
 
@@ -24,13 +25,23 @@ from mmrepro.runs.changes import (
 )
 
 SATURATED = ("itl-saturated", "latency-saturated")
-MEASURED = ("ttft", "itl", "tpot", "latency", "throughput", *SATURATED, "ttft-p90", "rss", "start")
+MEASURED = (
+    "ttft",
+    "itl",
+    "tpot",
+    "latency",
+    "throughput",
+    *SATURATED,
+    "ttft-p90",
+    "rss",
+    "start",
+)
 Noise = Callable[[random.Random], float]
 
 
 def blocks_of(truth: dict[str, float], noise: Noise, seed: int) -> list[Block]:
-    """``truth``: the relative change by metric. Metrics of a block share half of their noise, as
-    those of one server do."""
+    """``truth``: the relative change by metric. Metrics of a block share half of their
+    noise, as those of one server do."""
     chance = random.Random(seed)
     made = []
     for index in range(LOOKS[-1]):
@@ -40,11 +51,15 @@ def blocks_of(truth: dict[str, float], noise: Noise, seed: int) -> list[Block]:
             for name in MEASURED
         }
         ones = dict.fromkeys(MEASURED, 1.0)
-        made.append(Block(index=index + 1, first="old", changes=found, old=ones, new=ones))
+        made.append(
+            Block(index=index + 1, first="old", changes=found, old=ones, new=ones)
+        )
     return made
 
 
-def ended(blocks: Sequence[Block], worse: dict[str, float] | None = None) -> list[Change]:
+def ended(
+    blocks: Sequence[Block], worse: dict[str, float] | None = None
+) -> list[Change]:
     """As a session looks: at each look, until it is enough or there are no more."""
     wanted = worse or thresholds([])
     for look in LOOKS:
@@ -66,7 +81,9 @@ def bursts(sd: float) -> Noise:
 @pytest.mark.parametrize("noise", [normal(0.008), normal(0.02), bursts(0.01)])
 def test_nothing_is_called_a_difference_where_there_is_none(noise: Noise) -> None:
     """1 % of comparisons may, over all metrics and looks: 1 of 100, 5 by chance."""
-    wrong = sum(any(x.differs for x in ended(blocks_of({}, noise, seed))) for seed in range(100))
+    wrong = sum(
+        any(x.differs for x in ended(blocks_of({}, noise, seed))) for seed in range(100)
+    )
     assert wrong <= 5
 
 
@@ -80,14 +97,20 @@ def test_on_a_quiet_machine_no_difference_is_an_answer_after_few_blocks() -> Non
 
 
 def test_five_percent_a_token_is_found_and_two_percent_has_its_interval() -> None:
-    slower = dict.fromkeys(("itl", "tpot", "latency", *SATURATED), 0.05) | {"throughput": -0.045}
+    slower = dict.fromkeys(("itl", "tpot", "latency", *SATURATED), 0.05) | {
+        "throughput": -0.045
+    }
     for seed in range(20):
-        found = {x.metric.name: x for x in ended(blocks_of(slower, normal(0.012), seed))}
+        found = {
+            x.metric.name: x for x in ended(blocks_of(slower, normal(0.012), seed))
+        }
         assert any(found[name].matters for name in slower)
         assert not any(found[name].matters for name in found.keys() - slower.keys())
     slightly = dict.fromkeys(("itl", "tpot", "latency", *SATURATED), 0.02)
     for seed in range(20):
-        found = {x.metric.name: x for x in ended(blocks_of(slightly, normal(0.01), seed))}
+        found = {
+            x.metric.name: x for x in ended(blocks_of(slightly, normal(0.01), seed))
+        }
         assert not any(x.matters for x in found.values())
         for name in slightly:
             low, high = math.expm1(found[name].low), math.expm1(found[name].high)
@@ -100,18 +123,25 @@ def test_all_intervals_hold_together_whenever_it_stops() -> None:
     for seed in range(100):
         found = ended(blocks_of(truth, normal(0.015), seed))
         sound = (math.log1p(truth.get(x.metric.name, 0.0)) for x in found)
-        missed += any(not x.low <= t <= x.high for x, t in zip(found, sound, strict=True))
+        missed += any(
+            not x.low <= t <= x.high for x, t in zip(found, sound, strict=True)
+        )
     assert missed <= 5
 
 
 def test_what_is_excluded_by_itself_is_so_whenever_it_stops() -> None:
-    """In 5 of 100 the truth may lie above; without a margin it would in every other one."""
+    """In 5 of 100 the truth may lie above; without a margin it would in every other
+    one."""
     truth = {"itl-saturated": 0.035, "ttft": 0.08, "latency-saturated": 0.04}
     above = bare = 0
     for seed in range(100):
         found = {x.metric.name: x for x in ended(blocks_of(truth, normal(0.02), seed))}
-        above += sum(found[name].bound < math.log1p(true) for name, true in truth.items())
-        bare += sum(abs(found[name].estimate) < math.log1p(true) for name, true in truth.items())
+        above += sum(
+            found[name].bound < math.log1p(true) for name, true in truth.items()
+        )
+        bare += sum(
+            abs(found[name].estimate) < math.log1p(true) for name, true in truth.items()
+        )
     assert above <= 25
     assert bare > 90
 
@@ -125,10 +155,13 @@ def test_a_machine_too_noisy_is_said() -> None:
 def test_looking_often_without_paying_for_it_would_be_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The control of these tests: with the error of one look and one metric they fail."""
+    """The control of these tests: with the error of one look and one metric they
+    fail."""
 
     monkeypatch.setattr(c, "quantile", lambda error, df: quantile(0.025, df))
-    wrong = sum(any(x.differs for x in ended(blocks_of({}, normal(0.02), n))) for n in range(60))
+    wrong = sum(
+        any(x.differs for x in ended(blocks_of({}, normal(0.02), n))) for n in range(60)
+    )
     assert wrong > 6
 
 
@@ -140,7 +173,9 @@ def test_students_t_is_that_of_the_tables() -> None:
     assert tail(0.0, 9) == 0.5
 
 
-def change(name: str, low: float, high: float, old: float = 1.0, new: float = 1.0) -> Change:
+def change(
+    name: str, low: float, high: float, old: float = 1.0, new: float = 1.0
+) -> Change:
     """Of relative ends."""
     metric = METRICS[name]
     ends = (low, high) if metric.points else (math.log1p(low), math.log1p(high))
@@ -156,18 +191,43 @@ def change(name: str, low: float, high: float, old: float = 1.0, new: float = 1.
         ("tpot", (-0.1, -0.04), Outcome.DIFFERENCE, False, "faster by 7 % (4 to 10)"),
         ("tpot", (-0.01, 0.02), Outcome.NONE, False, "no difference above 2 %"),
         (
-            *("tpot", (-0.03, 0.2), Outcome.UNTOLD, False),
+            "tpot",
+            (-0.03, 0.2),
+            Outcome.UNTOLD,
+            False,
             "too noisy to tell: from 3 % faster to 20 % slower",
         ),
-        ("throughput", (-0.12, -0.08), Outcome.DIFFERENCE, True, "lower by 10 % (8 to 12)"),
-        ("throughput", (0.08, 0.12), Outcome.DIFFERENCE, False, "higher by 10 % (8 to 12)"),
-        ("hit-rate", (-0.2, -0.1), Outcome.DIFFERENCE, True, "lower by 15 points (10 to 20)"),
+        (
+            "throughput",
+            (-0.12, -0.08),
+            Outcome.DIFFERENCE,
+            True,
+            "lower by 10 % (8 to 12)",
+        ),
+        (
+            "throughput",
+            (0.08, 0.12),
+            Outcome.DIFFERENCE,
+            False,
+            "higher by 10 % (8 to 12)",
+        ),
+        (
+            "hit-rate",
+            (-0.2, -0.1),
+            Outcome.DIFFERENCE,
+            True,
+            "lower by 15 points (10 to 20)",
+        ),
         ("rss", (0.1, 0.1), Outcome.DIFFERENCE, True, "higher by 10 %"),
         ("kv-cache", (0.0, 0.0), Outcome.NONE, False, "the same"),
     ],
 )
 def test_a_statement_is_one_sentence_with_its_interval(
-    name: str, ends: tuple[float, float], outcome: Outcome, matters: bool, statement: str
+    name: str,
+    ends: tuple[float, float],
+    outcome: Outcome,
+    matters: bool,
+    statement: str,
 ) -> None:
     told = difference(change(name, *ends))
     assert (told.outcome, told.matters, told.statement) == (outcome, matters, statement)

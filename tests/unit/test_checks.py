@@ -1,4 +1,5 @@
-"""The shared checks at their edges; what they mean for verdicts is in test_verdicts_*.py."""
+"""The shared checks at their edges; what they mean for verdicts is in
+test_verdicts_*.py."""
 
 import pytest
 from made_up import (
@@ -52,9 +53,13 @@ def test_partial_results_are_shown_but_never_judged() -> None:
 def test_why_evidence_is_missing() -> None:
     evidence = hang_run()
     assert evidence.why_missing("gpu", "check") == "probe gpu was not run"
-    assert evidence.why_missing("stacks", "check") == "probe stacks ran but does not tell"
+    assert (
+        evidence.why_missing("stacks", "check") == "probe stacks ran but does not tell"
+    )
     drop(evidence, "stacks", "ptrace is not permitted")
-    assert "stacks: unavailable: ptrace is not permitted" in evidence.why_missing("stacks")
+    assert "stacks: unavailable: ptrace is not permitted" in evidence.why_missing(
+        "stacks"
+    )
 
 
 def test_labels_are_matched_by_whole_words() -> None:
@@ -66,7 +71,10 @@ def test_labels_are_matched_by_whole_words() -> None:
 def test_unanswered_names_the_request_and_the_usual_latency() -> None:
     found = told(checks.unanswered, hang_run())
     assert found.truth is MET
-    assert found.observed == "fill 11: no answer in 13.0 s, against 0.10 s at most in the gate"
+    assert (
+        found.observed
+        == "fill 11: no answer in 13.0 s, against 0.10 s at most in the gate"
+    )
 
 
 def test_a_hang_in_the_gate_is_no_hang_of_the_trigger() -> None:
@@ -83,27 +91,37 @@ def test_an_error_is_an_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "seconds", "truth"), [(None, 13.0, MET), (None, 5.0, NOT_MET), (500, 13.0, NOT_MET)]
+    ("status", "seconds", "truth"),
+    [(None, 13.0, MET), (None, 5.0, NOT_MET), (500, 13.0, NOT_MET)],
 )
 def test_a_new_request(status: int | None, seconds: float, truth: Truth) -> None:
-    data = InferenceData(answered=False, status=status, seconds=seconds, deadline_s=13.0)
+    data = InferenceData(
+        answered=False, status=status, seconds=seconds, deadline_s=13.0
+    )
     assert told(checks.probe_unanswered, Evidence(probes=[probed(data)])).truth is truth
 
 
 def test_no_endpoint_is_not_a_green_one() -> None:
     nothing = HttpData(base_url="", answers=[])
-    assert told(checks.endpoints_green, Evidence(probes=[probed(nothing)])).truth is UNKNOWN
+    assert (
+        told(checks.endpoints_green, Evidence(probes=[probed(nothing)])).truth
+        is UNKNOWN
+    )
 
 
 def test_endpoints_before_the_check_do_not_count() -> None:
     assert (
-        told(checks.endpoints_green, Evidence(probes=[probed(http(200, 200), "gate")])).truth
+        told(
+            checks.endpoints_green, Evidence(probes=[probed(http(200, 200), "gate")])
+        ).truth
         is UNKNOWN
     )
 
 
 def test_metrics_are_read_under_the_first_name_that_is_known() -> None:
-    evidence = Evidence(probes=[probed(metrics(finished=3)), probed(metrics(finished=4))])
+    evidence = Evidence(
+        probes=[probed(metrics(finished=3)), probed(metrics(finished=4))]
+    )
     assert views.metric_readings(evidence, ("new_name", *FINISHED), "check") == [3, 4]
     assert views.metric_readings(evidence, ("unknown",), "check") == []
 
@@ -182,7 +200,9 @@ def test_the_queue_of_the_busiest_thread_counts_where_it_was_read() -> None:
     evidence = Evidence(probes=[probed(processes(0.0), "gate"), probed(now)])
     assert told(checks.core_burns_cpu, evidence).truth is MET
     now.processes[0].busiest = [
-        ThreadUse(tid=1, name="one", state="S", user_pct=20.0, system_pct=0.0, queued_pct=10.0)
+        ThreadUse(
+            tid=1, name="one", state="S", user_pct=20.0, system_pct=0.0, queued_pct=10.0
+        )
     ]
     assert told(checks.core_burns_cpu, evidence).truth is UNKNOWN
 

@@ -1,5 +1,5 @@
-"""What a claim may name besides conditions: a whole part of the signature, and that the trigger
-arrived."""
+"""What a claim may name besides conditions: a whole part of the signature, and that the
+trigger arrived."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ import pytest
 from made_up import request, run_facts
 from mmrepro.base.errors import BrokenScenario
 from mmrepro.failure.documents import ClaimStatus
-from mmrepro.scenario import Finding, Scenario, cause, claim, cure, precondition, symptom
+from mmrepro.scenario import (
+    Finding,
+    Scenario,
+    cause,
+    claim,
+    cure,
+    precondition,
+    symptom,
+)
 from mmrepro.scenario.common import changed
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.drive import Drive
@@ -42,7 +50,9 @@ class Parts(Scenario):
 
     name, release, affected = "parts", "0.23.0", ">=0"
     mitigations = (cure("off", "--off"),)
-    preconditions = (precondition("it arrived", told("there"), id="there", removed_by=("off",)),)
+    preconditions = (
+        precondition("it arrived", told("there"), id="there", removed_by=("off",)),
+    )
     symptoms = (
         symptom("first", told("first"), id="first"),
         symptom("second", told("second"), id="second"),
@@ -87,17 +97,26 @@ def test_a_part_and_the_arrival(
 
 
 def test_what_a_mitigation_takes_away_is_not_asked_for() -> None:
-    evidence = Evidence(requests=[request("gate", "gate: text only")], facts=ALL | {"there": False})
+    evidence = Evidence(
+        requests=[request("gate", "gate: text only")], facts=ALL | {"there": False}
+    )
     found = Parts().claim_results(evidence, run_facts(Parts(), "", "off"))
     assert found[2].status is CONFIRMED
 
 
 class Cured(Parts):
-    """A claim, the same about the mitigation, one that no mitigation changes, and a refuted one."""
+    """A claim, the same about the mitigation, one that no mitigation changes, and a
+    refuted one."""
 
     claims = (
         claim("plain", "it says why", "a report", by="why"),
-        claim("of-it", "with it so, too", "a report", by="why", given=changed("off", "flipped")),
+        claim(
+            "of-it",
+            "with it so, too",
+            "a report",
+            by="why",
+            given=changed("off", "flipped"),
+        ),
         claim("any", "whatever is on", "a report", by="why", cured=True),
         claim("against", "never", "a report", by=told("quiet"), refuted=True),
     )
@@ -106,8 +125,16 @@ class Cured(Parts):
 @pytest.mark.parametrize(
     ("changes", "facts", "expected"),
     [
-        ((), {"first": False, "why": False, "quiet": True}, (REFUTED, None, REFUTED, REFUTED)),
-        (("off",), {"first": False, "why": False, "quiet": True}, (None, REFUTED, REFUTED, None)),
+        (
+            (),
+            {"first": False, "why": False, "quiet": True},
+            (REFUTED, None, REFUTED, REFUTED),
+        ),
+        (
+            ("off",),
+            {"first": False, "why": False, "quiet": True},
+            (None, REFUTED, REFUTED, None),
+        ),
         (("off",), {"why": False, "quiet": True}, (None, REFUTED, REFUTED, None)),
         (("off",), {"quiet": True}, (CONFIRMED, CONFIRMED, CONFIRMED, REFUTED)),
         (("off",), {"first": False, "quiet": False}, (CONFIRMED,) * 4),
@@ -121,12 +148,16 @@ def test_a_run_whose_cure_was_on_refutes_nothing_but_what_is_said_of_the_cure(
     expected: tuple[ClaimStatus | None, ...],
     flipped: bool,
 ) -> None:
-    evidence = Evidence(requests=[request("gate", "gate: text only")], facts=ALL | facts)
+    evidence = Evidence(
+        requests=[request("gate", "gate: text only")], facts=ALL | facts
+    )
     run = run_facts(Cured(), "", *changes)
     if flipped and changes:
         run = replace(run, mitigations=frozenset(), flips=frozenset({"flipped"}))
     found = Cured().claim_results(evidence, run)
-    assert tuple(c.status for c in found) == tuple(one or NOT_TESTED for one in expected)
+    assert tuple(c.status for c in found) == tuple(
+        one or NOT_TESTED for one in expected
+    )
 
 
 def test_where_the_gate_failed_nothing_arrived() -> None:

@@ -21,17 +21,30 @@ OWN, FLIP, GPU = "0.23.0", "--flip x", Fidelity.GPU
 runner = CliRunner()
 
 
-def said(status: str, release: str = OWN, *options: str, day: int = 1, **more: Any) -> Incident:
-    """A run of ghost-key-eviction, 0.23.0 being its own release, that judged one claim."""
-    told = ClaimResult(id="c", text="so it is", source="a#1", status=status, observed=f"{status}!")
+def said(
+    status: str, release: str = OWN, *options: str, day: int = 1, **more: Any
+) -> Incident:
+    """A run of ghost-key-eviction, 0.23.0 being its own release, that judged one
+    claim."""
+    told = ClaimResult(
+        id="c", text="so it is", source="a#1", status=status, observed=f"{status}!"
+    )
     when = Moment(wall=datetime(2026, 11, day, tzinfo=UTC), mono=0)
     verdict = Verdict(
-        outcome=Outcome.REPRODUCED, expected=Outcome.REPRODUCED, explanation="", conditions=[]
+        outcome=Outcome.REPRODUCED,
+        expected=Outcome.REPRODUCED,
+        explanation="",
+        conditions=[],
     )
     command = " ".join(("mmrepro run ghost-key-eviction --release", release, *options))
     engine = EngineFacts(name="vllm", release=release)
     return incident(
-        command=command, engine=engine, created=when, claims=[told], verdict=verdict, **more
+        command=command,
+        engine=engine,
+        created=when,
+        claims=[told],
+        verdict=verdict,
+        **more,
     )
 
 
@@ -45,14 +58,28 @@ def claim(*incidents: Incident) -> JudgedClaim:
     [
         ([said("not-tested"), said("refuted", "0.24.0")], "refuted", "run 1"),
         ([said("confirmed"), said("refuted", "0.24.0", day=2)], "confirmed", "run 0"),
-        ([said("refuted", OWN, FLIP, day=3), said("confirmed", "0.24.0")], "confirmed", "run 1"),
+        (
+            [said("refuted", OWN, FLIP, day=3), said("confirmed", "0.24.0")],
+            "confirmed",
+            "run 1",
+        ),
         ([said("refuted", OWN, FLIP), said("not-tested")], "refuted", "run 0"),
         ([said("confirmed"), said("confirmed", day=2)], "confirmed", "run 1"),
-        ([said("confirmed"), said("confirmed", day=2, fidelity=GPU)], "confirmed", "run 0"),
-        ([said("not-tested", OWN, FLIP, day=2), said("not-tested")], "not-tested", "run 1"),
+        (
+            [said("confirmed"), said("confirmed", day=2, fidelity=GPU)],
+            "confirmed",
+            "run 0",
+        ),
+        (
+            [said("not-tested", OWN, FLIP, day=2), said("not-tested")],
+            "not-tested",
+            "run 1",
+        ),
     ],
-)  # fmt: skip
-def test_the_run_that_tells_most_judges_it(runs: list[Incident], status: str, source: str) -> None:
+)
+def test_the_run_that_tells_most_judges_it(
+    runs: list[Incident], status: str, source: str
+) -> None:
     told = claim(*runs).judged
     assert (told.status, told.source) == (status, source)
     assert told.observed == f"{status}!"
@@ -91,10 +118,14 @@ def any_variant(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_variants_word_hides_no_other_ones() -> None:
     found = of_variants(a="confirmed", b="refuted", c="confirmed", d="not-tested")
     assert [(one.judged.status.value, one.variants) for one in found] == [
-        ("confirmed", ["a", "c"]), ("refuted", ["b"]), ("not-tested", ["d"]),
-    ]  # fmt: skip
+        ("confirmed", ["a", "c"]),
+        ("refuted", ["b"]),
+        ("not-tested", ["d"]),
+    ]
     assert found[1].judged.source == "run 1"
-    assert [one.variants for one in of_variants(a="not-tested", b="not-tested")] == [["a", "b"]]
+    assert [one.variants for one in of_variants(a="not-tested", b="not-tested")] == [
+        ["a", "b"]
+    ]
 
 
 def test_a_run_without_a_verdict_says_nothing() -> None:

@@ -1,8 +1,7 @@
 """The command line as users meet it: no engine, no network.
 
-One use of each kind is a process of its own; the others call ``main`` here, which is ten times
-as fast.
-"""
+One use of each kind is a process of its own; the others call ``main`` here, which is
+ten times as fast."""
 
 import json
 import os
@@ -70,7 +69,15 @@ def refused(done: Said) -> str:
     "command",
     [
         ("bisect", "chunked-mm-prefill", "--by=commit", "--commits"),
-        ("env", "wheelhouse", "vllm", "0.23.0", "--into=house", "--python=3.12", "--have"),
+        (
+            "env",
+            "wheelhouse",
+            "vllm",
+            "0.23.0",
+            "--into=house",
+            "--python=3.12",
+            "--have",
+        ),
         ("show",),
     ],
 )
@@ -84,18 +91,31 @@ def test_a_file_without_end_is_not_read_to_its_end(
     assert "it is too large" in said.stderr
     (tmp_path / "huge.py").write_text("neither commits nor packages nor Python\n")
     said = here(*command, "huge.py")
-    assert (said.returncode, "it is too large" in said.stderr) == (ExitCode.USAGE, False)
+    assert (said.returncode, "it is too large" in said.stderr) == (
+        ExitCode.USAGE,
+        False,
+    )
 
 
 @pytest.mark.parametrize("value", ["9" * 400, "1e999", "nan", "-inf"])
 @pytest.mark.parametrize(
     "option",
-    ["probe http --deadline", "logs x.log --deadline", "env wheelhouse vllm 1 --into=x --max-part",
-     "run x --timeout", "env prune --older-than", "accept --device=cpu --budget"],
-)  # fmt: skip
-def test_a_number_that_no_clock_or_integer_holds(here: Here, option: str, value: str) -> None:
+    [
+        "probe http --deadline",
+        "logs x.log --deadline",
+        "env wheelhouse vllm 1 --into=x --max-part",
+        "run x --timeout",
+        "env prune --older-than",
+        "accept --device=cpu --budget",
+    ],
+)
+def test_a_number_that_no_clock_or_integer_holds(
+    here: Here, option: str, value: str
+) -> None:
     Path("x.log").write_text("INFO\n")
-    said = here(*option.split(), value, *(["--python=3.12"] if "wheelhouse" in option else []))
+    said = here(
+        *option.split(), value, *(["--python=3.12"] if "wheelhouse" in option else [])
+    )
     assert said.returncode == ExitCode.USAGE
     words = (option.split()[-1], "is not a size", "is not a length of time")
     assert any(one in said.stderr for one in words)
@@ -103,7 +123,10 @@ def test_a_number_that_no_clock_or_integer_holds(here: Here, option: str, value:
 
 def test_a_budget_that_no_timeout_holds(here: Here) -> None:
     said = here("accept", "--device=cpu", "--budget=30d", "--out=accepted")
-    assert (said.returncode, "more than a week" in said.stderr) == (ExitCode.USAGE, True)
+    assert (said.returncode, "more than a week" in said.stderr) == (
+        ExitCode.USAGE,
+        True,
+    )
 
 
 @pytest.mark.parametrize("command", [("incidents",), ("matrix", "diff"), ("replay",)])
@@ -124,7 +147,9 @@ def test_a_name_that_no_file_can_have(here: Here, command: tuple[str, ...]) -> N
         ("probe", "logs", "--log", "{}"),
     ],
 )
-def test_a_word_that_is_no_utf8(here: Here, tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_a_word_that_is_no_utf8(
+    here: Here, tmp_path: Path, command: tuple[str, ...]
+) -> None:
     (tmp_path / "server.log").write_text("INFO\n")
     (tmp_path / "no-utf8-\udcff").write_text("INFO x\n")
     said = here(*(word.format("no-utf8-\udcff") for word in command))
@@ -152,7 +177,11 @@ WHOLE = [
 ]
 LACKS = [
     (WHOLE, "--server-arg=--port=1", "--port is set by mmrepro itself"),
-    (WHOLE, "--server-arg={feature:nonsense}", "There is no feature nonsense for vllm."),
+    (
+        WHOLE,
+        "--server-arg={feature:nonsense}",
+        "There is no feature nonsense for vllm.",
+    ),
     (WHOLE, "--server-arg={tiny:nonsense}", "There is no tiny model nonsense."),
     (WHOLE[-1:], "--new-server=--port=1", "--port is set by mmrepro itself"),
     (WHOLE[:1] + WHOLE[2:4], "--option=nonsense", "has no option 'nonsense'"),
@@ -178,7 +207,12 @@ def test_what_cannot_work_is_told_before_a_download_is_announced(
     here: Here, tmp_path: Path, whole: tuple[str, ...], word: str, why: str
 ) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "model": "m"}
-    line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    line = {
+        "custom_id": "1",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": body,
+    }
     (tmp_path / "night.jsonl").write_text(json.dumps(line) + "\n")
     (tmp_path / "bad.har").write_text("{}")
     files = {path.name for path in tmp_path.iterdir()}
@@ -230,7 +264,9 @@ def test_a_scenario_file_that_is_no_python(here: Here, tmp_path: Path) -> None:
 
 def test_an_output_folder_that_cannot_be_written(here: Here, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    said = refused(here("run", SCENARIOS[0], "--device", "cpu", "--out", tmp_path / "file/run"))
+    said = refused(
+        here("run", SCENARIOS[0], "--device", "cpu", "--out", tmp_path / "file/run")
+    )
     assert "cannot be written: Not a directory." in said
     assert "Next: mmrepro run … --out DIR" in said
 
@@ -247,7 +283,10 @@ def test_an_output_folder_that_holds_an_incident(here: Here, tmp_path: Path) -> 
     [
         (("--mitigation", "prayer"), "has no mitigation 'prayer'; it has: release, "),
         (("--flip", "prayer"), "has no factor 'prayer'; it has: prefix-caching, "),
-        (("--mitigation", "release", "--release", "0.23.0"), "--mitigation release means 0.24.0"),
+        (
+            ("--mitigation", "release", "--release", "0.23.0"),
+            "--mitigation release means 0.24.0",
+        ),
         (("--keep-server", "--repeat", "2"), "cannot be combined"),
         (("--repeat", "0"), "--repeat"),
         (("--device", "tpu"), "tpu"),
@@ -264,7 +303,9 @@ def test_options_that_contradict(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", [None, "", "{}", "[" * 50_000, '{"schema_version": 9}', "\xff"])
+@pytest.mark.parametrize(
+    "content", [None, "", "{}", "[" * 50_000, '{"schema_version": 9}', "\xff"]
+)
 def test_a_report_of_a_folder_without_an_incident(
     here: Here, tmp_path: Path, content: str | None
 ) -> None:
@@ -295,7 +336,11 @@ def test_list_show_and_schema_print_one_json_document(here: Here) -> None:
         shown = document("show", name, "--json")
         assert isinstance(shown, dict)
         assert shown["name"] == name
-        assert {c["part"] for c in shown["conditions"]} == {"precondition", "symptom", "cause"}
+        assert {c["part"] for c in shown["conditions"]} == {
+            "precondition",
+            "symptom",
+            "cause",
+        }
     assert isinstance(document("schema"), dict)
 
 
@@ -307,7 +352,8 @@ def test_scenarios_of_other_distributions_are_listed_by_what_they_say(
     found.mkdir()
     (found / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
     (found / "entry_points.txt").write_text(
-        "[mmrepro.scenarios]\nbroken = theirs:gone\nghost-key-eviction = theirs:SCENARIO\n"
+        "[mmrepro.scenarios]\nbroken = theirs:gone\nghost-key-eviction = "
+        "theirs:SCENARIO\n"
     )
     (tmp_path / "theirs.py").write_text(
         "from mmrepro.scenarios.capacity_never import SCENARIO as ours\n\n\n"
@@ -393,7 +439,9 @@ def judged() -> Incident:
     )
 
 
-def test_the_schema_describes_incidents_and_refuses_others(here: Here, judged: Incident) -> None:
+def test_the_schema_describes_incidents_and_refuses_others(
+    here: Here, judged: Incident
+) -> None:
     schema = json.loads(here("schema").stdout)
     validator = jsonschema.validators.validator_for(schema)
     validator.check_schema(schema)
@@ -434,7 +482,11 @@ def test_what_is_printed_names_its_kind_and_fits_its_schema(
     schema = json.loads(here("schema", "--of", kind).stdout)
     check = jsonschema.validators.validator_for(schema)(schema)
     check.validate(document)
-    for spoil in ({"$id": "urn:mmrepro:other:1"}, {"schema_version": 2}, {"surprise": 1}):
+    for spoil in (
+        {"$id": "urn:mmrepro:other:1"},
+        {"schema_version": 2},
+        {"surprise": 1},
+    ):
         assert not check.is_valid({**document, **spoil}), spoil
 
 
@@ -444,13 +496,26 @@ PRINTED = {
     "environments": ("env", "list"),
     "kept-warm": ("warm", "status"),
     "find": ("find", "Expected a cached item"),
-    "kv-budget": ("kv-budget", "--free", "6GiB", "--runtime", "5GiB", "--block-bytes", "8MiB"),
+    "kv-budget": (
+        "kv-budget",
+        "--free",
+        "6GiB",
+        "--runtime",
+        "5GiB",
+        "--block-bytes",
+        "8MiB",
+    ),
     "logs": ("logs", START),
     "new": ("new", "odd-image", "--engine", "minivllm", "--out", "new"),
     "ablation-plan": ("ablate", "ghost-key-eviction", "--dry-run"),
     "nightly-plan": (
-        *("matrix", "run", "--dry-run", "--releases", "0.1"),
-        *("--scenario", "borrowed-faults:kv-budget"),
+        "matrix",
+        "run",
+        "--dry-run",
+        "--releases",
+        "0.1",
+        "--scenario",
+        "borrowed-faults:kv-budget",
     ),
     "start": ("why", START),
 }
@@ -460,7 +525,9 @@ PRINTED = {
 def test_what_no_file_holds_names_its_kind_too(
     here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path))  # another one may hold 80 GB to count
+    monkeypatch.setenv(
+        "MMREPRO_CACHE_DIR", str(tmp_path)
+    )  # another one may hold 80 GB to count
     document = json.loads(here(*PRINTED[kind], "--json").stdout)
     assert (document["$id"], document["schema_version"]) == (f"urn:mmrepro:{kind}:1", 1)
 
@@ -496,7 +563,11 @@ def test_a_second_signal_does_not_cut_short_what_the_first_began(
 ) -> None:
     (tmp_path / "mine.py").write_text(LEAVES)
     words = [sys.executable, "-m", "mmrepro", "show", "--trust", "./mine.py"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
     with subprocess.Popen(words, cwd=tmp_path, text=True, **pipes) as process:  # type: ignore[call-overload]
         assert process.stdout.readline() == "began\n"
         process.send_signal(number)
@@ -507,10 +578,16 @@ def test_a_second_signal_does_not_cut_short_what_the_first_began(
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-@pytest.mark.parametrize("words", [("run", "ghost-key-eviction"), ("diagnose", "URL"), ("--help",)])
-def test_another_system_is_refused_at_once(platform: str, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "words", [("run", "ghost-key-eviction"), ("diagnose", "URL"), ("--help",)]
+)
+def test_another_system_is_refused_at_once(
+    platform: str, words: tuple[str, ...]
+) -> None:
     """Before a module is imported that such a system does not have."""
-    script = f"import sys; sys.platform = {platform!r}; from mmrepro.cli import main; main()"
+    script = (
+        f"import sys; sys.platform = {platform!r}; from mmrepro.cli import main; main()"
+    )
     command = [sys.executable, "-c", script, *words]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (ExitCode.INFRASTRUCTURE, "")

@@ -32,7 +32,13 @@ def log(tmp_path: Path) -> Path:
 def test_a_hang_is_told(log: Path) -> None:
     done = CliRunner().invoke(app, ["logs", str(log)])
     assert done.exit_code == 0, done.output
-    for words in ("vllm", "2 files", "1 requests were added", "s.log:2", "Expected a cached item"):
+    for words in (
+        "vllm",
+        "2 files",
+        "1 requests were added",
+        "s.log:2",
+        "Expected a cached item",
+    ):
         assert words in done.output.replace("\n", " "), words
 
 
@@ -49,9 +55,14 @@ def test_the_known_failure_whose_line_it_is(log: Path) -> None:
         return [one["scenario"] for one in json.loads(done.output)["known"]]
 
     assert known() == ["ghost-key-eviction", "mm-cache-desync"]
-    start = "(APIServer pid=3) INFO 11-21 02:00:00 [a.py:1] vLLM API server version 0.24.0\n"
+    start = (
+        "(APIServer pid=3) INFO 11-21 02:00:00 [a.py:1] vLLM API server "
+        "version 0.24.0\n"
+    )
     log.write_text(start + LOG)
-    assert known("--alone") == ["mm-cache-desync"], "0.24.0 has the fix of the other one"
+    assert known("--alone") == ["mm-cache-desync"], (
+        "0.24.0 has the fix of the other one"
+    )
     log.write_text(LOG.replace("mm_hash", "any"))
     assert known("--alone") == []
 
@@ -67,7 +78,9 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     assert "No such file" in str(done.exception)
 
 
-@pytest.mark.parametrize("engine", [None, *ENGINES.values()], ids=lambda e: e.name if e else "any")
+@pytest.mark.parametrize(
+    "engine", [None, *ENGINES.values()], ids=lambda e: e.name if e else "any"
+)
 def test_every_variant_of_every_scenario_is_looked_for(engine: Engine | None) -> None:
     patterns = scenario_patterns(engine)
     own = dict(engine.log_patterns) if engine else {}
@@ -82,20 +95,32 @@ def test_every_variant_of_every_scenario_is_looked_for(engine: Engine | None) ->
 
 WORK = "Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 9.0 tokens/s"
 BY_FORM = {
-    "vllm": f"[pod/sglang-1/lmdeploy] (APIServer pid=1) INFO 11-24 18:12:10 [loggers.py:2] {WORK}",
-    "sglang": "vllm-1  | [2026-11-24 18:12:11 TP0] Decode batch, #running-req: 1, vllm vllm vllm",
-    "lmdeploy": "2026-11-24T18:12:11Z 2026-11-24 18:12:11,001 - lmdeploy - INFO - e.py:1 - vllm",
+    "vllm": (
+        "[pod/sglang-1/lmdeploy] (APIServer pid=1) INFO 11-24 18:12:10 [loggers.py:2] "
+        f"{WORK}"
+    ),
+    "sglang": (
+        "vllm-1  | [2026-11-24 18:12:11 TP0] Decode batch, #running-req: 1, "
+        "vllm vllm vllm"
+    ),
+    "lmdeploy": (
+        "2026-11-24T18:12:11Z 2026-11-24 18:12:11,001 - lmdeploy - INFO - e.py:1 - vllm"
+    ),
 }
 
 
 @pytest.mark.parametrize("engine", BY_FORM)
-def test_logs_and_diagnose_name_the_engine_by_its_form(engine: str, tmp_path: Path) -> None:
+def test_logs_and_diagnose_name_the_engine_by_its_form(
+    engine: str, tmp_path: Path
+) -> None:
     """Without a line of its start, and whatever its pod and its model are called."""
     path = tmp_path / "server.log"
     path.write_text(BY_FORM[engine] + "\n")
     done = CliRunner().invoke(app, ["logs", str(path), "--json"])
     assert json.loads(done.output)["log"]["engine"] == engine
-    target = discover.Target(TargetFacts(url="http://a", place="local", port=1, logs=[str(path)]))
+    target = discover.Target(
+        TargetFacts(url="http://a", place="local", port=1, logs=[str(path)])
+    )
     discover.name_engine_by_log(target)
     assert target.facts.engine == engine
 

@@ -1,4 +1,5 @@
-"""Words of the command line: names of what lies here, guesses, completion, help, downloads."""
+"""Words of the command line: names of what lies here, guesses, completion, help,
+downloads."""
 
 import json
 import os
@@ -16,7 +17,12 @@ from mmrepro.engines import spec_for
 from mmrepro.engines.environments.spec import EnvironmentSpec
 from mmrepro.runs.options import RunCommand
 from test_cli import Here, here as here
-from test_incidents_cli import campaign, campaigns as campaigns, kept, several as several
+from test_incidents_cli import (
+    campaign,
+    campaigns as campaigns,
+    kept,
+    several as several,
+)
 
 HERE = Path(__file__).parent
 
@@ -29,7 +35,9 @@ HERE = Path(__file__).parent
     ("word", "folder"),
     [("4", "good"), ("GOOD", "good"), ("good", "good"), ("incidents/good", "good")],
 )
-def test_an_incident_is_named_by_number_id_or_folder(here: Here, word: str, folder: str) -> None:
+def test_an_incident_is_named_by_number_id_or_folder(
+    here: Here, word: str, folder: str
+) -> None:
     said = here("open", word, "--print")
     assert (said.returncode, said.stdout) == (0, f"incidents/{folder}/report.html\n")
     report = here("report", word, "--format", "json")
@@ -39,7 +47,9 @@ def test_an_incident_is_named_by_number_id_or_folder(here: Here, word: str, fold
 
 
 @pytest.mark.usefixtures("several", "campaigns")
-def test_campaigns_have_the_numbers_behind_the_incidents(here: Here, tmp_path: Path) -> None:
+def test_campaigns_have_the_numbers_behind_the_incidents(
+    here: Here, tmp_path: Path
+) -> None:
     lines = here("incidents").stdout.partition("Campaigns\n")[2].splitlines()
     numbered = {line.split()[-1]: line.split()[0] for line in lines}
     (tmp_path / "bisections/b/bisection.html").write_text("")
@@ -47,9 +57,8 @@ def test_campaigns_have_the_numbers_behind_the_incidents(here: Here, tmp_path: P
     assert int(number) > 5, "after the five incidents"
     assert here("open", number).stdout == "bisections/b/bisection.html\n"
     said = here("judge", number)
-    assert (
-        said.stderr
-        == f"Number {number} is no incident, but a bisection.\nNext: mmrepro incidents\n"
+    assert said.stderr == (
+        f"Number {number} is no incident, but a bisection.\nNext: mmrepro incidents\n"
     )
 
 
@@ -57,9 +66,17 @@ def test_campaigns_have_the_numbers_behind_the_incidents(here: Here, tmp_path: P
 def test_the_last_one_is_the_newest_and_a_campaign_before_its_runs(
     here: Here, tmp_path: Path
 ) -> None:
-    assert here("open", "last", "--print").stdout == "M/incidents/n1/cell/run-1/report.html\n"
+    assert (
+        here("open", "last", "--print").stdout
+        == "M/incidents/n1/cell/run-1/report.html\n"
+    )
     assert here("open", "--print").stdout == "M/incidents/n1/cell/run-1/report.html\n"
-    campaign(tmp_path / "bisections/x", "bisection.json", hours_ago=0, command="mmrepro bisect g")
+    campaign(
+        tmp_path / "bisections/x",
+        "bisection.json",
+        hours_ago=0,
+        command="mmrepro bisect g",
+    )
     (tmp_path / "bisections/x/bisection.html").write_text("")
     kept(tmp_path / "bisections/x/run-9", -1)
     assert here("open", "last").stdout == "bisections/x/bisection.html\n"
@@ -67,9 +84,13 @@ def test_the_last_one_is_the_newest_and_a_campaign_before_its_runs(
 
 
 @pytest.mark.usefixtures("several", "campaigns")
-def test_resume_takes_the_last_that_has_something_left(here: Here, tmp_path: Path) -> None:
+def test_resume_takes_the_last_that_has_something_left(
+    here: Here, tmp_path: Path
+) -> None:
     (tmp_path / "nights/ledger.jsonl").unlink()
-    campaign(tmp_path / "b2", "bisection.json", hours_ago=0, state="complete", command="rm")
+    campaign(
+        tmp_path / "b2", "bisection.json", hours_ago=0, state="complete", command="rm"
+    )
     said = here("resume", "last")
     assert "bisections/b" in said.stderr
     assert "complete" not in said.stderr
@@ -92,7 +113,10 @@ def test_a_folder_alone_is_gone_on_with_by_resume(here: Here, words: str) -> Non
         ("judge gold", "Nothing here is called gold. Did you mean good?"),
         ("bundle run-1", "2 incidents or campaigns are called run-1."),
         ("resume last", "There is no campaign here that could be the last."),
-        ("new odd-image --from last", "There is no replay here that could be the last."),
+        (
+            "new odd-image --from last",
+            "There is no replay here that could be the last.",
+        ),
         ("replay 77 --engine vllm", "There is no number 77 in a list of 5."),
         ("fuzz vllm --from 77", "There is no number 77 in a list of 5."),
         ("fuzz vllm --resume 2", "Number 2 is no campaign, but an incident."),
@@ -107,7 +131,9 @@ def test_a_wrong_name_is_one_sentence_and_the_next_command(
 
 
 @pytest.mark.usefixtures("several")
-def test_a_folder_that_is_called_as_a_number_is_that_folder(here: Here, tmp_path: Path) -> None:
+def test_a_folder_that_is_called_as_a_number_is_that_folder(
+    here: Here, tmp_path: Path
+) -> None:
     kept(tmp_path / "3")
     assert here("open", "3", "--print").stdout == "3/report.html\n"
 
@@ -117,7 +143,9 @@ def test_open_opens_a_browser_where_there_is_a_terminal(
     here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda url: bool(opened.append(url)) or True)
+    monkeypatch.setattr(
+        webbrowser, "open", lambda url: bool(opened.append(url)) or True
+    )
     assert here("open", "4").stdout == "incidents/good/report.html\n"
     assert opened == [], "no terminal, no browser"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
@@ -138,12 +166,17 @@ def test_a_bundle_has_no_page(here: Here, tmp_path: Path) -> None:
     assert "Next: mmrepro report b.zip --format html" in said.stderr
 
 
-# ---------------------------------------------------------------- NAME:VARIANT and guesses
+# ------------------------------------------------------------- NAME:VARIANT and guesses
 
 
 @pytest.mark.parametrize(
     ("typed", "scenario", "variant"),
-    [("a:b", "a", "b"), ("a", "a", ""), ("x.py:b", "x.py", "b"), ("a:b/x.py", "a:b/x.py", "")],
+    [
+        ("a:b", "a", "b"),
+        ("a", "a", ""),
+        ("x.py:b", "x.py", "b"),
+        ("a:b/x.py", "a:b/x.py", ""),
+    ],
 )
 def test_a_scenario_with_its_variant(typed: str, scenario: str, variant: str) -> None:
     asked = RunCommand(scenario=typed)
@@ -176,13 +209,18 @@ def test_what_is_close_is_named(here: Here, words: str, guess: str) -> None:
     said = here(*words.split())
     assert (said.returncode, said.stdout) == (ExitCode.USAGE, "")
     assert f"Did you mean {guess}?" in said.stderr
-    assert "Did you mean" not in here("run", "ghost-key-eviction", "--device", "????").stderr
+    assert (
+        "Did you mean"
+        not in here("run", "ghost-key-eviction", "--device", "????").stderr
+    )
 
 
 # ---------------------------------------------------------------- help and completion
 
 
-@pytest.mark.parametrize(("columns", "least", "most"), [("70", 60, 70), ("400", 110, 120)])
+@pytest.mark.parametrize(
+    ("columns", "least", "most"), [("70", 60, 70), ("400", 110, 120)]
+)
 def test_help_is_as_wide_as_the_terminal(
     here: Here, monkeypatch: pytest.MonkeyPatch, columns: str, least: int, most: int
 ) -> None:
@@ -229,13 +267,18 @@ def test_a_shell_completes(
 
 
 def test_a_shell_gets_its_script() -> None:
-    """Which one asks is told by the processes above: a job of CI may have none there."""
+    """Which one asks is told by the processes above: a job of CI may have none
+    there."""
     line = f"{sys.executable} -m mmrepro --show-completion; true"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, check=False
+    )
     assert "complete" in done.stdout
 
 
-def test_completing_a_name_loads_no_command(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completing_a_name_loads_no_command(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [name for name in sys.modules if name == "mmrepro.cli.bisect"]:
         monkeypatch.delitem(sys.modules, name)
     assert "bisect" in completed("mmrepro b", monkeypatch, here)
@@ -247,10 +290,13 @@ def test_completing_a_name_loads_no_command(here: Here, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """An empty cache, a terminal, and the questions that are asked; the answer is no."""
+    """An empty cache, a terminal, and the questions that are asked; the answer is
+    no."""
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
     questions: list[str] = []
-    monkeypatch.setattr("typer.confirm", lambda text, **_: bool(questions.append(text)) or False)
+    monkeypatch.setattr(
+        "typer.confirm", lambda text, **_: bool(questions.append(text)) or False
+    )
     monkeypatch.setattr(console, "at_terminal", lambda: True)
     monkeypatch.setattr("mmrepro.engines.environments.build.doubt", lambda spec: "")
 
@@ -277,7 +323,9 @@ def test_a_large_download_is_announced_and_asked_about(
 
 
 def test_a_small_download_is_only_announced(
-    asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    asked: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(console, "ASK_BYTES", 1 << 50)
     announce(spec_for("vllm", "0.23.0", "cpu"), yes=False)
@@ -317,16 +365,22 @@ def test_where_it_does_not_go_on_nothing_is_left(
         assert new.exists()
 
 
-def test_off_a_terminal_nothing_is_asked(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_a_terminal_nothing_is_asked(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(console, "at_terminal", lambda: False)
     announce(spec_for("vllm", "0.23.0", "cpu"), yes=False)
     assert asked == []
 
 
 def test_what_is_there_is_not_announced(
-    asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    asked: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("mmrepro.engines.environments.build.existing", lambda spec: object())
+    monkeypatch.setattr(
+        "mmrepro.engines.environments.build.existing", lambda spec: object()
+    )
     announce(spec_for("vllm", "0.23.0", "cpu"), yes=False)
     assert (capsys.readouterr().err, asked) == ("", [])
 
@@ -345,7 +399,12 @@ def test_a_command_asks_before_it_begins(
     asked: list[str], here: Here, tmp_path: Path, command: str
 ) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-    line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    line = {
+        "custom_id": "1",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": body,
+    }
     (tmp_path / "t.jsonl").write_text(json.dumps(line))
     said = here(*command.split())
     assert said.returncode == ExitCode.INFRASTRUCTURE, said.stderr
@@ -364,7 +423,11 @@ def test_a_quiet_run_prints_its_verdict_and_its_page(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", program, tmp_path / "out"],
         cwd=tmp_path,
-        env={**os.environ, "MMREPRO_CACHE_DIR": f"{tmp_path}/cache", "PYTHONPATH": str(HERE)},
+        env={
+            **os.environ,
+            "MMREPRO_CACHE_DIR": f"{tmp_path}/cache",
+            "PYTHONPATH": str(HERE),
+        },
         capture_output=True,
         text=True,
         check=True,

@@ -1,4 +1,5 @@
-"""The import closure: what it follows, and that it reads what Python's own parser would."""
+"""The import closure: what it follows, and that it reads what Python's own parser
+would."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ TYPES_ONLY = "TYPE_CHECKING"
 OWN = (".", "mmrepro")
 PARTS = ("", "probes", "reports", "scenarios")
 FILES = [
-    path for part in PARTS if (folder := folder_of(part)) for path in sorted(folder.rglob("*.py"))
+    path
+    for part in PARTS
+    if (folder := folder_of(part))
+    for path in sorted(folder.rglob("*.py"))
 ]
 
 
@@ -27,18 +31,28 @@ def lazy(node: ast.AST) -> bool:
     return found and node.args.args[0].arg == "name"
 
 
-def parsed(tree: ast.AST, types_only: str = TYPES_ONLY) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Imports as :mod:`ast` has them; those for type checkers alone where a module is lazy."""
+def parsed(
+    tree: ast.AST, types_only: str = TYPES_ONLY
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Imports as :mod:`ast` has them; those for type checkers alone where a module is
+    lazy."""
     if isinstance(tree, ast.Module) and any(map(lazy, ast.walk(tree))):
         types_only = ""
-    if isinstance(tree, ast.If) and isinstance(tree.test, ast.Name) and tree.test.id == types_only:
+    if (
+        isinstance(tree, ast.If)
+        and isinstance(tree.test, ast.Name)
+        and tree.test.id == types_only
+    ):
         children: list[ast.AST] = list(tree.orelse)
     else:
         children = list(ast.iter_child_nodes(tree))
     if isinstance(tree, ast.Import):
         yield from ((alias.name, ()) for alias in tree.names)
     elif isinstance(tree, ast.ImportFrom):
-        yield "." * tree.level + (tree.module or ""), tuple(alias.name for alias in tree.names)
+        yield (
+            "." * tree.level + (tree.module or ""),
+            tuple(alias.name for alias in tree.names),
+        )
     for child in children:
         if isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case)):
             yield from parsed(child, types_only)
@@ -46,18 +60,24 @@ def parsed(tree: ast.AST, types_only: str = TYPES_ONLY) -> Iterator[tuple[str, t
 
 def test_a_lazy_module_imports_what_it_names_for_type_checkers() -> None:
     more = ["mmrepro.scenario.more"]
-    assert {"mmrepro.traffic.case.sending", "mmrepro.engines.models.tiny"} <= closure(more).keys()
+    assert {"mmrepro.traffic.case.sending", "mmrepro.engines.models.tiny"} <= closure(
+        more
+    ).keys()
 
 
 def test_each_file_of_the_package_is_read_as_python_reads_it() -> None:
     assert len(FILES) > 200
     for path in FILES:
-        read = Counter(one for one in _imports(path, state(path)) if one[0].startswith(OWN))
+        read = Counter(
+            one for one in _imports(path, state(path)) if one[0].startswith(OWN)
+        )
         tree = ast.parse(path.read_bytes())
         expected = Counter(one for one in parsed(tree) if one[0].startswith(OWN))
         assert not expected - read, f"{path}: an import is missed"
         example = ast.get_docstring(tree) or ""
-        assert all(f"from {module} import" in example for module, _ in read - expected), path
+        assert all(
+            f"from {module} import" in example for module, _ in read - expected
+        ), path
 
 
 ODD = {
@@ -69,9 +89,10 @@ ODD = {
     "def f():\n    from . import a": [(".", ("a",))],
     "from ..a import *": [("..a", ("*",))],
     "from a import b  # c, d": [("a", ("b",))],
-    "if TYPE_CHECKING:\n    from a import (\n        b,\n    )\n\n    import c\nimport d": [
-        ("d", ())
-    ],
+    (
+        "if TYPE_CHECKING:\n    from a import (\n        b,\n    )\n\n    import c\n"
+        "import d"
+    ): [("d", ())],
     "if typing.TYPE_CHECKING:\n    import a\nelse:\n    import b": [("b", ())],
     "def f():\n    if TYPE_CHECKING:\n        import a\n    import b": [("b", ())],
     "important = 1\nfromage = 2": [],
@@ -90,7 +111,9 @@ def test_a_package_of_somebody_else_is_followed_and_its_dependencies_are_not(
     for name, text in {
         "their_pack/__init__.py": "",
         "their_pack/inner/__init__.py": "",
-        "their_pack/inner/start.py": "import json\nfrom . import beside\nfrom ..helpers import one",
+        "their_pack/inner/start.py": (
+            "import json\nfrom . import beside\nfrom ..helpers import one"
+        ),
         "their_pack/inner/beside.py": "def f():\n    import their_pack.late",
         "their_pack/helpers/__init__.py": "",
         "their_pack/helpers/one.py": "",
@@ -103,9 +126,14 @@ def test_a_package_of_somebody_else_is_followed_and_its_dependencies_are_not(
     importlib.import_module("their_pack.inner.start")
 
     assert list(closure(["their_pack.inner.start"])) == [
-        "their_pack", "their_pack.helpers", "their_pack.helpers.one", "their_pack.inner",
-        "their_pack.inner.beside", "their_pack.inner.start", "their_pack.late",
-    ]  # fmt: skip
+        "their_pack",
+        "their_pack.helpers",
+        "their_pack.helpers.one",
+        "their_pack.inner",
+        "their_pack.inner.beside",
+        "their_pack.inner.start",
+        "their_pack.late",
+    ]
     assert "their_pack.late" not in sys.modules, "nothing is imported to be read"
 
 

@@ -1,8 +1,8 @@
-"""Evidence held against itself: what does not belong together is no evidence of anything.
+"""Evidence held against itself: what does not belong together is no evidence of
+anything.
 
-Three ways to take a recording apart: every field of it by itself (``edits``), one thing in the
-manner of an adversary (``apart``), and parts of two runs in one.
-"""
+Three ways to take a recording apart: every field of it by itself (``edits``), one thing
+in the manner of an adversary (``apart``), and parts of two runs in one."""
 
 import pickle
 import random
@@ -21,7 +21,13 @@ from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Finding, Outcome, Truth
 from mmrepro.failure.signature.coherence import CHECKS, EVERYTHING, Run, doubts
 from mmrepro.failure.signature.decide import guarded
-from mmrepro.probes.data import LogsData, MetricsData, ProbeData, ProcessesData, StacksData
+from mmrepro.probes.data import (
+    LogsData,
+    MetricsData,
+    ProbeData,
+    ProcessesData,
+    StacksData,
+)
 from mmrepro.reports import load
 from mmrepro.runs.judge import facts_of, held, judge, rejudge
 from mmrepro.scenario import RunFacts, Scenario
@@ -30,8 +36,16 @@ from mmrepro.traffic.evidence import Evidence, Held, doubts_read
 
 REPRODUCED = Outcome.REPRODUCED
 KINDS = (
-    "http", "inference", "metrics", "processes", "stacks", "syscalls", "connections", "gpu", "logs",
-)  # fmt: skip
+    "http",
+    "inference",
+    "metrics",
+    "processes",
+    "stacks",
+    "syscalls",
+    "connections",
+    "gpu",
+    "logs",
+)
 SEED = 42
 
 
@@ -65,12 +79,14 @@ def outcome(incident: Incident, scenario: Scenario) -> Outcome:
     return judge(scenario, incident.evidence, facts_of(incident, scenario)).outcome
 
 
-# ------------------------------------------------------------------ every field by itself
+# ---------------------------------------------------------------- every field by itself
 
 
 def read_by(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> set[str]:
     """Kinds and fields of the evidence that required conditions and the gate read."""
-    marked = Held.of(evidence, {name: name for name in (*KINDS, *Evidence.model_fields)})
+    marked = Held.of(
+        evidence, {name: name for name in (*KINDS, *Evidence.model_fields)}
+    )
     checks = [c.check for c in scenario.conditions(facts) if c.required]
     with doubts_read() as found:
         for check in (*checks, scenario.gate_check):
@@ -78,7 +94,9 @@ def read_by(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> set[str]
     return set(found)
 
 
-def consequences(incident: Incident, chosen: random.Random, most: int) -> Iterator[tuple[str, str]]:
+def consequences(
+    incident: Incident, chosen: random.Random, most: int
+) -> Iterator[tuple[str, str]]:
     """Edits that leave it reproduced, each with why that is no matter; "": it is."""
     scenario = scenario_of(incident)
     facts = replace(facts_of(incident, scenario), run=None)
@@ -88,12 +106,20 @@ def consequences(incident: Incident, chosen: random.Random, most: int) -> Iterat
         edit.make()
         try:
             # A document without a release is refused before anything is judged.
-            weak = bool(incident.engine.release) and outcome(incident, scenario) is REPRODUCED
+            weak = (
+                bool(incident.engine.release)
+                and outcome(incident, scenario) is REPRODUCED
+            )
         finally:
             edit.undo()
         told = f"{edit.field}: {edit.change}"
         of_the_run = not edit.part or edit.part in read
-        yield told, irrelevant.why(edit.field, edit.change, read=of_the_run) if weak else "weakened"
+        yield (
+            told,
+            irrelevant.why(edit.field, edit.change, read=of_the_run)
+            if weak
+            else "weakened",
+        )
     assert outcome(incident, scenario) is REPRODUCED, "an edit was not taken back"
 
 
@@ -111,7 +137,8 @@ def test_some_edits_of_some_recordings(corpus: dict[str, Incident]) -> None:
 
 @pytest.mark.slow
 def test_every_field_of_every_recording(corpus: dict[str, Incident]) -> None:
-    """An edit of each kind of each field: the verdict weakens, or the table says why not."""
+    """An edit of each kind of each field: the verdict weakens, or the table says why
+    not."""
     chosen = random.Random(SEED)
     tried = [
         (name, *one)
@@ -126,17 +153,36 @@ def test_no_identity_time_or_speaker_is_declared_irrelevant() -> None:
     """What says whose evidence is, and when it was, stands in no table."""
     told = {*irrelevant.VALUES, *irrelevant.ANYWAY}
     never = {
-        "EngineFacts.name", "EngineFacts.release", "ScenarioFacts.variant", "GateFacts.passed",
-        "MetricsData.url", "HttpData.base_url", "ProcessesData.root_pid",
-        "ProcessUse.created_wall", "StackSample.pid", "SyscallsData.pid", "ProcessesData.window_s",
-        "SyscallsData.window_s", "ProbeResult.phase", "RequestRecord.id", "RequestRecord.phase",
-        "RequestRecord.label", "RequestRecord.status", "RequestRecord.latency_s",
-        "RequestRecord.timed_out", "RequestRecord.left", "RequestRecord.error",
-        "LogLine.level in LogsData.errors", "LogLine.number in LogsData.matches",
-    }  # fmt: skip
+        "EngineFacts.name",
+        "EngineFacts.release",
+        "ScenarioFacts.variant",
+        "GateFacts.passed",
+        "MetricsData.url",
+        "HttpData.base_url",
+        "ProcessesData.root_pid",
+        "ProcessUse.created_wall",
+        "StackSample.pid",
+        "SyscallsData.pid",
+        "ProcessesData.window_s",
+        "SyscallsData.window_s",
+        "ProbeResult.phase",
+        "RequestRecord.id",
+        "RequestRecord.phase",
+        "RequestRecord.label",
+        "RequestRecord.status",
+        "RequestRecord.latency_s",
+        "RequestRecord.timed_out",
+        "RequestRecord.left",
+        "RequestRecord.error",
+        "LogLine.level in LogsData.errors",
+        "LogLine.number in LogsData.matches",
+    }
     assert not never & told
     assert not [key for key in told if key.startswith("Moment.")]
-    assert all(why.strip() for why in (*irrelevant.VALUES.values(), *irrelevant.ANYWAY.values()))
+    assert all(
+        why.strip()
+        for why in (*irrelevant.VALUES.values(), *irrelevant.ANYWAY.values())
+    )
 
 
 # ------------------------------------------------------------------ by an adversary
@@ -145,8 +191,11 @@ WEAK: dict[tuple[str, str], str] = {}
 """By change and recording: why it is believed all the same."""
 
 
-def believed(one: Apart, packed: dict[str, bytes], names: list[str]) -> tuple[int, list[str]]:
-    """In how many recordings it changes anything, and which of those are still believed."""
+def believed(
+    one: Apart, packed: dict[str, bytes], names: list[str]
+) -> tuple[int, list[str]]:
+    """In how many recordings it changes anything, and which of those are still
+    believed."""
     tried, left = 0, []
     for name in names:
         incident = pickle.loads(packed[name])
@@ -196,7 +245,8 @@ def test_no_imposter_is_reproduced_together_either() -> None:
 def test_a_reading_of_another_run_is_none_of_this(
     kind: type[ProbeData], corpus: dict[str, Incident]
 ) -> None:
-    """Of the same scenario: its metrics, stacks, processes or log instead of the run's own."""
+    """Of the same scenario: its metrics, stacks, processes or log instead of the run's
+    own."""
     tried = 0
     siblings: dict[tuple[str, str], list[str]] = {}
     for name, one in corpus.items():
@@ -204,7 +254,11 @@ def test_a_reading_of_another_run_is_none_of_this(
     for mine, other, *_ in (names for names in siblings.values() if len(names) > 1):
         incident = corpus[mine].model_copy(deep=True)
         probes = incident.evidence.probes
-        own = [i for i, r in enumerate(probes) if isinstance(r.data, kind) and r.phase == "check"]
+        own = [
+            i
+            for i, r in enumerate(probes)
+            if isinstance(r.data, kind) and r.phase == "check"
+        ]
         theirs = [
             r
             for r in corpus[other].evidence.probes
@@ -218,11 +272,14 @@ def test_a_reading_of_another_run_is_none_of_this(
             continue  # nothing in it says whose it is, and it may be of another zone
         if own and theirs:
             tried += 1
-            assert outcome(incident, scenario_of(incident)) is not REPRODUCED, (mine, other)
+            assert outcome(incident, scenario_of(incident)) is not REPRODUCED, (
+                mine,
+                other,
+            )
     assert tried >= 5
 
 
-# ------------------------------------------------------------------ what follows of a doubt
+# -------------------------------------------------------------- what follows of a doubt
 
 
 def a_run(corpus: dict[str, Incident]) -> tuple[Incident, Scenario]:
@@ -239,20 +296,32 @@ def test_only_what_reads_the_doubted_is_unknown(corpus: dict[str, Incident]) -> 
     verdict = judge(scenario, incident.evidence, facts_of(incident, scenario))
     truths = {r.id: r.truth for r in verdict.conditions}
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert "stacks: they are of process 1, which is none of this server" in verdict.explanation
+    assert (
+        "stacks: they are of process 1, which is none of this server"
+        in verdict.explanation
+    )
     assert truths["eviction-stack"] is Truth.UNKNOWN
     assert truths["endpoints-green"] is Truth.MET
     told = next(r for r in verdict.conditions if r.id == "eviction-stack")
     assert told.observed.startswith("doubted: they are of process 1")
 
 
-def test_claims_that_read_the_doubted_are_not_tested(corpus: dict[str, Incident]) -> None:
+def test_claims_that_read_the_doubted_are_not_tested(
+    corpus: dict[str, Incident],
+) -> None:
     incident, scenario = a_run(corpus)
     for result in incident.evidence.probes:
         if isinstance(result.data, MetricsData):
             result.data.url = "http://127.0.0.1:1/metrics"
-    parts = {part.id: part for part in rejudge(incident, scenario).parts if part.kind == "claim"}
-    assert (parts["idle-metrics"].then, parts["idle-metrics"].now) == ("confirmed", "not-tested")
+    parts = {
+        part.id: part
+        for part in rejudge(incident, scenario).parts
+        if part.kind == "claim"
+    }
+    assert (parts["idle-metrics"].then, parts["idle-metrics"].now) == (
+        "confirmed",
+        "not-tested",
+    )
     assert parts["no-answer"].now == "confirmed"
 
 
@@ -262,7 +331,9 @@ def test_a_recording_has_no_doubts(corpus: dict[str, Incident]) -> None:
         assert held(incident.evidence, facts_of(incident, scenario))[0] == {}, name
 
 
-def test_made_up_evidence_is_not_held_against_anything(corpus: dict[str, Incident]) -> None:
+def test_made_up_evidence_is_not_held_against_anything(
+    corpus: dict[str, Incident],
+) -> None:
     incident, scenario = a_run(corpus)
     facts = replace(facts_of(incident, scenario), run=None)
     assert held(incident.evidence, facts) == ({}, incident.evidence)

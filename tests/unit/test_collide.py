@@ -1,4 +1,5 @@
-"""The collision search: its parts on small numbers, and the whole on a made-up engine."""
+"""The collision search: its parts on small numbers, and the whole on a made-up
+engine."""
 
 import hashlib
 import io
@@ -40,7 +41,10 @@ from rich.console import Console
 def words_of(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """A processor that turns each value into a float, channel by channel."""
     return (
-        np.ascontiguousarray(pixels.transpose(2, 0, 1)).astype(np.float32).view(np.uint32).ravel()
+        np.ascontiguousarray(pixels.transpose(2, 0, 1))
+        .astype(np.float32)
+        .view(np.uint32)
+        .ravel()
     )
 
 
@@ -63,12 +67,16 @@ def place(folder: Path, **changes: Any) -> Place:
 
 @examples(20)
 @given(st.integers(1, 5), st.integers(0, 2**40), st.integers(0, 3))
-def test_the_shortcut_hashes_what_the_engine_hashes(varying: int, index: int, seed: int) -> None:
+def test_the_shortcut_hashes_what_the_engine_hashes(
+    varying: int, index: int, seed: int
+) -> None:
     index %= 256**varying
     base = picture(seed)
     table = worker.learn(words_of, base, varying)
     family = worker.Family(words_of(worker.member(base, 0, varying)), table)
-    whole = hashlib.sha256(words_of(worker.member(base, index, varying)).tobytes()).digest()
+    whole = hashlib.sha256(
+        words_of(worker.member(base, index, varying)).tobytes()
+    ).digest()
     assert int(family.hashes(index, index + 1)[0]) == int.from_bytes(whole[:8], "big")
 
 
@@ -84,7 +92,9 @@ def test_a_range_is_its_images_one_by_one() -> None:
 
 def test_a_processor_that_mixes_pixels_is_refused() -> None:
     def mixing(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return words_of((pixels // 2 + np.roll(pixels, 1, axis=1) // 2).astype(np.uint8))
+        return words_of(
+            (pixels // 2 + np.roll(pixels, 1, axis=1) // 2).astype(np.uint8)
+        )
 
     with pytest.raises(worker.Problem, match="mixes neighbouring pixels"):
         worker.learn(mixing, picture(1), 2)
@@ -94,10 +104,14 @@ def test_a_processor_that_mixes_pixels_is_refused() -> None:
 
 @given(
     st.integers(2, 6),
-    st.lists(st.tuples(st.lists(st.integers(0, 255), min_size=1, max_size=6)), max_size=5),
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 255), min_size=1, max_size=6)), max_size=5
+    ),
     st.randoms(use_true_random=False),
 )
-def test_the_matcher_finds_what_counting_finds(bits: int, made: Any, random: Any) -> None:
+def test_the_matcher_finds_what_counting_finds(
+    bits: int, made: Any, random: Any
+) -> None:
     matcher, first, second = worker.Matcher(bits), [], []
     for (values,) in made:
         others = [random.randrange(256) for _ in values]
@@ -162,20 +176,26 @@ def test_the_users_own_pictures_get_one_size(tmp_path: Path) -> None:
             search.pictures_of(replace(own, **changes))
 
 
-# ------------------------------------------------------------------ the whole, on a made-up engine
+# ------------------------------------------------------- the whole, on a made-up engine
 
 
 def test_a_pair_is_found_verified_and_written(tmp_path: Path) -> None:
     here = place(tmp_path, pad="self.hash % (1 << 16)")
     seen: list[tuple[str, str]] = []
-    found = find_pair(here, tmp_path / "out", asked(size=56, jobs=2), lambda *one: seen.append(one))
+    found = find_pair(
+        here, tmp_path / "out", asked(size=56, jobs=2), lambda *one: seen.append(one)
+    )
     assert found.collides
     assert found.control_differs
     assert found.equal_bits >= 16
-    a, b, control = (np.asarray(Image.open(tmp_path / "out" / f"{n}.png")) for n in NAMES)
+    a, b, control = (
+        np.asarray(Image.open(tmp_path / "out" / f"{n}.png")) for n in NAMES
+    )
     assert np.abs(a.astype(int) - b).mean() > 80
     assert np.unpackbits(b ^ control).sum() == 1
-    assert Pair.model_validate_json((tmp_path / "out" / PAIR_FILE).read_bytes()) == found
+    assert (
+        Pair.model_validate_json((tmp_path / "out" / PAIR_FILE).read_bytes()) == found
+    )
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "A.png",
         "B.png",
@@ -183,7 +203,9 @@ def test_a_pair_is_found_verified_and_written(tmp_path: Path) -> None:
         PAIR_FILE,
     ]
     assert {stage for stage, _ in seen} >= {"importing the engine", "hashing images"}
-    chances = [float(detail.partition("%")[0]) for _, detail in seen if "sure by now" in detail]
+    chances = [
+        float(detail.partition("%")[0]) for _, detail in seen if "sure by now" in detail
+    ]
     assert chances == sorted(chances)
     assert round(found.search.probability * 100, 1) == chances[-1]
     # Another number of processes finds the same pair.
@@ -214,7 +236,9 @@ def test_what_goes_wrong_is_said_and_leaves_nothing(
     tmp_path: Path, engine: Any, options: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words) as caught:
-        find_pair(place(tmp_path, **engine), tmp_path / "out", asked(size=56, **options))
+        find_pair(
+            place(tmp_path, **engine), tmp_path / "out", asked(size=56, **options)
+        )
     assert not (tmp_path / "out").exists()
     if error is EngineStartError:
         assert any("ZeroDivisionError" in line for line in caught.value.detail)  # type: ignore[attr-defined]
@@ -250,7 +274,9 @@ def test_the_command_prints_the_pair_and_checks_it(
     assert found["images"]["A"]["hash"] in out
     assert "sglang 0.5.6: A and B have one pad value" in out
     other = place(tmp_path / "other", pad="self.hash")
-    monkeypatch.setattr("mmrepro.tools.collide.worker.place_for", lambda *_, **__: other)
+    monkeypatch.setattr(
+        "mmrepro.tools.collide.worker.place_for", lambda *_, **__: other
+    )
     code, out = collide("--check", folder, "--json")
     assert (code, json.loads(out)["collides"]) == (1, False)
 
@@ -259,9 +285,13 @@ def test_an_engine_that_does_not_confirm_the_pair_is_believed(tmp_path: Path) ->
     # Confirms samples and then, asked about the PNG files, hashes in another way.
     here = place(tmp_path)
     batch = tmp_path / "engine" / "sglang" / "srt" / "managers" / "schedule_batch.py"
-    text = batch.read_text().replace("SALT +", "COUNT.append(1) or SALT * (len(COUNT) > 12) +")
+    text = batch.read_text().replace(
+        "SALT +", "COUNT.append(1) or SALT * (len(COUNT) > 12) +"
+    )
     batch.write_text("COUNT = []\n" + text.replace("SALT = b''", "SALT = b'x'"))
-    with pytest.raises(InfrastructureError, match="the search is wrong about this release"):
+    with pytest.raises(
+        InfrastructureError, match="the search is wrong about this release"
+    ):
         find_pair(here, tmp_path / "out", asked(size=56))
     assert not (tmp_path / "out").exists()
 
@@ -269,10 +299,12 @@ def test_an_engine_that_does_not_confirm_the_pair_is_believed(tmp_path: Path) ->
 def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
     here = place(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from mmrepro.tools.collide.search import *\n"
+        "import sys; from pathlib import Path; from mmrepro.tools.collide.search "
+        "import *\n"
         "from mmrepro.tools.collide.worker import Place\n"
         f"p = Path({str(tmp_path)!r}); e = p / 'engine'\n"
-        "here = Place('sglang', '0', 'cpu', Path(sys.executable), {'PYTHONPATH': str(e)}, "
+        "here = Place('sglang', '0', 'cpu', Path(sys.executable), {'PYTHONPATH': "
+        "str(e)}, "
         "e / 'model')\n"
         "find_pair(here, p / 'out', CollideCommand(bits=40, jobs=2), "
         "lambda stage, detail: print(stage, flush=True))"
@@ -346,7 +378,11 @@ def test_output_that_cannot_be_written(tmp_path: Path) -> None:
 def test_the_view_has_a_line_a_stage_and_the_running_probability() -> None:
     console = Console(record=True, force_terminal=True, width=140, file=io.StringIO())
     view = Progress(console, "mmrepro collide")
-    for stage, detail in (("learning", ""), ("hashing", ""), ("hashing", "50.0% sure by now")):
+    for stage, detail in (
+        ("learning", ""),
+        ("hashing", ""),
+        ("hashing", "50.0% sure by now"),
+    ):
         view.show(stage, detail)
     console.print(view._draw())
     lines = [line.split() for line in console.export_text().splitlines()]
@@ -363,7 +399,12 @@ Change = Callable[[dict[str, Any]], None]
 def test_a_pair_collides_only_by_the_engines_own_pad_values(tmp_path: Path) -> None:
     image = {"sha256": "", "bytes": 1, "features_sha256": ""}
     made = {
-        name: {"file": f"{name}.png", "hash": f"{hash_:016x}", "pad_value": pad, **image}
+        name: {
+            "file": f"{name}.png",
+            "hash": f"{hash_:016x}",
+            "pad_value": pad,
+            **image,
+        }
         for name, hash_, pad in (("A", 1, 7), ("B", 2, 7), ("control", 3, 8))
     }
 
@@ -377,7 +418,9 @@ def test_a_pair_collides_only_by_the_engines_own_pad_values(tmp_path: Path) -> N
     assert pair().collides
     assert pair().control_differs
     assert not pair(B_pad_value=9).collides
-    assert not pair(B_hash=f"{1:016x}").collides, "one hash: the same features, no collision"
+    assert not pair(B_hash=f"{1:016x}").collides, (
+        "one hash: the same features, no collision"
+    )
     assert not pair(control_pad_value=7).control_differs
 
 

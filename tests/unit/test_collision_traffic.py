@@ -1,4 +1,5 @@
-"""``pad-value-collision --option traffic``: its claims on the recorded run, one thing changed."""
+"""``pad-value-collision --option traffic``: its claims on the recorded run, one thing
+changed."""
 
 from collections.abc import Callable
 
@@ -24,7 +25,8 @@ def sent(evidence: Evidence, label: str) -> RequestRecord:
 
 
 def answered_as(label: str, other: str) -> Change:
-    """As if the request had got the other's answer, from as much of the cache as it took."""
+    """As if the request had got the other's answer, from as much of the cache as it
+    took."""
 
     def change(evidence: Evidence) -> None:
         mine, its = sent(evidence, label), sent(evidence, other)
@@ -63,7 +65,11 @@ def test_without_the_option_nothing_is_said() -> None:
         (answered_as(traffic.B_ASKED, traffic.B_OWN), "prefix-alone", "refuted"),
         (answered_as(traffic.B_OWN, traffic.A_ASKED), "prefix-alone", "refuted"),
         (unanswered(traffic.B_ASKED), "prefix-alone", "not-tested"),
-        (answered_as(traffic.B_TOLD_AFTER, traffic.A_FIRST), "same-text-before", "refuted"),
+        (
+            answered_as(traffic.B_TOLD_AFTER, traffic.A_FIRST),
+            "same-text-before",
+            "refuted",
+        ),
         (took(traffic.B_TOLD_AFTER, 40), "same-text-before", "refuted"),
         (answered_as(traffic.B_LATER, traffic.B_ANEW), "pollution", "refuted"),
         (answered_as(traffic.B_ASKED_LATER, traffic.B_OWN), "pollution", "refuted"),
@@ -79,7 +85,9 @@ def test_without_the_option_nothing_is_said() -> None:
         (unanswered(traffic.AFTERWARDS), "partial-wrong", "not-tested"),
     ],
 )
-def test_one_thing_changed_and_the_claim_falls(change: Change, claim: str, status: str) -> None:
+def test_one_thing_changed_and_the_claim_falls(
+    change: Change, claim: str, status: str
+) -> None:
     evidence = RECORDED.evidence.model_copy(deep=True)
     change(evidence)
     assert claims(evidence)[claim] == status

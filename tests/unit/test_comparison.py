@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 from made_up import request
 from mmrepro.failure.signature import Finding, Truth
-from mmrepro.failure.signature.comparison import ComparedAnswers, first_difference, same, spelled
+from mmrepro.failure.signature.comparison import (
+    ComparedAnswers,
+    first_difference,
+    same,
+    spelled,
+)
 from mmrepro.traffic.evidence import Evidence, Missing, RequestRecord
 
 
@@ -35,7 +40,9 @@ def differ(*records: RequestRecord) -> Finding:
 
 
 def test_each_picture_has_an_answer_of_its_own() -> None:
-    assert differ(*A, *B) == Finding(Truth.MET, "A, B alone: different answers, repeatable")
+    assert differ(*A, *B) == Finding(
+        Truth.MET, "A, B alone: different answers, repeatable"
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,10 +51,22 @@ def test_each_picture_has_an_answer_of_its_own() -> None:
         (A, "B alone was not answered"),
         ([*A, answer("y", -2.0, label="gate: B later")], "B alone was not answered"),
         ([*A, *B[:1]], "B was not answered twice"),
-        ([*A, *gate("B", ("y", -2.0), ("z", -2.0))], "B is not answered alike twice: token 1"),
-        ([*A, *gate("B", ("x", -1.0), ("x", -1.5))], "A and B get one and the same answer"),
-        ([*A, *gate("B", ("x", -1.5), ("x", -1.0))], "A and B get one and the same answer"),
-        ([*A, answer("y", label="gate: B alone"), B[1]], "B: the server gives no logprobs"),
+        (
+            [*A, *gate("B", ("y", -2.0), ("z", -2.0))],
+            "B is not answered alike twice: token 1",
+        ),
+        (
+            [*A, *gate("B", ("x", -1.0), ("x", -1.5))],
+            "A and B get one and the same answer",
+        ),
+        (
+            [*A, *gate("B", ("x", -1.5), ("x", -1.0))],
+            "A and B get one and the same answer",
+        ),
+        (
+            [*A, answer("y", label="gate: B alone"), B[1]],
+            "B: the server gives no logprobs",
+        ),
     ],
 )
 def test_else_the_gate_fails(records: list[RequestRecord], why: str) -> None:
@@ -70,7 +89,9 @@ def test_a_logprob_more_or_less_in_a_repeat_is_no_difference() -> None:
         (answer("ac", -1.0, -2.5), False),
     ],
 )
-def test_alike_is_token_by_token_and_logprob_by_logprob(other: RequestRecord, alike: bool) -> None:
+def test_alike_is_token_by_token_and_logprob_by_logprob(
+    other: RequestRecord, alike: bool
+) -> None:
     assert same(answer("ab", -1.0, -2.0), other) is alike
     assert same(other, answer("ab", -1.0, -2.0)) is alike
 
@@ -112,9 +133,18 @@ def test_it_is_the_last_answer_that_counts() -> None:
 
 def test_whose_answer_it_was() -> None:
     texts = {
-        "x": ("A", "B after A: A's answer, all 1 tokens and logprobs; from its own it differs at"),
+        "x": (
+            "A",
+            (
+                "B after A: A's answer, all 1 tokens and logprobs; from its own it "
+                "differs at"
+            ),
+        ),
         "y": ("B", "B after A: B's own answer"),
-        "z": ("", "B after A: neither A's nor B's answer; from its own it differs at token 1"),
+        "z": (
+            "",
+            "B after A: neither A's nor B's answer; from its own it differs at token 1",
+        ),
     }
     for token, (whose, text) in texts.items():
         logprob = {"x": -1.0, "y": -2.0, "z": -3.0}[token]
@@ -134,8 +164,13 @@ def test_nothing_is_zero_where_the_counter_agrees(
     reported: int | None, counted: int | None, expected: int | None
 ) -> None:
     sent = answer("x", -1.0, label="B first", cached_tokens=reported)
-    others = [answer("x", -1.0, label=name, cached_tokens=n) for name, n in (("a", 9), ("b", None))]
-    evidence = Evidence(requests=[sent, *others], facts={"cached_tokens_total": counted})
+    others = [
+        answer("x", -1.0, label=name, cached_tokens=n)
+        for name, n in (("a", 9), ("b", None))
+    ]
+    evidence = Evidence(
+        requests=[sent, *others], facts={"cached_tokens_total": counted}
+    )
     compared = ComparedAnswers(evidence)
     if expected is None:
         with pytest.raises(Missing, match="what came from the cache is unknown"):
@@ -146,12 +181,19 @@ def test_nothing_is_zero_where_the_counter_agrees(
 
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
-    [(8, 8, Truth.MET), (7, 8, Truth.NOT_MET), (8, 7, Truth.NOT_MET), (6, 6, Truth.NOT_MET)],
+    [
+        (8, 8, Truth.MET),
+        (7, 8, Truth.NOT_MET),
+        (8, 7, Truth.NOT_MET),
+        (6, 6, Truth.NOT_MET),
+    ],
 )
 def test_more_than_the_text(first: int, second: int, expected: Truth) -> None:
     sizes = {"text": 7, "one": first, "two": second}
     sent = [answer("x", -1.0, label=name, cached_tokens=n) for name, n in sizes.items()]
-    found = ComparedAnswers(Evidence(requests=sent)).more_than_text("text", "one", "two")
+    found = ComparedAnswers(Evidence(requests=sent)).more_than_text(
+        "text", "one", "two"
+    )
     assert found.truth is expected
 
 

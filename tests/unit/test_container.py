@@ -1,5 +1,5 @@
-"""The Dockerfiles, held to what the repository has; they were built by hand: docs/lab/gpu.md and
-docs/lab/install.md."""
+"""The Dockerfiles, held to what the repository has; they were built by hand:
+docs/lab/gpu.md and docs/lab/install.md."""
 
 import re
 import subprocess
@@ -34,7 +34,8 @@ def of(name: str, stage: int = -1, file: str = DOCKERFILE) -> list[str]:
 
 
 def sent(path: str) -> bool:
-    """The build is sent ``path``: the last line of .dockerignore that matches it decides."""
+    """The build is sent ``path``: the last line of .dockerignore that matches it
+    decides."""
     through = True
     for line in IGNORED:
         if not line or line.startswith("#"):
@@ -50,8 +51,14 @@ def sent(path: str) -> bool:
 
 def test_all_that_is_installed_is_sent() -> None:
     folders = PROJECT["tool"]["setuptools"]["package-dir"].values()
-    files = [PROJECT["project"]["readme"], *PROJECT["project"]["license-files"], "pyproject.toml"]
-    copied = [word for rest in of("COPY", 1) for word in rest.split()[:-1] if word != "."]
+    files = [
+        PROJECT["project"]["readme"],
+        *PROJECT["project"]["license-files"],
+        "pyproject.toml",
+    ]
+    copied = [
+        word for rest in of("COPY", 1) for word in rest.split()[:-1] if word != "."
+    ]
     assert copied == ["constraints.txt"]
     assert of("COPY", 1, SIDECAR) == of("COPY", 1)
     for path in (*folders, *files, *copied):
@@ -82,7 +89,9 @@ def test_the_sidecar_holds_the_core_alone_and_is_made_in_the_same_way() -> None:
     assert of("FROM", -1, SIDECAR) == ["scratch"]
     for name in ("USER", "WORKDIR", "ENTRYPOINT", "CMD"):
         assert of(name, -1, SIDECAR) == of(name)
-    (uv,) = [rest for rest in of("RUN", 1, SIDECAR) if "constraints.txt > uv.txt" in rest]
+    (uv,) = [
+        rest for rest in of("RUN", 1, SIDECAR) if "constraints.txt > uv.txt" in rest
+    ]
     assert uv in of("RUN", 1)
 
 
@@ -105,9 +114,9 @@ def test_the_nightly_takes_it_as_it_is_made() -> None:
     workflow = YAML(typ="safe").load(ROOT / ".github/workflows/nightly-gpu.yml")
     machine = workflow["jobs"]["gpu"]
     assert f"--user {of('USER')[0]}" in machine["container"]["options"]
-    assert [mounted.partition(":")[2] for mounted in machine["container"]["volumes"]] == of(
-        "VOLUME"
-    )
+    assert [
+        mounted.partition(":")[2] for mounted in machine["container"]["volumes"]
+    ] == of("VOLUME")
     assert f"HOME={machine['env']['HOME']}" in of("ENV")[0].split()
 
 

@@ -29,7 +29,9 @@ ENVIRONMENT: Any = SimpleNamespace(
 
 def started(scenario: str, *, probe: bool) -> Any:
     options = RunCommand(contract_probe=probe)
-    return ServerSpec(load_scenario(scenario), options, ENVIRONMENT, Path("/model")).plan(8000)
+    return ServerSpec(
+        load_scenario(scenario), options, ENVIRONMENT, Path("/model")
+    ).plan(8000)
 
 
 def test_vllm_gets_the_probe_as_a_listed_stand_in() -> None:
@@ -136,11 +138,16 @@ def test_a_wrong_buffer_is_named(
     assert broken in [v.invariant for v in found]
 
 
-def test_wrong_seq_lens_are_told(probe: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_seq_lens_are_told(
+    probe: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = runner()
     made.seq_lens.np[1] = 8
     probe.view(made, SCHEDULED, 9)
-    assert "contract violated: lengths: seq_lens are [6, 8], not [6, 7]" in capsys.readouterr().err
+    assert (
+        "contract violated: lengths: seq_lens are [6, 8], not [6, 7]"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_a_release_lacks_is_said_once(
@@ -163,7 +170,9 @@ def test_rows_are_counted_by_shape(probe: ModuleType) -> None:
 
 
 def test_counts_are_judged_when_they_arrive(
-    probe: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    probe: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(probe.Counts, "_poll", lambda self: None)
     counts = probe.Counts()
@@ -176,7 +185,8 @@ def test_counts_are_judged_when_they_arrive(
     counts.look()
     said = capsys.readouterr().err
     assert said == (
-        "contract probe: contract violated: mask-rows: 5 tokens are marked for 3 rows (step 1)\n"
+        "contract probe: contract violated: mask-rows: 5 tokens are marked for 3 rows "
+        "(step 1)\n"
     )
     assert probe.watch.marked == 2
 

@@ -1,5 +1,5 @@
-"""``pip install mmrepro`` alone: what the core does without the extra ``run``, and what the wheel
-holds."""
+"""``pip install mmrepro`` alone: what the core does without the extra ``run``, and what
+the wheel holds."""
 
 import json
 import subprocess
@@ -68,7 +68,9 @@ NEEDING = (
 
 
 @pytest.fixture(scope="module")
-def core(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], tuple[int, str]]:
+def core(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[tuple[str, ...], tuple[int, str]]:
     """The exit code of each, and what it printed on stderr."""
     commands = [*NEEDLESS, *(tuple(words.split()) for words in NEEDING)]
     code = WITHOUT.format(modules=(*RUN_MODULES, "ray"))
@@ -99,7 +101,9 @@ def test_the_modules_of_the_extra_are_those_of_its_packages() -> None:
     """Of those that every Python wants."""
     wanted = PROJECT["project"]["optional-dependencies"]["run"]
     packages = {line.partition(">")[0] for line in wanted if ";" not in line}
-    assert {{"PIL": "pillow", "yaml": "pyyaml"}.get(name, name) for name in RUN_MODULES} == packages
+    assert {
+        {"PIL": "pillow", "yaml": "pyyaml"}.get(name, name) for name in RUN_MODULES
+    } == packages
 
 
 def test_the_wheel_holds_each_data_file() -> None:
@@ -109,13 +113,25 @@ def test_the_wheel_holds_each_data_file() -> None:
     held = []
     for package, patterns in setup["package-data"].items():
         root = next(
-            p for p in sorted(folders, key=len, reverse=True) if f"{package}.".startswith(f"{p}.")
+            p
+            for p in sorted(folders, key=len, reverse=True)
+            if f"{package}.".startswith(f"{p}.")
         )
         below = package.removeprefix(root).replace(".", "/")
         held += [f"{folders[root]}{below}/{pattern}" for pattern in patterns]
     listed = subprocess.run(
-        ["git", "ls-files", *folders.values()], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", *folders.values()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    data = [name for name in listed.stdout.split() if not name.endswith((".py", "README.md"))]
+    data = [
+        name
+        for name in listed.stdout.split()
+        if not name.endswith((".py", "README.md"))
+    ]
     assert len(data) > 15
-    assert not [name for name in data if not any(fnmatch(name, pattern) for pattern in held)]
+    assert not [
+        name for name in data if not any(fnmatch(name, pattern) for pattern in held)
+    ]

@@ -7,7 +7,9 @@ LATENCIES = st.lists(SECONDS, min_size=1, max_size=8)
 
 
 @given(LATENCIES)
-def test_within_floor_and_ceiling_and_looked_at_before_it_ends(latencies: list[float]) -> None:
+def test_within_floor_and_ceiling_and_looked_at_before_it_ends(
+    latencies: list[float],
+) -> None:
     found = derive(latencies)
     assert FLOOR_S <= found.answer_s <= CEILING_S
     assert 0 < found.suspect_s < found.answer_s
@@ -20,7 +22,9 @@ def test_at_least_thirty_times_the_slowest_warm_request(latencies: list[float]) 
 
 
 @given(LATENCIES, st.data())
-def test_a_slower_engine_never_gets_less_time(latencies: list[float], data: st.DataObject) -> None:
+def test_a_slower_engine_never_gets_less_time(
+    latencies: list[float], data: st.DataObject
+) -> None:
     slower = [x + data.draw(SECONDS) for x in latencies]
     assert derive(slower).answer_s >= derive(latencies).answer_s
     assert derive(slower).suspect_s >= derive(latencies).suspect_s

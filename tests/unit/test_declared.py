@@ -1,4 +1,5 @@
-"""What scenarios declare: what an observer asks for, what is abnormal, what is set up and sent.
+"""What scenarios declare: what an observer asks for, what is abnormal, what is set up
+and sent.
 
 Each test also judges or sends: what is declared counts where it is used.
 """
@@ -22,31 +23,38 @@ from mmrepro.scenario import LiveFacts, Scenario, lmdeploy as kv
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import kv_growth_crash as growth, shape_alias
 from mmrepro.scenarios.chunked_mm_prefill import placeholder
-from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY, report as ghost_report
+from mmrepro.scenarios.ghost_key_eviction import (
+    SCENARIO as GHOST_KEY,
+    report as ghost_report,
+)
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION
 from mmrepro.scenarios.undersized_kv_budget import SCENARIO as BUDGET, WAYS, report
 from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.evidence import Evidence, ReproducerResult
 from mmrepro.traffic.evidence.recorder import Recorder
 
-CONFIRMED, REFUTED, NOT_TESTED = ClaimStatus.CONFIRMED, ClaimStatus.REFUTED, ClaimStatus.NOT_TESTED
+CONFIRMED, REFUTED, NOT_TESTED = (
+    ClaimStatus.CONFIRMED,
+    ClaimStatus.REFUTED,
+    ClaimStatus.NOT_TESTED,
+)
 
-# ------------------------------------------------------------------ an observer's conditions
+# ------------------------------------------------------------- an observer's conditions
 
 OBSERVED = {
     "encoder-cache-overflow": "no-progress no-answer core-alive counted-as-running "
     "larger-than-the-budget schedules-nothing",
     "kv-growth-crash": "every-request-fails front-lives assertion",
     "mm-cache-desync": "requests-fail others-answered endpoints-green receiver-misses",
-    "undersized-kv-budget": "requests-fail others-answered endpoints-green validation-error "
-    "input-length-error",
+    "undersized-kv-budget": "requests-fail others-answered endpoints-green "
+    "validation-error input-length-error",
     "chunked-mm-prefill generated-placeholder": "core-died first-error",
     "chunked-mm-prefill literal-placeholder": "core-died first-error",
     # All of a run, so that no crash alone is taken for the race.
-    "chunked-mm-prefill async-race": "request-500 core-died health-503 server-exits? first-error "
-    "silent-steps? wrong-mask unordered-buffer",
-    "pad-value-collision": "b-gets-a a-gets-b silent control endpoints-green? kv-reused "
-    "equal-pad-values radix-match?",
+    "chunked-mm-prefill async-race": "request-500 core-died health-503 server-exits? "
+    "first-error silent-steps? wrong-mask unordered-buffer",
+    "pad-value-collision": "b-gets-a a-gets-b silent control endpoints-green? "
+    "kv-reused equal-pad-values radix-match?",
 }
 OPTIONAL = {
     "encoder-cache-overflow": "counted-as-running core-burns-cpu others-starve",
@@ -67,7 +75,8 @@ def named(name: str) -> Scenario:
 def test_what_is_asked_for_and_what_decides(name: str) -> None:
     scenario = named(name)
     live = evaluate(
-        scenario.live_conditions(LiveFacts(scenario.engine, scenario.release)), Evidence()
+        scenario.live_conditions(LiveFacts(scenario.engine, scenario.release)),
+        Evidence(),
     )
     told = " ".join(f"{r.id}{'' if r.required else '?'}" for r in live)
     assert told == OBSERVED[name]
@@ -88,13 +97,17 @@ def test_the_rows_of_the_collision_say_what_is_abnormal() -> None:
 @pytest.mark.parametrize("scenario", [KV, EMBEDDING])
 def test_the_rows_of_the_alias_say_what_is_abnormal(scenario: Scenario) -> None:
     for aliases in (True, False):
-        rows = scenario.symptom_rows(alias_run(scenario, aliases=aliases), run_facts(scenario))
+        rows = scenario.symptom_rows(
+            alias_run(scenario, aliases=aliases), run_facts(scenario)
+        )
         assert [r.abnormal for r in rows] == [aliases, aliases, False]
 
 
 def test_the_tables_of_the_ghost_key() -> None:
     made = importlib.reload(ghost_report)
-    again = type("Again", (type(GHOST_KEY),), {"rows": made.ROWS, "claims": made.CLAIMS})()
+    again = type(
+        "Again", (type(GHOST_KEY),), {"rows": made.ROWS, "claims": made.CLAIMS}
+    )()
     evidence = hang_run()
     for number, record in enumerate(evidence.requests):
         record.sent = at(20 * number)  # one at a time
@@ -103,7 +116,9 @@ def test_the_tables_of_the_ghost_key() -> None:
         "process alive",
         "/health, /v1/models",
     ]
-    assert [name for name, abnormal in rows.items() if abnormal is None] == ["GPU utilisation"]
+    assert [name for name, abnormal in rows.items() if abnormal is None] == [
+        "GPU utilisation"
+    ]
     told = again.claim_results(evidence, run_facts(again))
     assert [c.id for c in told if c.status is REFUTED] == ["at-will", "unit-test-hangs"]
 
@@ -184,7 +199,10 @@ def test_a_models_blocks_are_as_large_as_foretold() -> None:
     assert (image.vision_width, image.vision_depth) == (32, 1)  # the least of work
     assert growth.prompt_tokens(growth.SCENARIO.release) == 1300
     assert growth.SCENARIO.needed == 1400
-    assert growth.SCENARIO.mitigations[0].server_args == ("--cache-max-entry-count", "0.11")
+    assert growth.SCENARIO.mitigations[0].server_args == (
+        "--cache-max-entry-count",
+        "0.11",
+    )
     assert growth.SCENARIO.trigger_deadline_s == 60.0
 
 
@@ -208,7 +226,11 @@ def test_the_answer_outgrows_the_cache(tmp_path: Path) -> None:
     short = request("gate", "short", prompt_tokens=417)
     asyncio.run(growth.SCENARIO.outgrow(drive, "", short))
     ((label, _, more),) = server.sent
-    assert (label, len(more["text"]), more["max_tokens"]) == ("growing", 1300 - 415, 100)
+    assert (label, len(more["text"]), more["max_tokens"]) == (
+        "growing",
+        1300 - 415,
+        100,
+    )
     assert kv.SHORT == "hi"
 
 

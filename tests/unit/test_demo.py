@@ -16,7 +16,10 @@ PACKAGED = Path(demo.__file__).with_name(demo.RECORDING)
 
 
 def test_the_recording_is_the_evidence_that_ci_judges() -> None:
-    assert PACKAGED.read_bytes() == (EVIDENCE / "ghost-key-eviction-0.23.0.zip").read_bytes()
+    assert (
+        PACKAGED.read_bytes()
+        == (EVIDENCE / "ghost-key-eviction-0.23.0.zip").read_bytes()
+    )
 
 
 def test_it_judges_again_and_names_what_to_type_next(
@@ -47,7 +50,9 @@ def test_a_verdict_that_evidence_does_not_carry_is_another_one(
         other.writestr("incident.json", data)
         other.writestr("manifest.json", json.dumps(manifest))
     monkeypatch.setattr(demo, "RECORDING", str(tmp_path / "other.zip"))
-    shown = CliRunner().invoke(app, ["demo", "--print", "--out", str(tmp_path / "here")])
+    shown = CliRunner().invoke(
+        app, ["demo", "--print", "--out", str(tmp_path / "here")]
+    )
     assert shown.exit_code == 1
     assert "reproduced, which differs from the run" in shown.output.splitlines()[0]
 

@@ -1,4 +1,5 @@
-"""The documents hang together: links lead somewhere, commands exist, what is repeated agrees."""
+"""The documents hang together: links lead somewhere, commands exist, what is repeated
+agrees."""
 
 import re
 import subprocess
@@ -28,10 +29,13 @@ PAGES = sorted(
     )
     if path.name not in ("report.md", "night.md")  # as a run wrote it
 )
-names = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+names = pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: str(page.relative_to(ROOT))
+)
 
 OURS = re.compile(
-    r"(?:harness|probes|reports|scenarios|reproducers|tests|benchmarks|docs)/[\w./-]*[\w/]"
+    r"(?:harness|probes|reports|scenarios|reproducers|tests|benchmarks"
+    r"|docs)/[\w./-]*[\w/]"
 )
 PARTS = re.compile(r"\s*(?:&&|\|\||[|;&()\n])\s*")
 PLACEHOLDER = re.compile(r"[A-Z]+…?|…")
@@ -55,8 +59,14 @@ def inline(page: Path) -> tuple[tuple[str, str], ...]:
 def anchors(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
     tokens = MarkdownIt("commonmark").parse(page.read_text())
-    headings = [after.content for token, after in pairwise(tokens) if token.type == "heading_open"]
-    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+    headings = [
+        after.content
+        for token, after in pairwise(tokens)
+        if token.type == "heading_open"
+    ]
+    return {
+        re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings
+    }
 
 
 @names
@@ -74,12 +84,16 @@ def test_its_links_lead_somewhere(page: Path) -> None:
 
 @names
 def test_the_paths_it_names_exist(page: Path) -> None:
-    named = {text for kind, text in inline(page) if kind == "code" and OURS.fullmatch(text)}
+    named = {
+        text for kind, text in inline(page) if kind == "code" and OURS.fullmatch(text)
+    }
     assert not [path for path in named if not (ROOT / path).exists()]
 
 
 def test_every_page_is_in_the_index() -> None:
-    links = (target.partition("#")[0] for kind, target in inline(INDEX) if kind == "link")
+    links = (
+        target.partition("#")[0] for kind, target in inline(INDEX) if kind == "link"
+    )
     linked = {(INDEX.parent / target).resolve() for target in links}
     missing = [page for page in PAGES if page != INDEX and page not in linked]
     assert [str(p.relative_to(ROOT)) for p in missing] == ["CHANGELOG.md"]
@@ -126,15 +140,21 @@ def test_the_commands_it_names_exist(page: Path) -> None:
                 unknown.append(" ".join(words))
                 break
             command = below[word]
-        known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
-        options = {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)}
+        known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {
+            "--help"
+        }
+        options = {
+            word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)
+        }
         if command is not root and not getattr(command, "commands", None):
             unknown += [f"{command.name} {name}" for name in sorted(options - known)]
     assert not unknown
 
 
 def test_every_command_has_a_group() -> None:
-    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(
+        COMMANDS
+    )
 
 
 README = (ROOT / "README.md").read_text()
@@ -149,23 +169,30 @@ README = (ROOT / "README.md").read_text()
         ("before an upgrade", "mmrepro upgrade "),
     ],
 )
-def test_the_readme_answers_on_its_first_two_screens(question: str, answer: str) -> None:
+def test_the_readme_answers_on_its_first_two_screens(
+    question: str, answer: str
+) -> None:
     """Screens of 35 rows and 100 columns, the picture counted as 17 rows."""
     assert answer in README, question
-    before = re.sub(r"\]\([^)\n]*\)", "]", README.partition(answer)[0])  # as it is rendered
+    before = re.sub(
+        r"\]\([^)\n]*\)", "]", README.partition(answer)[0]
+    )  # as it is rendered
     rows = sum(1 + len(line) // 100 for line in before.splitlines()) + 17
     assert rows <= 2 * 35
 
 
 NOT_COUNTED = ("architecture", "releasing", "catalogue", "commands", "index")
-"""Pages for contributors, and those that are made by a command or only list the others."""
+"""Pages for contributors, and those that are made by a command or only list the
+others."""
 
 
 def test_the_pages_for_users_do_not_grow() -> None:
     """Words outside of code blocks. Issue 49 asks for 25,000; the number goes down."""
     pages = [page for page in DOCS.glob("*.md") if page.stem not in NOT_COUNTED]
     text = "".join(re.sub(r"(?ms)^```.*?^```", "", page.read_text()) for page in pages)
-    limit = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["house"]["words"]["docs"]
+    limit = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["house"][
+        "words"
+    ]["docs"]
     assert len(text.split()) <= limit
 
 
@@ -174,7 +201,9 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_layers_are_those_that_are_checked() -> None:
-    checked = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    checked = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"][
+        "importlinter"
+    ]
     layers = next(c["layers"] for c in checked["contracts"] if c["type"] == "layers")
     text = (DOCS / "architecture.md").read_text()
     shown = text.partition("<!-- layers -->\n```text\n")[2].partition("\n```")[0]

@@ -5,7 +5,16 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from fake_server import FakeServer, Reply, answering, completion, http, in_turn, serving, silent
+from fake_server import (
+    FakeServer,
+    Reply,
+    answering,
+    completion,
+    http,
+    in_turn,
+    serving,
+    silent,
+)
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.evidence.recorder import Recorder
@@ -21,7 +30,9 @@ def drive(tmp_path: Path, reply: Reply, use: Use, **times: float) -> Recorder:
         async with serving(reply) as server:
             traffic = Traffic(server.url, "tiny", recorder)
             try:
-                await use(Drive(traffic, recorder, (28, 28), 2048, "0.23.0", **times), server)  # type: ignore[arg-type]
+                await use(
+                    Drive(traffic, recorder, (28, 28), 2048, "0.23.0", **times), server
+                )  # type: ignore[arg-type]
             finally:
                 await traffic.close()
 
@@ -46,7 +57,8 @@ def test_a_suspect_waits_on_for_its_full_deadline(tmp_path: Path) -> None:
 
 
 def test_a_suspect_is_not_given_up_before_it_is_collected(tmp_path: Path) -> None:
-    """The server might clean up after a client that leaves, and the hang would be over."""
+    """The server might clean up after a client that leaves, and the hang would be
+    over."""
 
     async def use(drive: Drive, _: FakeServer) -> None:
         assert await drive.unless_stuck(drive.chat("hung")) is None
@@ -69,7 +81,9 @@ def test_others_are_sent_while_a_suspect_waits(tmp_path: Path) -> None:
         assert not drive.pending[0].done()
         await drive.collect()
 
-    recorder = drive(tmp_path, in_turn(silent, FINE), use, deadline_s=2.0, suspect_s=0.1)
+    recorder = drive(
+        tmp_path, in_turn(silent, FINE), use, deadline_s=2.0, suspect_s=0.1
+    )
     assert [r.label for r in recorder.evidence.requests] == ["later", "hung"]
 
 
@@ -99,7 +113,9 @@ def test_an_answer_in_time_leaves_nothing_pending(tmp_path: Path) -> None:
     drive(tmp_path, FINE, use, deadline_s=20.0, suspect_s=10.0)
 
 
-def test_a_trigger_that_is_cut_short_leaves_its_request_to_be_collected(tmp_path: Path) -> None:
+def test_a_trigger_that_is_cut_short_leaves_its_request_to_be_collected(
+    tmp_path: Path,
+) -> None:
     async def use(drive: Drive, server: FakeServer) -> None:
         trigger = asyncio.create_task(drive.unless_stuck(drive.chat("hung")))  # type: ignore[arg-type]
         await server.asked.wait()
@@ -140,7 +156,9 @@ def test_metrics_that_cannot_be_read_are_none(tmp_path: Path, raw: bytes) -> Non
 
 
 @pytest.mark.parametrize(("count", "tokens"), [(512, 100), (256, 100), (1024, 7)])
-def test_a_text_of_tokens_is_not_longer_than_asked(tmp_path: Path, count: int, tokens: int) -> None:
+def test_a_text_of_tokens_is_not_longer_than_asked(
+    tmp_path: Path, count: int, tokens: int
+) -> None:
     async def use(drive: Drive, _: FakeServer) -> None:
         text = await drive.text_of_tokens(tokens)
         units, per_unit = text.count("a "), count / 256

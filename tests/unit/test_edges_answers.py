@@ -78,12 +78,18 @@ def test_what_a_refusal_names() -> None:
     assert refused("too long: 1344 tokens, KV").endswith(
         "explained; it names the limit and the cause"
     )
-    assert refused("too long: 1344").endswith("it names the limit, not the cause, the KV budget")
-    assert refused("too long, cache").endswith("it names the cause, not the limit in tokens")
+    assert refused("too long: 1344").endswith(
+        "it names the limit, not the cause, the KV budget"
+    )
+    assert refused("too long, cache").endswith(
+        "it names the cause, not the limit in tokens"
+    )
     assert refused("too long").endswith(
         "it names the length, not the limit in tokens, not the cause, the KV budget"
     )
-    assert refused("too long", None).endswith("it names the length, not the cause, the KV budget")
+    assert refused("too long", None).endswith(
+        "it names the length, not the cause, the KV budget"
+    )
     assert "explained, but as an answer with 200" in str(
         graded(text="x length", finish_reason="error")
     )
@@ -111,7 +117,7 @@ def test_given_means_each_of_them() -> None:
     assert answers.given("a", "c", or_explained=True)(evidence).truth is NOT_MET
 
 
-# ------------------------------------------------------------------ conditions that scenarios share
+# ------------------------------------------------------ conditions that scenarios share
 
 
 def sent(*records: RequestRecord) -> Evidence:
@@ -126,7 +132,10 @@ def test_answered_and_refused() -> None:
     for status, found in ((400, MET), (200, MET), (401, NOT_MET), (500, NOT_MET)):
         assert told(either, sent(request("trigger", "x", status))).truth is found
     assert (
-        told(common.refused_or_answered("x", 413), sent(request("trigger", "x", 413))).truth is MET
+        told(
+            common.refused_or_answered("x", 413), sent(request("trigger", "x", 413))
+        ).truth
+        is MET
     )
 
 
@@ -139,7 +148,9 @@ def test_answered_alike_is_one_text() -> None:
     assert told(alike, sent(one, same)).truth is MET
     assert told(alike, sent(one, same)).observed == "2 answers (a; b): all alike"
     assert told(alike, sent(one, other)).truth is NOT_MET
-    assert told(alike, sent(one, other)).observed.endswith("2 different texts: ['1', '2']")
+    assert told(alike, sent(one, other)).observed.endswith(
+        "2 different texts: ['1', '2']"
+    )
     assert told(alike, sent(one, silent)).truth is NOT_MET
     assert told(alike, sent(one)).truth is UNKNOWN
 
@@ -154,7 +165,9 @@ def test_as_by_the_control_server() -> None:
 def test_a_trigger_ends_when_nothing_of_it_hangs() -> None:
     hung = request("trigger", "x", None, timed_out=True)
     assert told(common.trigger_ended, sent(request("trigger", "x", 500))).truth is MET
-    assert told(common.trigger_ended, sent(request("trigger", "y"), hung)).truth is NOT_MET
+    assert (
+        told(common.trigger_ended, sent(request("trigger", "y"), hung)).truth is NOT_MET
+    )
     hung.phase = "gate"
     assert told(common.trigger_ended, sent(hung)).truth is UNKNOWN
 
@@ -194,7 +207,9 @@ def test_every_request_fails_with_an_answer(
     answered: bool, status: int | None, error: str, found: Truth
 ) -> None:
     declared = common.every_request_fails()
-    data = InferenceData(answered=answered, status=status, seconds=1, deadline_s=9, error=error)
+    data = InferenceData(
+        answered=answered, status=status, seconds=1, deadline_s=9, error=error
+    )
     assert declared.check is not None
     assert truth(declared.check, data) is found
 
@@ -213,8 +228,11 @@ def test_an_idle_queue_is_abnormal_while_somebody_waits() -> None:
     hung = request("trigger", "x", None, timed_out=True)
     idle, busy = (metrics(), metrics()), (metrics(running=1), metrics(running=1))
     for readings, requests, found in (
-        (idle, [hung], MET), (busy, [hung], NOT_MET), (idle, [], NOT_MET), (busy, [], MET),
-    ):  # fmt: skip
+        (idle, [hung], MET),
+        (busy, [hung], NOT_MET),
+        (idle, [], NOT_MET),
+        (busy, [], MET),
+    ):
         assert truth(common.idle_while_asked, *readings, requests=requests) is found
 
 
@@ -231,7 +249,9 @@ def test_rows_say_how_it_usually_is() -> None:
     quick, slow = request("gate", "a"), request("gate", "b", latency_s=0.3)
     assert common.usual_latency(views.Requests(sent(slow, quick))) == "0.10 to 0.30 s"
     assert common.usual_latency(views.Requests(sent(request("gate", "a", 500)))) == ""
-    evidence = Evidence(probes=[probed(processes(0.4), "gate"), probed(processes(97.0))])
+    evidence = Evidence(
+        probes=[probed(processes(0.4), "gate"), probed(processes(97.0))]
+    )
     said = bind(common.idle_cpu, VLLM, run_facts(VLLM))(evidence)
     assert said == "0 % when idle"
     row = told(common.answered_row("x"), sent(request("trigger", "x", None)))
@@ -242,7 +262,9 @@ def test_rows_say_how_it_usually_is() -> None:
 # ------------------------------------------------------------------ whose answer it was
 
 
-def picture(label: str, phase: Any = "trigger", whose: str = "A", cached: Any = 3) -> RequestRecord:
+def picture(
+    label: str, phase: Any = "trigger", whose: str = "A", cached: Any = 3
+) -> RequestRecord:
     more = {"tokens": [whose, "end"], "logprobs": [-0.5, -1.0], "cached_tokens": cached}
     return request(phase, label, prompt_tokens=32, **more)
 
@@ -263,19 +285,33 @@ def test_each_has_an_answer_of_its_own_twice() -> None:
     both = gate("A", "B")
     assert compared(*both).differ("A", "B").truth is MET
     assert compared(*both[:3]).differ("A", "B").observed == "B was not answered twice"
-    assert compared(*both[:2]).differ("A", "B") == Finding.of(False, "B alone was not answered")
+    assert compared(*both[:2]).differ("A", "B") == Finding.of(
+        False, "B alone was not answered"
+    )
     assert compared(*both[:3]).differ("A", "B").truth is NOT_MET
     assert compared(*gate("A")).differ("A").truth is MET
     for change, said in (
         ({"logprobs": []}, "B: the server gives no logprobs"),
-        ({"tokens": ["C", "end"]}, "B is not answered alike twice: token 1: 'C' against 'B'"),
-        ({"tokens": ["A", "end"]}, "B is not answered alike twice: token 1: 'A' against 'B'"),
+        (
+            {"tokens": ["C", "end"]},
+            "B is not answered alike twice: token 1: 'C' against 'B'",
+        ),
+        (
+            {"tokens": ["A", "end"]},
+            "B is not answered alike twice: token 1: 'A' against 'B'",
+        ),
     ):
         other = [*both[:2], both[2].model_copy(update=change), both[3]]
         found = compared(*other).differ("A", "B")
         assert (found.truth, found.observed) == (NOT_MET, said)
-    twins = [*both[:2], *(r.model_copy(update={"tokens": both[0].tokens}) for r in both[2:])]
-    assert compared(*twins).differ("A", "B").observed == "A and B get one and the same answer"
+    twins = [
+        *both[:2],
+        *(r.model_copy(update={"tokens": both[0].tokens}) for r in both[2:]),
+    ]
+    assert (
+        compared(*twins).differ("A", "B").observed
+        == "A and B get one and the same answer"
+    )
 
 
 def test_whose_answer_came() -> None:
@@ -299,7 +335,9 @@ def test_whose_answer_came() -> None:
 
 
 def test_the_last_answer_counts() -> None:
-    seen = compared(picture("x", whose="A"), picture("x", whose="B"), picture("x y", whose="C"))
+    seen = compared(
+        picture("x", whose="A"), picture("x", whose="B"), picture("x y", whose="C")
+    )
     assert seen.to("x").tokens[0] == "B"
 
 
@@ -310,7 +348,10 @@ def test_nothing_from_the_cache_is_zero_only_where_the_server_counts_so() -> Non
     for facts in ({}, {"cached_tokens_total": 4}):
         with pytest.raises(Missing):
             compared(one, none, **facts).cached("y")
-    assert compared(one, picture("z", cached=0)).from_cache("x", "z") == "x: 3 of 32; z: 0 of 32"
+    assert (
+        compared(one, picture("z", cached=0)).from_cache("x", "z")
+        == "x: 3 of 32; z: 0 of 32"
+    )
 
 
 def test_more_than_the_text_before_it() -> None:
@@ -319,15 +360,28 @@ def test_more_than_the_text_before_it() -> None:
             picture("text", cached=3),
             *(picture(f"{n}", cached=c) for n, c in enumerate(cached)),
         ]
-        return compared(*records).more_than_text("text", *map(str, range(len(cached)))).truth
+        return (
+            compared(*records)
+            .more_than_text("text", *map(str, range(len(cached))))
+            .truth
+        )
 
-    assert (more(4, 5), more(4, 3), more(3, 4), more(2)) == (MET, NOT_MET, NOT_MET, NOT_MET)
+    assert (more(4, 5), more(4, 3), more(3, 4), more(2)) == (
+        MET,
+        NOT_MET,
+        NOT_MET,
+        NOT_MET,
+    )
 
 
 def test_the_same_answer_is_the_same_to_the_logprob() -> None:
     one = picture("x")
     assert comparison.same(one, picture("y"))
-    for change in ({"tokens": ["A", "."]}, {"logprobs": [-0.5, -1.1]}, {"logprobs": []}):
+    for change in (
+        {"tokens": ["A", "."]},
+        {"logprobs": [-0.5, -1.1]},
+        {"logprobs": []},
+    ):
         other = one.model_copy(update=change)
         assert not comparison.same(one, other)
         assert not comparison.same(other, one)
@@ -341,17 +395,22 @@ def test_where_two_answers_part() -> None:
     one = picture("x")
     told = comparison.first_difference
     assert told(one, one) == "no difference"
-    assert told(one, one.model_copy(update={"tokens": ["A", "."]})) == "token 2: 'end' against '.'"
+    assert (
+        told(one, one.model_copy(update={"tokens": ["A", "."]}))
+        == "token 2: 'end' against '.'"
+    )
     other = one.model_copy(update={"logprobs": [-0.5, -1.1]})
     assert told(one, other) == "token 2: logprob -1.0000 against -1.1000"
-    longer = one.model_copy(update={"tokens": ["A", "end", "x"], "logprobs": [-0.5, -1.0, -2.0]})
+    longer = one.model_copy(
+        update={"tokens": ["A", "end", "x"], "logprobs": [-0.5, -1.0, -2.0]}
+    )
     assert told(one, longer) == "2 against 3 tokens"
     assert comparison.spelled(one) == "A end"
     assert comparison.spelled(one.model_copy(update={"tokens": [], "text": "Y"})) == "Y"
     assert comparison.spelled(one.model_copy(update={"tokens": ["a\n"]})) == "a\\n"
 
 
-# ------------------------------------------------------------------ as they are declared
+# ----------------------------------------------------------------- as they are declared
 
 
 def test_what_shared_conditions_are_unless_told_otherwise() -> None:

@@ -1,4 +1,5 @@
-"""Shared checks at their edges: each comparison from both sides, each half of an `and` alone."""
+"""Shared checks at their edges: each comparison from both sides, each half of an `and`
+alone."""
 
 from typing import Any
 
@@ -17,7 +18,13 @@ from made_up import (
     syscalls,
     thread,
 )
-from mmrepro.failure.signature import checks, checks as digests, crash, live_server, views
+from mmrepro.failure.signature import (
+    checks,
+    checks as digests,
+    crash,
+    live_server,
+    views,
+)
 from mmrepro.failure.signature.decide import guarded
 from mmrepro.probes.data import InferenceData, LogLine, LogsData
 from mmrepro.scenario import Check, Finding, Truth
@@ -46,10 +53,15 @@ def test_what_is_usual_is_the_slowest_of_the_gate() -> None:
     failed = request("gate", "c", 500, latency_s=5.0)
     found = told(checks.unanswered, Evidence(requests=[quick, slow, failed, hung]))
     assert found.observed.endswith("against 0.30 s at most in the gate")
-    assert told(checks.unanswered, Evidence(requests=[hung])).observed == "x: no answer in 9.0 s"
+    assert (
+        told(checks.unanswered, Evidence(requests=[hung])).observed
+        == "x: no answer in 9.0 s"
+    )
 
 
-@pytest.mark.parametrize(("seconds", "found"), [(8.99, NOT_MET), (9.0, MET), (10.0, MET)])
+@pytest.mark.parametrize(
+    ("seconds", "found"), [(8.99, NOT_MET), (9.0, MET), (10.0, MET)]
+)
 def test_silence_is_nearly_the_whole_deadline(seconds: float, found: Truth) -> None:
     data = InferenceData(answered=False, status=None, seconds=seconds, deadline_s=10.0)
     assert truth(checks.probe_unanswered, data) is found
@@ -75,7 +87,9 @@ def test_an_empty_queue_is_empty_twice(
     ("first", "then", "found"),
     [(1, 1, MET), (2, 1, MET), (0, 1, NOT_MET), (1, 0, NOT_MET), (0.5, 1, NOT_MET)],
 )
-def test_counted_as_running_in_both_readings(first: float, then: float, found: Truth) -> None:
+def test_counted_as_running_in_both_readings(
+    first: float, then: float, found: Truth
+) -> None:
     readings = [metrics(running=first), metrics(running=then)]
     assert truth(checks.counted_as_running, *readings) is found
 
@@ -85,7 +99,9 @@ def test_what_stands_still_is_read_twice_and_the_same() -> None:
     assert truth(checks.no_progress, still, still) is MET
     assert truth(checks.no_progress, still, moved) is NOT_MET
     assert truth(checks.no_progress, still, metrics(finished=17)) is NOT_MET
-    one_moved = told(checks.no_progress, Evidence(probes=[probed(still), probed(moved)]))
+    one_moved = told(
+        checks.no_progress, Evidence(probes=[probed(still), probed(moved)])
+    )
     assert one_moved.observed == "prompt_tokens 3496 → 3497"
     assert truth(checks.tokens_stand_still, still, metrics(finished=17)) is MET
     assert truth(checks.no_progress, still) is UNKNOWN
@@ -126,7 +142,9 @@ def test_a_whole_core_or_a_wish_for_one(
     user: float, system: float, queued: float, found: Truth
 ) -> None:
     assert burning(user, system, queued).truth is found
-    assert burning(user, system, queued, gate=None).truth is (UNKNOWN if found is MET else found)
+    assert burning(user, system, queued, gate=None).truth is (
+        UNKNOWN if found is MET else found
+    )
 
 
 def test_system_calls_tell_spinning_from_waiting_or_nothing() -> None:
@@ -175,7 +193,9 @@ def test_a_busy_core_of_a_live_server() -> None:
 
     assert queued(30.0, 2.0, 50.0) is MET
     assert queued(30.0, 2.0, 49.9) is NOT_MET
-    assert queued(30.0, 20.0, 60.0) is UNKNOWN, "it is in the kernel, on an overloaded machine"
+    assert queued(30.0, 20.0, 60.0) is UNKNOWN, (
+        "it is in the kernel, on an overloaded machine"
+    )
     assert queued(2.0, 0.0, 98.0) is UNKNOWN
 
 
@@ -192,7 +212,9 @@ def test_a_core_that_lives(state: str, code: int | None, found: Truth) -> None:
 
 def test_an_engine_works_by_its_answer_or_by_its_counters() -> None:
     good = InferenceData(answered=True, status=200, seconds=0.1, deadline_s=9.0)
-    bad = InferenceData(answered=False, status=500, seconds=0.1, deadline_s=9.0, error="why")
+    bad = InferenceData(
+        answered=False, status=500, seconds=0.1, deadline_s=9.0, error="why"
+    )
     still, moved = metrics(), metrics(generation_tokens=61)
     assert truth(checks.engine_works, good) is MET
     assert truth(checks.engine_works, bad, still, moved) is NOT_MET
@@ -212,11 +234,15 @@ def test_lines_of_the_log() -> None:
         return checks.logged(seen, "cached-item-assertion", "it")
 
     assert logged() == Finding.of(False, "the log holds no line of it")
-    assert logged(GHOST, OTHER) == Finding.of(True, "2 lines of it, first at 11-21 03:37:42")
+    assert logged(GHOST, OTHER) == Finding.of(
+        True, "2 lines of it, first at 11-21 03:37:42"
+    )
     data = logs(GHOST, OTHER, GHOST)
     data.matches["cached-item-assertion"][0].time = ""
     seen = views.Logs(Evidence(probes=[probed(data)]))
-    assert checks.logged(seen, "cached-item-assertion", "it").observed == "3 lines of it"
+    assert (
+        checks.logged(seen, "cached-item-assertion", "it").observed == "3 lines of it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -232,7 +258,9 @@ def test_lines_of_the_log() -> None:
         (1, 0, 0, MET),
     ],
 )
-def test_added_and_never_finished(added: int, done: int, failed: int, found: Truth) -> None:
+def test_added_and_never_finished(
+    added: int, done: int, failed: int, found: Truth
+) -> None:
     refused = [request("trigger", "r", 499), request("trigger", "r", None)]
     sent = [*refused, *(request("trigger", "f", 500) for _ in range(failed))]
     readings = (metrics(finished=7), metrics(finished=done), logs(added=added))
@@ -244,12 +272,18 @@ def test_added_and_never_finished(added: int, done: int, failed: int, found: Tru
 
 
 def death(*lines: str, count: int | None = None) -> LogsData:
-    found = [LogLine(number=n, process="APIServer", text=text) for n, text in enumerate(lines, 1)]
+    found = [
+        LogLine(number=n, process="APIServer", text=text)
+        for n, text in enumerate(lines, 1)
+    ]
     number = len(lines) if count is None else count
     return LogsData(
-        file="engine.log", bytes_read=9, lines=9,
-        matches={"engine-dead": found}, match_counts={"engine-dead": number},
-    )  # fmt: skip
+        file="engine.log",
+        bytes_read=9,
+        lines=9,
+        matches={"engine-dead": found},
+        match_counts={"engine-dead": number},
+    )
 
 
 def test_a_core_is_dead_by_the_log_and_by_its_absence() -> None:
@@ -259,7 +293,9 @@ def test_a_core_is_dead_by_the_log_and_by_its_absence() -> None:
     def died(*probes: Any, gate: bool = True, code: int | None = None) -> Truth:
         before = [probed(processes(0.0), "gate")] if gate else []
         found = [probed(data) for data in probes]
-        return told(crash.core_died, Evidence(probes=[*before, *found], engine_exit=code)).truth
+        return told(
+            crash.core_died, Evidence(probes=[*before, *found], engine_exit=code)
+        ).truth
 
     assert died(death("dead"), gone) is MET
     assert died(death("dead"), zombie) is MET
@@ -277,7 +313,8 @@ def test_every_request_after_it_fails_too() -> None:
         sent = [request("trigger", "x"), request("trigger", "x", status)]
         sent.append(request("trigger", crash.AFTER, later))
         return guarded(
-            lambda e: crash.requests_fail_with_500(views.Requests(e), "x"), Evidence(requests=sent)
+            lambda e: crash.requests_fail_with_500(views.Requests(e), "x"),
+            Evidence(requests=sent),
         ).truth
 
     def late(label: str) -> Truth:
@@ -286,18 +323,24 @@ def test_every_request_after_it_fails_too() -> None:
             if record.label == label:
                 record.timed_out = True
         return guarded(
-            lambda e: crash.requests_fail_with_500(views.Requests(e), "x"), Evidence(requests=sent)
+            lambda e: crash.requests_fail_with_500(views.Requests(e), "x"),
+            Evidence(requests=sent),
         ).truth
 
     assert (late("x"), late(crash.AFTER)) == (UNKNOWN, UNKNOWN)
     assert (fails(500, 500), fails(500, None)) == (MET, MET)
-    assert (fails(500, 200), fails(200, 500), fails(None, None)) == (NOT_MET, NOT_MET, NOT_MET)
+    assert (fails(500, 200), fails(200, 500), fails(None, None)) == (
+        NOT_MET,
+        NOT_MET,
+        NOT_MET,
+    )
 
 
 def test_health_is_503_each_time_that_it_answers() -> None:
     def health(*statuses: int | None) -> Truth:
         return truth(
-            crash.health_is_503, requests=[request("trigger", crash.HEALTH, s) for s in statuses]
+            crash.health_is_503,
+            requests=[request("trigger", crash.HEALTH, s) for s in statuses],
         )
 
     assert (health(503), health(503, None), health(503, 503)) == (MET, MET, MET)
@@ -306,7 +349,10 @@ def test_health_is_503_each_time_that_it_answers() -> None:
 
 
 def test_a_server_exits_and_after_how_long() -> None:
-    asked = [request("trigger", crash.HEALTH, 503), request("trigger", crash.HEALTH, None)]
+    asked = [
+        request("trigger", crash.HEALTH, 503),
+        request("trigger", crash.HEALTH, None),
+    ]
     asked[0].sent, asked[1].sent = at(1), at(7)
     found = told(crash.server_exits, Evidence(requests=asked, engine_exit=0))
     assert (found.truth, "about 6 s later" in found.observed) == (MET, True)
@@ -323,13 +369,17 @@ def test_the_first_error_is_the_cores_and_the_one() -> None:
     def first(
         *lines: tuple[int, str], wanted: int = 10, more: int = 0, gate: bool = True
     ) -> Finding:
-        found = [LogLine(number=n, process=process, text="E: x") for n, process in lines]
+        found = [
+            LogLine(number=n, process=process, text="E: x") for n, process in lines
+        ]
         matching = [line for line in found if line.number == wanted]
         data = LogsData(
-            file="engine.log", bytes_read=9, lines=9,
+            file="engine.log",
+            bytes_read=9,
+            lines=9,
             matches={"exception": found, "mine": matching},
             match_counts={"exception": len(found) + more, "mine": len(matching)},
-        )  # fmt: skip
+        )
         before = [probed(processes(0.0), "gate")] if gate else []
         seen = views.Logs(Evidence(probes=[*before, probed(data)]))
         return crash.first_error(seen, "EngineCore", "mine")
@@ -344,23 +394,31 @@ def test_the_first_error_is_the_cores_and_the_one() -> None:
     assert first((10, other)).truth is NOT_MET
     assert first((10, other), gate=False).truth is MET
     assert first().truth is NOT_MET
-    # Of many lines the middle ones are not kept: the first of the core may be among them.
+    # Of many lines the middle ones are not kept: the first of the core may be among
+    # them.
     assert first((10, core), (11, front), more=1).truth is MET
     assert first((9, front), (10, core), more=1).truth is UNKNOWN
     assert "1 of 3 exceptions" in first((9, front), (10, core), more=1).observed
     assert first((9, front), (10, core), (11, core), more=1).truth is MET
-    assert first((8, front), (9, front), (10, core), (11, core), more=1).truth is UNKNOWN
+    assert (
+        first((8, front), (9, front), (10, core), (11, core), more=1).truth is UNKNOWN
+    )
 
 
 @pytest.mark.parametrize(
     ("alive", "lines", "found"),
     [(True, 1, NOT_MET), (False, 1, MET), (False, 0, NOT_MET), (None, 1, UNKNOWN)],
 )
-def test_a_live_core_is_dead_by_its_processes(alive: bool | None, lines: int, found: Truth) -> None:
+def test_a_live_core_is_dead_by_its_processes(
+    alive: bool | None, lines: int, found: Truth
+) -> None:
     facts = {} if alive is None else {live_server.CORE_ALIVE: alive}
     evidence = Evidence(probes=[probed(death(*["dead"] * lines))], facts=facts)
     seen = guarded(
-        lambda e: live_server.core_is_dead(e, views.Logs(e), "EngineCore", "engine-dead"), evidence
+        lambda e: live_server.core_is_dead(
+            e, views.Logs(e), "EngineCore", "engine-dead"
+        ),
+        evidence,
     )
     assert seen.truth is found
 
@@ -396,7 +454,13 @@ def test_it_stays_in_its_loop(samples: tuple[Any, ...], found: Truth) -> None:
 
 def test_a_digest_is_quoted_and_whole_or_cut() -> None:
     digest = "0123456789abcdef"
-    for value in (f"'{digest}'", f'"{digest}"', f" '{digest}' ", f"'{digest}...", f"'{digest}…'"):
+    for value in (
+        f"'{digest}'",
+        f'"{digest}"',
+        f" '{digest}' ",
+        f"'{digest}...",
+        f"'{digest}…'",
+    ):
         assert digests.digest_in(value) == digest
     for value in (digest, f"'{digest[1:]}'", "12", "<object>", f"x'{digest}'"):
         assert digests.digest_in(value) == ""

@@ -1,4 +1,5 @@
-"""What evidence hands out, deadlines and cells at their edges: each comparison from both sides."""
+"""What evidence hands out, deadlines and cells at their edges: each comparison from
+both sides."""
 
 from typing import Any
 
@@ -50,8 +51,14 @@ def test_the_deadline_in_seconds() -> None:
     assert (derive([9.0, 0.2]).answer_s, derive([9.0, 0.2]).suspect_s) == (6.0, 2.4)
     assert (derive([0.0, 0.3]).answer_s, derive([0.0, 0.3]).suspect_s) == (9.0, 3.6)
     assert (derive([0.0, 4.0]).answer_s, derive([0.0, 4.1]).answer_s) == (120.0, 120.0)
-    assert (derive([0.0, 0.33371]).answer_s, derive([0.0, 0.33371]).suspect_s) == (10.01, 4.0)
-    assert (derive([0.0, 0.3347]).answer_s, derive([0.0, 0.3347]).suspect_s) == (10.04, 4.02)
+    assert (derive([0.0, 0.33371]).answer_s, derive([0.0, 0.33371]).suspect_s) == (
+        10.01,
+        4.0,
+    )
+    assert (derive([0.0, 0.3347]).answer_s, derive([0.0, 0.3347]).suspect_s) == (
+        10.04,
+        4.02,
+    )
 
 
 def test_a_gate_that_failed_leaves_the_deadlines() -> None:
@@ -95,9 +102,13 @@ def test_a_record_claims_nothing_by_default() -> None:
     )
     assert not plain.answered
     assert plain.reply == "no answer"
-    assert request("gate", "x", None, timed_out=True, latency_s=3.0).reply == "no answer in 3.0 s"
     assert (
-        request("gate", "x", 500, error='{"message": "why \\"so\\""}').reply == '500 why \\"so\\"'
+        request("gate", "x", None, timed_out=True, latency_s=3.0).reply
+        == "no answer in 3.0 s"
+    )
+    assert (
+        request("gate", "x", 500, error='{"message": "why \\"so\\""}').reply
+        == '500 why \\"so\\"'
     )
     assert request("gate", "x", 500, error="why").reply == "500 why"
 
@@ -117,21 +128,25 @@ def test_a_pair_is_of_the_trigger_and_the_control_server() -> None:
             views.Requests(Evidence(requests=[one])).pair("x")
     for label, status in (("y", 200), ("x", 500)):
         with pytest.raises(Missing):
-            views.Requests(Evidence(requests=[mine, request("control", label, status)])).pair("x")
+            views.Requests(
+                Evidence(requests=[mine, request("control", label, status)])
+            ).pair("x")
 
 
 def test_first_last_and_failed() -> None:
     failed = request("trigger", "x", 500, error="the clock stands")
     seen = views.Requests(Evidence(requests=[failed, request("trigger", "x y")]))
     assert (seen.first("x").status, seen.last("x").status) == (500, 200)
-    three = views.Requests(Evidence(requests=[failed, failed, request("trigger", "x y")]))
+    three = views.Requests(
+        Evidence(requests=[failed, failed, request("trigger", "x y")])
+    )
     assert three.last("x").status == 200
     assert seen.failed("x", "clock").truth is MET
     assert seen.failed("x", "fan").truth is NOT_MET
     assert seen.failed("x y", "").truth is NOT_MET
 
 
-# ------------------------------------------------------------------ what evidence hands out
+# -------------------------------------------------------------- what evidence hands out
 
 
 def test_the_files_behind_a_finding() -> None:
@@ -160,15 +175,25 @@ def test_results_are_whole_and_of_this_server() -> None:
     def count(*phases: Any, partial: bool = False) -> int:
         return len(list(evidence.results(type(whole.data), *phases, partial=partial)))
 
-    assert (count(), count(partial=True), count("control"), count("gate")) == (1, 2, 1, 0)
+    assert (count(), count(partial=True), count("control"), count("gate")) == (
+        1,
+        2,
+        1,
+        0,
+    )
 
 
 def test_why_it_is_missing_is_told_of_the_phase() -> None:
     good, bad = probed(metrics(), "gate"), probed(metrics())
     bad.status, bad.reason, bad.data = ProbeStatus.UNAVAILABLE, "refused", None
     evidence = Evidence(probes=[good, bad])
-    assert evidence.why_missing("metrics", "gate") == "probe metrics ran but does not tell"
-    assert evidence.why_missing("metrics", "check") == "probe metrics: unavailable: refused"
+    assert (
+        evidence.why_missing("metrics", "gate") == "probe metrics ran but does not tell"
+    )
+    assert (
+        evidence.why_missing("metrics", "check")
+        == "probe metrics: unavailable: refused"
+    )
     assert evidence.why_missing("metrics") == "probe metrics: unavailable: refused"
     assert evidence.why_missing("http", "check") == "probe http was not run"
 
@@ -210,7 +235,9 @@ def test_two_readings_of_the_check_unless_told_otherwise() -> None:
     assert seen.readings(names, "gate", "check") == [0.0, 0.0]
     with pytest.raises(Missing, match="1 readings"):
         seen.readings(names)
-    of = views.Processes(Evidence(probes=[probed(processes(1.0), "gate"), probed(processes(2.0))]))
+    of = views.Processes(
+        Evidence(probes=[probed(processes(1.0), "gate"), probed(processes(2.0))])
+    )
     assert [use.user_pct for use in of.of("EngineCore")] == [2.0]
     assert [use.user_pct for use in of.of("EngineCore", "gate")] == [1.0]
 
@@ -234,7 +261,9 @@ def test_a_measure_is_a_number(value: Any) -> None:
 
 @pytest.mark.parametrize("code", [1, -9, None])
 def test_a_reproducer_that_failed_tells_nothing(code: int | None) -> None:
-    run = ReproducerResult(name="r.py", exit_code=code, seconds=1, facts={"yes": True, "n": 1})
+    run = ReproducerResult(
+        name="r.py", exit_code=code, seconds=1, facts={"yes": True, "n": 1}
+    )
     with pytest.raises(Missing, match=r"r\.py failed"):
         views.Reproducers(Evidence(reproducers=[run])).facts("r.py")
     run.exit_code = 0
@@ -253,15 +282,24 @@ def test_a_reproducer_that_failed_tells_nothing(code: int | None) -> None:
 
 def test_an_observer_has_only_what_is_there_to_see() -> None:
     seen = (views.Logs, views.Metrics, views.Processes)
-    own = (views.Requests, views.Measured, views.Reproducers, comparison.ComparedAnswers)
+    own = (
+        views.Requests,
+        views.Measured,
+        views.Reproducers,
+        comparison.ComparedAnswers,
+    )
     assert [v.observable for v in (*seen, *own)] == [True] * 3 + [False] * 4
 
 
-# ------------------------------------------------------------------ all of them, and cells
+# --------------------------------------------------------------- all of them, and cells
 
 
 def test_all_met_is_of_something() -> None:
-    met, not_met, unknown = Finding.of(True, "a"), Finding.of(False, "b"), Finding.unknown("c")
+    met, not_met, unknown = (
+        Finding.of(True, "a"),
+        Finding.of(False, "b"),
+        Finding.unknown("c"),
+    )
     assert all_met(met, met) == Finding.of(True, "a; a")
     assert all_met(met, not_met, unknown) is not_met
     assert all_met(met, unknown, not_met) is unknown
@@ -272,7 +310,9 @@ def test_a_finding_of_its_own_files_keeps_them() -> None:
     evidence = Evidence(probes=[probed(http(200, 200))])
     read = guarded(bind(checks.endpoints_green, VLLM, run_facts(VLLM)), evidence)
     assert read.evidence == ("check-http.raw",)
-    assert guarded(lambda _: Finding.of(True, "x", "own"), evidence).evidence == ("own",)
+    assert guarded(lambda _: Finding.of(True, "x", "own"), evidence).evidence == (
+        "own",
+    )
 
 
 @pytest.mark.parametrize(
@@ -289,7 +329,9 @@ def test_a_finding_of_its_own_files_keeps_them() -> None:
         ("", 1, 1, False),
     ],
 )
-def test_when_a_cell_is_decided(states: str, repeat: int, threshold: int, done: bool) -> None:
+def test_when_a_cell_is_decided(
+    states: str, repeat: int, threshold: int, done: bool
+) -> None:
     made = [{"C": CellState.CURED, "F": CellState.FAILS}[state] for state in states]
     assert decided(made, repeat, threshold) is done
 
@@ -297,4 +339,6 @@ def test_when_a_cell_is_decided(states: str, repeat: int, threshold: int, done: 
 def test_what_a_cell_says() -> None:
     assert state_of_cell([], 3, 1)[1] == "no run, of 3"
     assert state_of_cell([CellState.LOST], 3, 1)[1] == "1 × lost, of 3"
-    assert state_of_cell([CellState.LOST, CellState.CURED], 2, 1)[0] is CellState.UNDECIDED
+    assert (
+        state_of_cell([CellState.LOST, CellState.CURED], 2, 1)[0] is CellState.UNDECIDED
+    )

@@ -9,7 +9,13 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.records import Setting
 from mmrepro.failure.documents import GateFacts, Incident
 from mmrepro.failure.documents.model import MitigationFacts
-from mmrepro.failure.signature import Condition, ConditionResult, Outcome, Verdict, decide
+from mmrepro.failure.signature import (
+    Condition,
+    ConditionResult,
+    Outcome,
+    Verdict,
+    decide,
+)
 from mmrepro.runs.judge import (
     FLOOR_S,
     Change,
@@ -31,11 +37,14 @@ GHOST_KEY = load_scenario("ghost-key-eviction")
 FACTS = run_facts(GHOST_KEY)
 
 
-def of(outcome: Outcome, cause: Truth, affected: bool = True, applied: str = "") -> Effect:
+def of(
+    outcome: Outcome, cause: Truth, affected: bool = True, applied: str = ""
+) -> Effect:
     scenario: Any = SimpleNamespace(
         cause_remains=lambda e, f: Finding(cause, "the cause"),
         mitigations=[
-            SimpleNamespace(name=n, release=r) for n, r in (("release", "2"), ("off", ""))
+            SimpleNamespace(name=n, release=r)
+            for n, r in (("release", "2"), ("off", ""))
         ],
         affects=lambda release, device: affected,
         affected_where="<2",
@@ -49,7 +58,9 @@ def test_what_is_not_affected_needs_no_cure() -> None:
     gone = Outcome.NOT_REPRODUCED
     assert of(gone, Truth.NOT_MET, affected=False).word == "not-told"
     assert of(gone, Truth.NOT_MET, affected=False, applied="off").word == "not-told"
-    assert of(gone, Truth.NOT_MET, affected=False, applied="release").word == "prevented"
+    assert (
+        of(gone, Truth.NOT_MET, affected=False, applied="release").word == "prevented"
+    )
     assert of(gone, Truth.NOT_MET, applied="off").word == "prevented"
 
 
@@ -72,19 +83,29 @@ def test_prevented_is_seen_to_be_gone() -> None:
 
 
 def test_of_a_flipped_run_nothing_is_expected() -> None:
-    flipped = RunFacts(FACTS.release, FACTS.fidelity, frozenset(), 13.0, frozenset({"b", "a"}))
-    assert expectation(GHOST_KEY, flipped) == (None, "flipped: a, b; nothing is expected of that")
+    flipped = RunFacts(
+        FACTS.release, FACTS.fidelity, frozenset(), 13.0, frozenset({"b", "a"})
+    )
+    assert expectation(GHOST_KEY, flipped) == (
+        None,
+        "flipped: a, b; nothing is expected of that",
+    )
     assert expectation(GHOST_KEY, FACTS)[0] is Outcome.REPRODUCED
 
 
 def test_as_expected_is_the_outcome_that_was() -> None:
-    hang, healthy = judge(GHOST_KEY, hang_run(), FACTS), judge(GHOST_KEY, healthy_run(), FACTS)
+    hang, healthy = (
+        judge(GHOST_KEY, hang_run(), FACTS),
+        judge(GHOST_KEY, healthy_run(), FACTS),
+    )
     assert hang.expected is healthy.expected is Outcome.REPRODUCED
     for verdict in (hang, healthy):
         assert verdict.as_expected is (verdict.outcome is Outcome.REPRODUCED)
     evidence = hang_run()
     evidence.requests[0].status = 500
-    assert judge(GHOST_KEY, evidence, FACTS).outcome is Outcome.INCONCLUSIVE, "the gate failed"
+    assert judge(GHOST_KEY, evidence, FACTS).outcome is Outcome.INCONCLUSIVE, (
+        "the gate failed"
+    )
 
 
 def told(**more: Any) -> RunFacts:
@@ -102,13 +123,22 @@ def test_the_deadline_is_the_runs_else_the_gates_else_the_least() -> None:
 def test_only_what_was_applied_and_is_known_mitigates() -> None:
     given = [
         MitigationFacts(name=name, description="", command="", applied=applied)
-        for name, applied in (("patch", True), ("disable-mm-cache", False), ("no such", True))
+        for name, applied in (
+            ("patch", True),
+            ("disable-mm-cache", False),
+            ("no such", True),
+        )
     ]
     assert told(mitigations=given).mitigations == {"patch"}
 
 
 def test_only_a_setting_called_a_factor_flips() -> None:
-    names = ("factor refusal", "factor no such", "what factor cache-size", "popitem-fix")
+    names = (
+        "factor refusal",
+        "factor no such",
+        "what factor cache-size",
+        "popitem-fix",
+    )
     run = incident()
     run.engine.settings = [Setting(name=n, value="", why="") for n in names]
     assert facts_of(run, GHOST_KEY).flips == {"refusal"}
@@ -133,18 +163,29 @@ def test_without_a_verdict_nothing_is_judged_again() -> None:
 def test_judged_again_it_is_the_same_and_what_changed_is_named() -> None:
     same = rejudge(hang(), GHOST_KEY)
     assert not same.differs
-    assert {p.id for p in same.changes} == {p.id for p in same.parts if p.kind == "claim"}
+    assert {p.id for p in same.changes} == {
+        p.id for p in same.parts if p.kind == "claim"
+    }
     run = hang()
     assert run.verdict is not None
     then = run.verdict.conditions
     then[0].truth = Truth.UNKNOWN
     then.append(
         ConditionResult(
-            id="of-old", part="cause", statement="", required=True, truth=Truth.MET, observed="old"
+            id="of-old",
+            part="cause",
+            statement="",
+            required=True,
+            truth=Truth.MET,
+            observed="old",
         )
     )
     gone = then.pop(1)
-    changes = {p.id: (p.then, p.now) for p in rejudge(run, GHOST_KEY).changes if p.kind != "claim"}
+    changes = {
+        p.id: (p.then, p.now)
+        for p in rejudge(run, GHOST_KEY).changes
+        if p.kind != "claim"
+    }
     assert changes == {
         then[0].id: ("unknown", same_now(same, then[0].id)),
         "of-old": ("met", ""),
@@ -160,10 +201,16 @@ def same_now(found: Any, name: str) -> str:
 
 def test_what_applied_mitigations_did_then_and_now() -> None:
     given = [
-        MitigationFacts(name="patch", description="", command="", applied=True, effective=True),
+        MitigationFacts(
+            name="patch", description="", command="", applied=True, effective=True
+        ),
         MitigationFacts(name="release", description="", command="", applied=False),
     ]
-    parts = [p for p in rejudge(hang(mitigations=given), GHOST_KEY).parts if p.kind == "mitigation"]
+    parts = [
+        p
+        for p in rejudge(hang(mitigations=given), GHOST_KEY).parts
+        if p.kind == "mitigation"
+    ]
     assert [(p.id, p.then) for p in parts] == [("patch", "prevented")]
     assert parts[0].now == ("not-prevented" if hang_is_reproduced() else "not-told")
 
@@ -173,7 +220,12 @@ def hang_is_reproduced() -> bool:
 
 
 def result(part: Any, truth: Truth, **more: Any) -> ConditionResult:
-    fields: dict[str, Any] = {"id": part, "statement": "", "required": True, "observed": "seen"}
+    fields: dict[str, Any] = {
+        "id": part,
+        "statement": "",
+        "required": True,
+        "observed": "seen",
+    }
     return ConditionResult(part=part, truth=truth, **fields | more)
 
 
@@ -182,13 +234,17 @@ def test_a_condition_is_required_unless_told_otherwise() -> None:
 
 
 def test_a_verdict_of_which_nothing_is_told_is_not_as_expected() -> None:
-    assert not Verdict(outcome=Outcome.REPRODUCED, explanation="", conditions=[]).as_expected
+    assert not Verdict(
+        outcome=Outcome.REPRODUCED, explanation="", conditions=[]
+    ).as_expected
 
 
 def test_a_sentence_for_each_outcome() -> None:
     met, not_met, unknown = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 
-    def why(symptom: Truth, cause: Truth, healthy: Truth = met, arrived: Truth = met) -> str:
+    def why(
+        symptom: Truth, cause: Truth, healthy: Truth = met, arrived: Truth = met
+    ) -> str:
         results = [
             result("precondition", arrived),
             result("symptom", symptom),
@@ -199,7 +255,9 @@ def test_a_sentence_for_each_outcome() -> None:
 
     assert why(met, met) == "every condition of the symptom and of the cause is met"
     lacking = "the trigger was not seen to arrive: precondition is not-met (seen)"
-    assert why(met, met, arrived=not_met) == f"symptom and cause are there, but {lacking}"
+    assert (
+        why(met, met, arrived=not_met) == f"symptom and cause are there, but {lacking}"
+    )
     assert why(met, not_met).endswith("but not by this cause: cause (seen)")
     assert why(met, unknown).endswith("its cause could not be seen: cause (seen)")
     assert why(unknown, met).endswith("could not be decided: symptom (seen)")

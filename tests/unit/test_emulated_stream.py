@@ -30,7 +30,8 @@ def test_work_waits_for_whoever_waits_for_it() -> None:
 
 @given(st.lists(st.one_of(st.just("launch"), st.integers(0, 30)), max_size=60))
 def test_order_is_kept_and_nothing_runs_early(actions: list[str | int]) -> None:
-    """Whatever is launched and waited for: in order, all that was waited for, nothing more."""
+    """Whatever is launched and waited for: in order, all that was waited for, nothing
+    more."""
     stream, ran, wanted = Stream(), [], 0
     for action in actions:
         if isinstance(action, int):
@@ -71,7 +72,9 @@ def test_an_error_shows_at_the_next_wait_and_stays() -> None:
     stream.launch(lambda: 1 / 0)
     stream.launch(lambda: ran.append("after"))
     for _ in range(2):
-        with pytest.raises(DeviceError, match="ZeroDivisionError: division by zero") as raised:
+        with pytest.raises(
+            DeviceError, match="ZeroDivisionError: division by zero"
+        ) as raised:
             stream.wait()
         assert isinstance(raised.value.__cause__, ZeroDivisionError)
     assert ran == []
@@ -112,7 +115,9 @@ def test_a_future_is_computed_when_it_is_wanted_and_once() -> None:
 def watching() -> tuple[Watch, list[str]]:
     """A watch, and what it tells besides how many steps began."""
     lines: list[str] = []
-    watch = Watch(lambda text: None if text.startswith("steps: ") else lines.append(text))
+    watch = Watch(
+        lambda text: None if text.startswith("steps: ") else lines.append(text)
+    )
     watch.names["mask"] = "is_mm_embed.cpu"
     return watch, lines
 
@@ -134,7 +139,9 @@ def test_a_write_while_the_copy_is_queued_is_told() -> None:
     assert len(lines) == 1
 
 
-@pytest.mark.parametrize(("buffer", "start", "stop"), [("other", 0, 128), ("mask", 128, 256)])
+@pytest.mark.parametrize(
+    ("buffer", "start", "stop"), [("other", 0, 128), ("mask", 128, 256)]
+)
 def test_a_write_elsewhere_is_none(buffer: str, start: int, stop: int) -> None:
     watch, lines = watching()
     watch.begin()
@@ -143,7 +150,9 @@ def test_a_write_elsewhere_is_none(buffer: str, start: int, stop: int) -> None:
     assert (watch.overwrites, lines) == (0, [])
 
 
-SPANS = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda p: (min(p), max(p)))
+SPANS = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(
+    lambda p: (min(p), max(p))
+)
 
 
 @given(SPANS, SPANS)
@@ -166,9 +175,16 @@ def test_steps_are_told_apart() -> None:
         watch.mask_read(step, 254, read, differing)
     watch.ended(silent)
     watch.ended(right)
-    watch.failed(failed, RuntimeError("Number of elements of source < number of ones in mask"))
+    watch.failed(
+        failed, RuntimeError("Number of elements of source < number of ones in mask")
+    )
     assert watch.silent == 1
-    assert [line.split(": ")[1] for line in lines[:4]] == ["mask", "mask", "mask", "silent"]
+    assert [line.split(": ")[1] for line in lines[:4]] == [
+        "mask",
+        "mask",
+        "mask",
+        "silent",
+    ]
     assert "254 image rows prepared, 256 read: RuntimeError: Number" in lines[4]
 
 

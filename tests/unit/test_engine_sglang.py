@@ -1,4 +1,5 @@
-"""SGLang's adapter: the command, the stand-ins by release, and how their calls are counted."""
+"""SGLang's adapter: the command, the stand-ins by release, and how their calls are
+counted."""
 
 import os
 import subprocess
@@ -29,13 +30,17 @@ def plan(*server_args: str, release: str = "0.5.6", device: str = "cpu") -> Laun
         path=folder,
         python=folder / "venv/bin/python",
         site_packages=folder / "site-packages",
-        wheel=WheelFacts(project="sglang", filename="", sha256="", uploaded="", origin=""),
+        wheel=WheelFacts(
+            project="sglang", filename="", sha256="", uploaded="", origin=""
+        ),
         resolved_until="",
         packages=[],
         lock_file=folder / "requirements.lock",
         spec=sglang_spec(release, device),  # type: ignore[arg-type]
     )
-    return SGLANG.plan(LaunchRequest(environment, Path("/models/tiny"), 8123, 2048, server_args))
+    return SGLANG.plan(
+        LaunchRequest(environment, Path("/models/tiny"), 8123, 2048, server_args)
+    )
 
 
 def value(argv: list[str], option: str) -> str:
@@ -65,15 +70,20 @@ def test_nothing_stands_in_on_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "there"), [("0.5.6", False), ("0.5.16", False), ("0.5.17", True), ("0.5.23", True)]
+    ("release", "there"),
+    [("0.5.6", False), ("0.5.16", False), ("0.5.17", True), ("0.5.23", True)],
 )
-def test_on_a_gpu_pictures_stay_where_their_hash_is_made(release: str, there: bool) -> None:
+def test_on_a_gpu_pictures_stay_where_their_hash_is_made(
+    release: str, there: bool
+) -> None:
     made = plan(release=release, device="cuda")
     assert ("--mm-feature-transport" in made.argv) is there
     assert "--mm-feature-transport" not in plan(release=release).argv
 
 
-def test_on_a_gpu_nothing_of_flashinfer_is_compiled_and_what_sglang_compiles_is_kept() -> None:
+def test_on_a_gpu_nothing_of_flashinfer_is_compiled_and_what_sglang_compiles_is_kept() -> (
+    None
+):
     made = plan(device="cuda", release="0.5.17")
     assert value(made.argv, "--sampling-backend") == "pytorch"
     assert made.env["TVM_FFI_CACHE_DIR"].startswith("/environments/sglang/state/")
@@ -111,13 +121,24 @@ def test_releases_that_cannot_be_started() -> None:
 
 
 def test_a_cpu_environment_leaves_cuda_only_packages_out() -> None:
-    out = {Requirement(line).name for line in sglang_spec("0.5.6", "cpu").overrides if ";" in line}
+    out = {
+        Requirement(line).name
+        for line in sglang_spec("0.5.6", "cpu").overrides
+        if ";" in line
+    }
     assert {"sgl-kernel", "sglang-kernel", "flashinfer-python"} <= out
     assert not any(";" in line for line in sglang_spec("0.5.6", "cuda").overrides)
     # the cuDNN that SGLang insists on, only where torch is 2.9.1
-    for release, there in (("0.5.5", False), ("0.5.6", True), ("0.5.10", True), ("0.5.11", False)):
+    for release, there in (
+        ("0.5.5", False),
+        ("0.5.6", True),
+        ("0.5.10", True),
+        ("0.5.11", False),
+    ):
         lines = sglang_spec(release, "cuda").overrides
-        assert any(line.startswith("nvidia-cudnn-cu12==") for line in lines) is there, release
+        assert any(line.startswith("nvidia-cudnn-cu12==") for line in lines) is there, (
+            release
+        )
 
 
 def test_what_compressed_tensors_imports_unasked_is_there() -> None:
@@ -139,7 +160,11 @@ def test_the_reproducer_makes_the_radix_cache_of_each_release() -> None:
 
     assert radix_cache(SimpleNamespace(RadixCache=Newer)) == "simulated"
     made = radix_cache(SimpleNamespace(RadixCache=Of053)).given
-    assert made == {"req_to_token_pool": None, "token_to_kv_pool_allocator": None, "page_size": 1}
+    assert made == {
+        "req_to_token_pool": None,
+        "token_to_kv_pool_allocator": None,
+        "page_size": 1,
+    }
 
 
 def test_roles() -> None:
@@ -150,7 +175,7 @@ def test_roles() -> None:
     assert SGLANG.role_of("sglang::detoken", "sglang::detokenizer") == "detokenizer"
 
 
-# ------------------------------------------------------------------ the stand-ins themselves
+# ------------------------------------------------------------- the stand-ins themselves
 
 
 TORCH = """
@@ -166,17 +191,27 @@ empty = zeros = ones = full = arange = empty_like = zeros_like = tensor
 """
 
 
-def in_python(code: str, *stand_ins: str, path: Path) -> subprocess.CompletedProcess[str]:
-    """``code`` in a process with the stand-ins; ``path`` holds a pretended torch and sglang."""
+def in_python(
+    code: str, *stand_ins: str, path: Path
+) -> subprocess.CompletedProcess[str]:
+    """``code`` in a process with the stand-ins; ``path`` holds a pretended torch and
+    sglang."""
     (path / "torch.py").write_text(TORCH)
     layers = path / "sglang/srt/layers"
     layers.mkdir(parents=True)
-    (layers / "activation.py").write_text("class SiluAndMul: pass\nclass GeluAndMul: pass\n")
-    folders = os.pathsep.join(str(reproducer_path("standins") / name) for name in stand_ins)
+    (layers / "activation.py").write_text(
+        "class SiluAndMul: pass\nclass GeluAndMul: pass\n"
+    )
+    folders = os.pathsep.join(
+        str(reproducer_path("standins") / name) for name in stand_ins
+    )
     boot = str(reproducer_path("standins") / "boot")
     return subprocess.run(
         [sys.executable, "-c", code],
-        env={"PYTHONPATH": os.pathsep.join([boot, str(path)]), "MMREPRO_STAND_INS": folders},
+        env={
+            "PYTHONPATH": os.pathsep.join([boot, str(path)]),
+            "MMREPRO_STAND_INS": folders,
+        },
         capture_output=True,
         text=True,
         timeout=60,
@@ -197,8 +232,10 @@ def told(stderr: str) -> dict[str, int]:
 
 def test_kernels_can_be_imported_and_nothing_is_called(tmp_path: Path) -> None:
     code = (
-        "from sgl_kernel import rmsnorm\nfrom sgl_kernel.flash_attn import anything as a\n"
-        "import torch\nassert not hasattr(torch.ops.sgl_kernel, 'convert_weight_packed')\n"
+        "from sgl_kernel import rmsnorm\nfrom sgl_kernel.flash_attn import anything as "
+        "a\n"
+        "import torch\nassert not hasattr(torch.ops.sgl_kernel, "
+        "'convert_weight_packed')\n"
         "torch.ops.sgl_kernel.fused_gdn_gating_cpu\na.b.c\n"
     )
     done = in_python(code, "sgl_kernel_stub", path=tmp_path)
@@ -217,14 +254,18 @@ def test_kernels_can_be_imported_and_nothing_is_called(tmp_path: Path) -> None:
         "from vllm._custom_ops import rotary_embedding as r; r()",
     ],
 )
-def test_a_call_raises_and_is_counted_even_if_it_is_swallowed(tmp_path: Path, call: str) -> None:
+def test_a_call_raises_and_is_counted_even_if_it_is_swallowed(
+    tmp_path: Path, call: str
+) -> None:
     folders = ("sgl_kernel_stub", "vllm_names")
     loud = in_python(call, *folders, path=tmp_path)
     assert loud.returncode != 0
     assert "RuntimeError" in loud.stderr
     (tmp_path / "quiet").mkdir()
     quiet = in_python(
-        f"try:\n    exec({call!r})\nexcept RuntimeError: pass", *folders, path=tmp_path / "quiet"
+        f"try:\n    exec({call!r})\nexcept RuntimeError: pass",
+        *folders,
+        path=tmp_path / "quiet",
     )
     assert quiet.returncode == 0
     counts = told(quiet.stderr)
@@ -235,7 +276,10 @@ def test_adapters_are_kept_in_plain_memory_on_a_cpu(tmp_path: Path) -> None:
     made = plan("--enable-lora", release="0.5.23")
     assert [s.name for s in made.stand_ins] == ["sgl_kernel_stub", "plain_memory"]
     assert plan("--enable-lora", device="cuda", release="0.5.23").stand_ins == []
-    code = "import torch\ntorch.zeros_like(torch.tensor([1], pin_memory=True).pin_memory())\n"
+    code = (
+        "import torch\ntorch.zeros_like(torch.tensor([1], "
+        "pin_memory=True).pin_memory())\n"
+    )
     plain = in_python(code, "plain_memory", path=tmp_path)
     assert plain.returncode == 0, plain.stderr
     assert told(plain.stderr)["plain_memory-loaded"] == 1
@@ -256,9 +300,13 @@ def test_sglang_gets_its_own_layers_back(tmp_path: Path) -> None:
 
 def test_the_report_says_how_often_a_stand_in_was_called() -> None:
     def counted(**counts: int) -> list[tuple[int | None, int | None]]:
-        made = incident(stand_ins=[p.stand_in.model_copy() for p in (KERNELS, VLLM_NAMES)])
+        made = incident(
+            stand_ins=[p.stand_in.model_copy() for p in (KERNELS, VLLM_NAMES)]
+        )
         if counts:
-            data = LogsData(file="engine.log", bytes_read=99, lines=9, match_counts=counts)
+            data = LogsData(
+                file="engine.log", bytes_read=99, lines=9, match_counts=counts
+            )
             made.evidence.probes.append(probed(data))
         count_stand_ins(made)
         return [(s.loaded, s.calls) for s in made.stand_ins]

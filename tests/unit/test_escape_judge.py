@@ -1,4 +1,5 @@
-"""The judge of benchmarks/hardening/escape.py: what it sees from outside and what it believes."""
+"""The judge of benchmarks/hardening/escape.py: what it sees from outside and what it
+believes."""
 
 from __future__ import annotations
 
@@ -24,10 +25,18 @@ from hardening.escape import KINDS, WayOut, attacks, report, try_out
 from hardening.escapes import attacker
 
 AIMS = {
-    attacker.SECRET, attacker.WRITTEN, attacker.REACHED, attacker.SIGNALLED, attacker.LEFT,
-    attacker.BOUNDS, attacker.FORGED, attacker.PERMITTED,
-}  # fmt: skip
-WAY = WayOut("home", "files", "any way out", (attacker.SECRET, attacker.PERMITTED), "", "")
+    attacker.SECRET,
+    attacker.WRITTEN,
+    attacker.REACHED,
+    attacker.SIGNALLED,
+    attacker.LEFT,
+    attacker.BOUNDS,
+    attacker.FORGED,
+    attacker.PERMITTED,
+}
+WAY = WayOut(
+    "home", "files", "any way out", (attacker.SECRET, attacker.PERMITTED), "", ""
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +46,8 @@ def outside() -> Iterator[Outside]:
 
 
 def begun(outside: Outside, *more: bytes) -> bytes:
-    """Return the output of an attack that ran and was refused, and whatever else it printed."""
+    """Return the output of an attack that ran and was refused, and whatever else it
+    printed."""
     token = outside.facts()["token"].encode()
     return b"\n".join([token + b" BEGIN home", token + b" REFUSED home", *more])
 
@@ -45,7 +55,9 @@ def begun(outside: Outside, *more: bytes) -> bytes:
 def judged(outside: Outside, act: Callable[[Outside], AttackRun | None]) -> list[str]:
     """Let a box through which `act` happens be judged; return the facts."""
 
-    def runner(outside: Outside, _script: Path, _seconds: float, _weak: str) -> AttackRun:
+    def runner(
+        outside: Outside, _script: Path, _seconds: float, _weak: str
+    ) -> AttackRun:
         return act(outside) or AttackRun(0, begun(outside))
 
     finding = try_out(outside, WAY, runner, 5)
@@ -81,7 +93,9 @@ def new_name_in_tmp(outside: Outside) -> None:
 
 
 def reach_port(outside: Outside) -> None:
-    with socket.create_connection(("127.0.0.1", outside.listeners.tcp4), timeout=5) as connection:
+    with socket.create_connection(
+        ("127.0.0.1", outside.listeners.tcp4), timeout=5
+    ) as connection:
         connection.recv(100)
 
 
@@ -102,7 +116,9 @@ def kill_canary(outside: Outside) -> None:
 
 
 def change_memory(outside: Outside) -> None:
-    with Path(f"/proc/{outside.canary.process.pid}/mem").open("r+b", buffering=0) as memory:
+    with Path(f"/proc/{outside.canary.process.pid}/mem").open(
+        "r+b", buffering=0
+    ) as memory:
         memory.seek(outside.canary.address + 100)
         memory.write(b"out")
 
@@ -112,15 +128,21 @@ def print_secret(outside: Outside) -> AttackRun:
 
 
 def print_encoded(outside: Outside) -> AttackRun:
-    return AttackRun(0, begun(outside, base64.b64encode(outside.secret_files[0].read_bytes())))
+    return AttackRun(
+        0, begun(outside, base64.b64encode(outside.secret_files[0].read_bytes()))
+    )
 
 
 def probe_granted(outside: Outside) -> AttackRun:
-    return AttackRun(0, begun(outside, outside.facts()["token"].encode() + b" PERMITTED mount"))
+    return AttackRun(
+        0, begun(outside, outside.facts()["token"].encode() + b" PERMITTED mount")
+    )
 
 
 def forge(outside: Outside) -> AttackRun:
-    return AttackRun(0, begun(outside), b"verdict=" + outside.facts()["forged"].encode())
+    return AttackRun(
+        0, begun(outside), b"verdict=" + outside.facts()["forged"].encode()
+    )
 
 
 def escape_codes(outside: Outside) -> AttackRun:
@@ -177,9 +199,12 @@ def test_a_process_that_outlives_the_box_is_seen_and_ended(
     left = []
 
     def leave(outside: Outside) -> None:
-        program = f"open('/proc/self/comm', 'w').write({outside.comm!r}); print(flush=True); "
+        program = (
+            f"open('/proc/self/comm', 'w').write({outside.comm!r}); print(flush=True); "
+        )
         process = subprocess.Popen(
-            [sys.executable, "-c", program + "import time; time.sleep(60)"], stdout=subprocess.PIPE
+            [sys.executable, "-c", program + "import time; time.sleep(60)"],
+            stdout=subprocess.PIPE,
         )
         assert process.stdout is not None
         process.stdout.readline()
@@ -195,12 +220,16 @@ def test_threads_beyond_the_bound_are_seen(outside: Outside) -> None:
 
     def bomb(outside: Outside) -> None:
         program = (
-            "import threading, sys; threading.stack_size(65536); stop = threading.Event()\n"
-            f"for _ in range({count}): threading.Thread(target=stop.wait, daemon=True).start()\n"
+            "import threading, sys; threading.stack_size(65536); stop = "
+            "threading.Event()\n"
+            f"for _ in range({count}): threading.Thread(target=stop.wait, "
+            f"daemon=True).start()\n"
             "print(flush=True); sys.stdin.read()"
         )
         process = subprocess.Popen(
-            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         assert process.stdout is not None
         process.stdout.readline()
@@ -218,7 +247,9 @@ def test_threads_beyond_the_bound_are_seen(outside: Outside) -> None:
 def test_an_attack_that_never_ran_holds_nothing(
     outside: Outside, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def no_runner(_outside: Outside, _script: Path, _seconds: float, _weak: str) -> AttackRun:
+    def no_runner(
+        _outside: Outside, _script: Path, _seconds: float, _weak: str
+    ) -> AttackRun:
         return AttackRun(1, b"bwrap: no permission")
 
     finding = try_out(outside, WAY, no_runner, 5)

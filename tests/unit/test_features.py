@@ -1,4 +1,5 @@
-"""Features of today's stack: what their names stand for, and what turns them off again."""
+"""Features of today's stack: what their names stand for, and what turns them off
+again."""
 
 import json
 
@@ -29,7 +30,9 @@ def test_each_is_of_a_tiny_model_and_knows_itself_again(engine: str, name: str) 
 
 
 def test_a_variable_that_is_given_wins() -> None:
-    _, env = options_of("vllm", ["{feature:file-connector}"], {"VLLM_SERVER_DEV_MODE": "0"})
+    _, env = options_of(
+        "vllm", ["{feature:file-connector}"], {"VLLM_SERVER_DEV_MODE": "0"}
+    )
     assert env == {"VLLM_SERVER_DEV_MODE": "0"}
 
 
@@ -50,10 +53,16 @@ def test_the_reference_has_all_of_it_off_and_its_adapters_from_the_start() -> No
         more = {"lora_name": name, "lora_path": f"{{tiny:{adapter}}}"}
         return Operation(id=id, path="/v1/load_lora_adapter", parameters=more)
 
-    asks = Operation(id="r2", model="new", messages=[Message(role="user", content="hi")])
-    gone = Operation(id="r3", path="/v1/unload_lora_adapter", parameters={"lora_name": "new"})
+    asks = Operation(
+        id="r2", model="new", messages=[Message(role="user", content="hi")]
+    )
+    gone = Operation(
+        id="r3", path="/v1/unload_lora_adapter", parameters={"lora_name": "new"}
+    )
     twice = [loads("r4", "two", "lora-a"), loads("r5", "two", "lora-b")]
-    case = Case(server=server, operations=[loads("r1", "new", "lora-b"), asks, gone, *twice])
+    case = Case(
+        server=server, operations=[loads("r1", "new", "lora-b"), asks, gone, *twice]
+    )
     plain = reference_case(case, get_engine("vllm"))
     args = plain.server.args
     left = turned_on("vllm", args)
@@ -61,6 +70,10 @@ def test_the_reference_has_all_of_it_off_and_its_adapters_from_the_start() -> No
     assert "--enable-lora" in args
     last = max(n for n, word in enumerate(args) if word == "--lora-modules")
     modules = [word for word in args[last + 1 :] if "={tiny:" in word]
-    assert modules == ["lora-a={tiny:lora-a}", "lora-b={tiny:lora-b}", "new={tiny:lora-b}"]
+    assert modules == [
+        "lora-a={tiny:lora-a}",
+        "lora-b={tiny:lora-b}",
+        "new={tiny:lora-b}",
+    ]
     assert [op.id for op in plain.operations] == ["r2"]
     assert plain.server.env["VLLM_SERVER_DEV_MODE"] == "1"

@@ -47,7 +47,9 @@ def perhaps(text: str) -> list[str]:
 
 
 def test_the_index_is_what_the_scenarios_the_classes_and_the_findings_say():
-    assert INDEX.read_text() == index.text_of(index.build()), "python -m mmrepro.cli.find_index"
+    assert INDEX.read_text() == index.text_of(index.build()), (
+        "python -m mmrepro.cli.find_index"
+    )
 
 
 def test_every_scenario_class_and_finding_is_in_it():
@@ -55,7 +57,9 @@ def test_every_scenario_class_and_finding_is_in_it():
     assert {n for kind, n in names if kind == "scenario"} == set(scenario_names())
     found = {folder.name for folder in index.FOUND.iterdir() if folder.is_dir()}
     assert {n for kind, n in names if kind == "finding"} == found
-    assert {"gpu-fault", "hang", "grammar-loop", "steps-stopped"} <= {n for _, n in names}
+    assert {"gpu-fault", "hang", "grammar-loop", "steps-stopped"} <= {
+        n for _, n in names
+    }
     assert not {"alive", "not-a-log", "unknown"} & {n for _, n in names}
 
 
@@ -63,17 +67,23 @@ def test_each_scenario_says_what_helps():
     for entry in entries():
         if entry.kind == "scenario":
             assert entry.fixed, entry.name
-            assert entry.workarounds or re.search("fixed in|gone by", entry.fixed), entry.name
+            assert entry.workarounds or re.search("fixed in|gone by", entry.fixed), (
+                entry.name
+            )
 
 
 @pytest.mark.parametrize("line", index.ORDINARY)
 def test_what_servers_print_anyway_is_no_failure(line):
-    assert [f.entry.name for f in find(line) if f.sure == "this" and f.entry.kind != "class"] == []
+    assert [
+        f.entry.name for f in find(line) if f.sure == "this" and f.entry.kind != "class"
+    ] == []
 
 
 def test_an_echo_in_a_findings_log_names_no_failure():
     reports = [report.read_text() for report in index.FOUND.glob("*/report.md")]
-    echoes = {line for text in reports for line in text.splitlines() if ECHO.search(line)}
+    echoes = {
+        line for text in reports for line in text.splitlines() if ECHO.search(line)
+    }
     assert any("initialization failed" in line for line in echoes)
     assert {line: sure(line) for line in echoes if sure(line)} == {}
 
@@ -83,19 +93,31 @@ def test_an_echo_in_a_findings_log_names_no_failure():
 
 @pytest.mark.parametrize(
     "asked",
-    ["vllm#43941", "vllm-project/vllm#43941", "https://github.com/vllm-project/vllm/issues/43941",
-     "https://github.com/vllm-project/vllm/issues/43941#issuecomment-1", "VLLM#43941",
-     "is this vllm#43941?", "http://www.github.com/vllm-project/vllm/pull/43941"],
-)  # fmt: skip
+    [
+        "vllm#43941",
+        "vllm-project/vllm#43941",
+        "https://github.com/vllm-project/vllm/issues/43941",
+        "https://github.com/vllm-project/vllm/issues/43941#issuecomment-1",
+        "VLLM#43941",
+        "is this vllm#43941?",
+        "http://www.github.com/vllm-project/vllm/pull/43941",
+    ],
+)
 def test_an_issue_is_found_by_every_way_to_write_it(asked):
     assert GHOST in sure(asked)
 
 
 @pytest.mark.parametrize(
     "asked",
-    ["sglang#43941", "other/vllm#43941", "vllm#4394", "vllm#439411", "vllm#1",
-     "https://gitlab.com/vllm-project/vllm/issues/43941"],
-)  # fmt: skip
+    [
+        "sglang#43941",
+        "other/vllm#43941",
+        "vllm#4394",
+        "vllm#439411",
+        "vllm#1",
+        "https://gitlab.com/vllm-project/vllm/issues/43941",
+    ],
+)
 def test_another_projects_or_number_is_another_issue(asked):
     assert find(asked) == []
 
@@ -110,7 +132,9 @@ def test_every_reference_of_every_scenario_leads_to_it():
 
 def test_threads_that_others_wrote_of_it_lead_to_it():
     assert DESYNC in sure("vllm#33865")
-    assert DESYNC in sure("https://github.com/tenstorrent/tt-inference-server/issues/2405")
+    assert DESYNC in sure(
+        "https://github.com/tenstorrent/tt-inference-server/issues/2405"
+    )
     assert "embeds-mrope" in sure("pysec-2026-2303")
 
 
@@ -119,10 +143,17 @@ def test_a_bare_number_is_perhaps_it():
     assert GHOST in perhaps("43941")
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("a/b#1 and c#2", ["a/b#1", "c#2"]), ("x#y", []), ("#5", []), ("CVE-2026-1", ["CVE-2026-1"]),
-    ("https://github.com/A/B/pull/7", ["a/b#7"]), ("https://github.com/A/B", []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a/b#1 and c#2", ["a/b#1", "c#2"]),
+        ("x#y", []),
+        ("#5", []),
+        ("CVE-2026-1", ["CVE-2026-1"]),
+        ("https://github.com/A/B/pull/7", ["a/b#7"]),
+        ("https://github.com/A/B", []),
+    ],
+)
 def test_names_of_issues_in_a_text(text, expected):
     assert references_in(text) == expected
 
@@ -139,26 +170,42 @@ def test_only_a_name_alone_is_the_name_of_an_issue():
 
 def test_a_piece_of_a_message_is_the_failures_that_print_it():
     assert {GHOST, DESYNC} <= set(sure("Expected a cached item"))
-    assert sure("Expected a cached item")[-1] == "borrowed-faults"  # minivllm's come last
+    assert (
+        sure("Expected a cached item")[-1] == "borrowed-faults"
+    )  # minivllm's come last
     assert sure("a cached") == []
 
 
 @pytest.mark.parametrize(
     ("line", "name"),
     [
-        ("AssertionError: M-RoPE requires prompt_token_ids to be available", "embeds-mrope"),
+        (
+            "AssertionError: M-RoPE requires prompt_token_ids to be available",
+            "embeds-mrope",
+        ),
         ("    t, h, w = image_grid_thw[image_index]", "text-only-placeholder"),
         ("Received output for rid='ab' but the state was deleted", "ghost-decode"),
         ("RuntimeError: CPU Generator does not use offset", "seeded-chunk"),
         ("ValueError: User session id 7 already exists", "completions-session"),
         ("CUDA error: an illegal memory access was encountered", "gpu-fault"),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried 2 MiB", "out-of-gpu-memory"),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried 2 MiB",
+            "out-of-gpu-memory",
+        ),
         ("OSError: [Errno 24] Too many open files", "machine-limit"),
-        ("NVRM: Xid (PCI:0000:19:00): 79, pid=212, GPU has fallen off the bus.", "gpu-fault"),
-        ("ValueError: Attempted to assign 25 + 25 = 50 multimodal tokens to 147 placeholders",
-         "placeholder-counts"),
+        (
+            "NVRM: Xid (PCI:0000:19:00): 79, pid=212, GPU has fallen off the bus.",
+            "gpu-fault",
+        ),
+        (
+            (
+                "ValueError: Attempted to assign 25 + 25 = 50 multimodal tokens to "
+                "147 placeholders"
+            ),
+            "placeholder-counts",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_message_is_its_failure_or_its_class(line, name):
     assert name in sure(line)
     logged = f"(EngineCore pid=7) ERROR 11-24 18:12:17 [core.py:1195] {line}"
@@ -174,20 +221,33 @@ def test_a_message_that_several_failures_have_is_perhaps_one():
 
 
 def test_the_frames_next_to_an_exception_count():
-    frames = [f'  File "/x/a.py", line {n}, in {name}\n    code()' for n, name in
-              enumerate(["schedule", "_check_grammar_completion", "_create_grammar",
-                         "compile_grammar"])]  # fmt: skip
+    frames = [
+        f'  File "/x/a.py", line {n}, in {name}\n    code()'
+        for n, name in enumerate(
+            [
+                "schedule",
+                "_check_grammar_completion",
+                "_create_grammar",
+                "compile_grammar",
+            ]
+        )
+    ]
     error = (
-        "RuntimeError: [11:25:05] /project/cpp/grammar_parser.cc:564: EBNF parser error at line 1"
+        "RuntimeError: [11:25:05] /project/cpp/grammar_parser.cc:564: EBNF "
+        "parser error at line 1"
     )
     assert "vllm-0.23.0-grammar-latch" not in sure(error)
-    assert "vllm-0.23.0-grammar-latch" in sure("\n".join([*frames, f"{error}, column 12: Expect "
-                                                          "element, but got |"]))  # fmt: skip
+    assert "vllm-0.23.0-grammar-latch" in sure(
+        "\n".join([*frames, f"{error}, column 12: Expect element, but got |"])
+    )
 
 
 def test_only_the_first_rule_that_fits_a_line_classes_it():
-    classes = [f.entry.name for f in find("torch.OutOfMemoryError: CUDA out of memory.")
-               if f.entry.kind == "class"]  # fmt: skip
+    classes = [
+        f.entry.name
+        for f in find("torch.OutOfMemoryError: CUDA out of memory.")
+        if f.entry.kind == "class"
+    ]
     assert classes == ["out-of-gpu-memory"]
 
 
@@ -201,14 +261,21 @@ def test_words_are_perhaps_a_failure_the_nearest_first():
     assert found[0].score >= found[-1].score
 
 
-@pytest.mark.parametrize("text", ["banana bread", "", "  ", "the of and", "EngineDeadError", "!!!",
-                                  "zzz " * 100])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    ["banana bread", "", "  ", "the of and", "EngineDeadError", "!!!", "zzz " * 100],
+)
 def test_what_is_unknown_is_nothing(text):
     assert find(text) == []
 
 
 MADE = (
-    Entry("scenario", "one", "The first thing breaks", patterns=(Pattern("p", r"a\d+b", ("a",)),)),
+    Entry(
+        "scenario",
+        "one",
+        "The first thing breaks",
+        patterns=(Pattern("p", r"a\d+b", ("a",)),),
+    ),
     Entry("scenario", "two", "Another thing stops", words="breaks things"),
 )
 
@@ -252,7 +319,10 @@ def test_the_first_screen_is_the_answer():
 
 
 def test_words_that_come_one_by_one_are_one_text():
-    assert run("Expected", "a", "cached", "item").stdout == run("Expected a cached item").stdout
+    assert (
+        run("Expected", "a", "cached", "item").stdout
+        == run("Expected a cached item").stdout
+    )
 
 
 def test_exit_codes():
@@ -287,7 +357,10 @@ def test_of_a_log_the_engines_words_count_and_a_clients_do_not(tmp_path):
     words = "AssertionError: Expected a cached item for mm_hash='x'"
     log.write_text(f"{MARKED}{words}\n")
     assert run(str(log)).exit_code == 0
-    said = f'INFO 11-24 18:12:10 [logger.py:39] Received request a: prompt: "{words}", params: x\n'
+    said = (
+        f"INFO 11-24 18:12:10 [logger.py:39] Received request a: prompt: "
+        f'"{words}", params: x\n'
+    )
     log.write_text(said)
     assert run(str(log)).exit_code == 1
     assert run("-", input=f"{MARKED}{words}\n").exit_code == 0
@@ -296,14 +369,29 @@ def test_of_a_log_the_engines_words_count_and_a_clients_do_not(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "code", "said"),
     [
-        (f"{MARKED}Connection reset by peer\nINFO 11-24 18:12:19 [loggers.py:1] Engine 000: ok\n",
-         1, "nothing that mmrepro knows"),
-        (f"{MARKED}IndexError: x\n{MARKED}EngineCore encountered a fatal error.\n",
-         1, "nothing that mmrepro knows"),
-        (f"{MARKED}torch.OutOfMemoryError: CUDA out of memory. Tried 2 MiB\n",
-         0, "because    line 1: torch.OutOfMemoryError: CUDA out of memory. Tried 2 MiB"),
+        (
+            (
+                f"{MARKED}Connection reset by peer\n"
+                "INFO 11-24 18:12:19 [loggers.py:1] Engine 000: ok\n"
+            ),
+            1,
+            "nothing that mmrepro knows",
+        ),
+        (
+            f"{MARKED}IndexError: x\n{MARKED}EngineCore encountered a fatal error.\n",
+            1,
+            "nothing that mmrepro knows",
+        ),
+        (
+            f"{MARKED}torch.OutOfMemoryError: CUDA out of memory. Tried 2 MiB\n",
+            0,
+            (
+                "because    line 1: torch.OutOfMemoryError: CUDA out of memory. Tried "
+                "2 MiB"
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_ended_a_server_is_as_logs_says_it(tmp_path, lines, code, said):
     (tmp_path / "server.log").write_text(lines)
     done = run(str(tmp_path / "server.log"))
@@ -330,7 +418,9 @@ def test_a_text_that_no_file_can_be_called_is_a_text():
 def test_scenarios_of_other_distributions_are_found_as_well(monkeypatch):
     from importlib.metadata import EntryPoint
 
-    other = EntryPoint("other-failure", "mmrepro.scenarios.capacity_never:SCENARIO", "x")
+    other = EntryPoint(
+        "other-failure", "mmrepro.scenarios.capacity_never:SCENARIO", "x"
+    )
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [other])
     monkeypatch.setattr(index, "load_scenario", lambda name: other.load())
     assert len(known()) == len(entries()) + 1
@@ -339,7 +429,9 @@ def test_scenarios_of_other_distributions_are_found_as_well(monkeypatch):
 def test_one_that_takes_a_name_of_ours_stands_for_it(monkeypatch):
     from importlib.metadata import EntryPoint
 
-    theirs = type("Theirs", (type(load_scenario("capacity-never")),), {"title": "Theirs"})()
+    theirs = type(
+        "Theirs", (type(load_scenario("capacity-never")),), {"title": "Theirs"}
+    )()
     other = EntryPoint("capacity-never", "elsewhere:SCENARIO", "x")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [other])
     monkeypatch.setattr(index, "load_scenario", lambda name: theirs)
@@ -354,7 +446,9 @@ def test_a_text_loads_no_scenario_and_no_engine():
         "except BaseException: pass\n"
         "print('MODULES', *sorted(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     loaded = done.stdout.partition("MODULES")[2].split()
     heavy = re.compile(
         r"^(?:mmrepro\.(?:scenario|engines|probes|diagnose|signature)|numpy|rich|httpx)"

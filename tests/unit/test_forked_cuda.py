@@ -1,4 +1,5 @@
-"""Whether CUDA is initialised in a process; the libraries here are stand-ins for NVIDIA's."""
+"""Whether CUDA is initialised in a process; the libraries here are stand-ins for
+NVIDIA's."""
 
 import ctypes
 import json
@@ -13,7 +14,9 @@ from mmrepro.engines.supervise import forked
 from mmrepro.engines.supervise.warm import ForkServers, Refused
 from toy_engine import toy
 
-RECORDED = json.loads((Path(__file__).parent / "nvml_h100.json").read_text())["fork"]["asked"]
+RECORDED = json.loads((Path(__file__).parent / "nvml_h100.json").read_text())["fork"][
+    "asked"
+]
 
 
 @pytest.fixture
@@ -73,7 +76,8 @@ class Library:
         return {answer}
 ctypes.CDLL = lambda name, *a, **k: Library() if name == "{library}" else real(name, *a, **k)
 """
-"""A library of NVIDIA's that is a stand-in: it notes in the parent's folder that it was called."""
+"""A library of NVIDIA's that is a stand-in: it notes in the parent's folder that it was
+called."""
 
 
 @pytest.fixture
@@ -82,7 +86,9 @@ def parents(tmp_path: Path) -> Iterator[ForkServers]:
         yield made
 
 
-def test_a_driver_that_is_initialised_is_refused(tmp_path: Path, parents: ForkServers) -> None:
+def test_a_driver_that_is_initialised_is_refused(
+    tmp_path: Path, parents: ForkServers
+) -> None:
     """What torch.cuda.is_available() does without NVML."""
     imports = PRETENDED.format(library="libcuda.so.1", call="cuCtxGetCurrent", answer=0)
     with pytest.raises(Refused, match="initialised"):
@@ -93,12 +99,19 @@ def test_a_driver_that_is_initialised_is_refused(tmp_path: Path, parents: ForkSe
 def test_a_driver_that_is_only_loaded_is_no_obstacle(
     tmp_path: Path, parents: ForkServers, answer: int
 ) -> None:
-    """As torch leaves it once it is imported, or asked with NVML (nvml_h100.json, "fork")."""
-    imports = PRETENDED.format(library="libcuda.so.1", call="cuCtxGetCurrent", answer=answer)
+    """As torch leaves it once it is imported, or asked with NVML (nvml_h100.json,
+    "fork")."""
+    imports = PRETENDED.format(
+        library="libcuda.so.1", call="cuCtxGetCurrent", answer=answer
+    )
     assert parents.get(toy(tmp_path / "code", imports)).facts.refused == ""
 
 
-def test_nvml_that_an_import_left_open_is_shut_down(tmp_path: Path, parents: ForkServers) -> None:
-    imports = PRETENDED.format(library="libnvidia-ml.so.1", call="nvmlShutdown", answer=1)
+def test_nvml_that_an_import_left_open_is_shut_down(
+    tmp_path: Path, parents: ForkServers
+) -> None:
+    imports = PRETENDED.format(
+        library="libnvidia-ml.so.1", call="nvmlShutdown", answer=1
+    )
     parent = parents.get(toy(tmp_path / "code", imports))
     assert (parent.folder / "called").read_text() == "nvmlShutdown "

@@ -63,7 +63,9 @@ def test_a_clip_is_its_frames_in_one_url() -> None:
 
 def went_on(evidence: Evidence) -> str:
     facts = facts_of(load(CORPUS / "ghost-key-eviction-option-video.zip"), SCENARIO)
-    return {c.id: c.status.value for c in SCENARIO.claim_results(evidence, facts)}["goes-on"]
+    return {c.id: c.status.value for c in SCENARIO.claim_results(evidence, facts)}[
+        "goes-on"
+    ]
 
 
 def test_requests_go_on_until_the_eviction() -> None:

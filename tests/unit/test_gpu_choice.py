@@ -20,7 +20,10 @@ from nvml_replayed import Replayed, gpu, machine, mig, process
 A = "GPU-aaaa1111-0000-0000-0000-000000000000"
 B = "GPU-aaaa2222-0000-0000-0000-000000000000"
 C = "GPU-cccc3333-0000-0000-0000-000000000000"
-S0, S1 = "MIG-51110000-0000-0000-0000-000000000000", "MIG-52220000-0000-0000-0000-000000000000"
+S0, S1 = (
+    "MIG-51110000-0000-0000-0000-000000000000",
+    "MIG-52220000-0000-0000-0000-000000000000",
+)
 BUSY = {"processes": (process(4194304, 70),), "used": 70.0}
 
 
@@ -90,7 +93,9 @@ def test_mig_without_a_device_is_no_device() -> None:
 
 
 def test_what_hides_every_gpu_on_purpose() -> None:
-    assert [mask for mask in (None, "", " ", "-1", "0", "x", "0,-1") if hidden(mask)] == [
+    assert [
+        mask for mask in (None, "", " ", "-1", "0", "x", "0,-1") if hidden(mask)
+    ] == [
         "",
         " ",
         "-1",
@@ -153,7 +158,9 @@ def test_memory_that_nobody_visible_holds_is_somebodys() -> None:
 
 def test_a_desktop_does_not_count() -> None:
     screen = process(os.getpid(), 1.5)
-    assert indices(choose(read_gpus(machine(gpu(0, used=1.7, graphics=(screen,)))), {})) == [0]
+    assert indices(
+        choose(read_gpus(machine(gpu(0, used=1.7, graphics=(screen,)))), {})
+    ) == [0]
 
 
 def test_a_gpu_on_which_nothing_may_compute_is_not_taken() -> None:
@@ -161,7 +168,9 @@ def test_a_gpu_on_which_nothing_may_compute_is_not_taken() -> None:
 
 
 def test_any_takes_the_one_with_the_least_held() -> None:
-    reading = read_gpus(machine(gpu(0, **BUSY), gpu(1, used=4, processes=(process(1, 4),))))
+    reading = read_gpus(
+        machine(gpu(0, **BUSY), gpu(1, used=4, processes=(process(1, 4),)))
+    )
     assert choose(reading, {}).devices == ()
     choice = choose(reading, {"MMREPRO_GPU": "any"})
     assert indices(choice) == [1]
@@ -172,7 +181,9 @@ def test_what_is_wanted_lies_within_what_is_visible() -> None:
     choice = choose(three(), {"CUDA_VISIBLE_DEVICES": "1,2", "MMREPRO_GPU": "0"})
     assert choice.devices == ()
     assert choice.hint == "one of 1, 2, or any"
-    assert indices(choose(three(), {"CUDA_VISIBLE_DEVICES": "1,2", "MMREPRO_GPU": "2,1"})) == [2, 1]
+    assert indices(
+        choose(three(), {"CUDA_VISIBLE_DEVICES": "1,2", "MMREPRO_GPU": "2,1"})
+    ) == [2, 1]
     assert "names no GPU" in choose(three(), {"MMREPRO_GPU": "H100"}).reason
 
 
@@ -181,7 +192,9 @@ def test_a_mask_is_made_plain_for_the_engine() -> None:
     choice = choose(three(), {"CUDA_VISIBLE_DEVICES": "GPU-cccc,GPU-aaaa1"})
     assert [s.value for s in choice.settings()] == ["2"]
     choice = choose(sliced(), {"CUDA_VISIBLE_DEVICES": S0})
-    assert [s.value for s in choice.settings()] == ["1"], "CUDA takes the first slice by itself"
+    assert [s.value for s in choice.settings()] == ["1"], (
+        "CUDA takes the first slice by itself"
+    )
     busy = choose(sliced(), {"CUDA_VISIBLE_DEVICES": "MIG-522"})
     assert "MIG device 1" in busy.reason
     assert S1 in busy.hint
@@ -205,7 +218,9 @@ def test_no_gpu_is_an_error_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_end_of_a_process_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = [read_gpus(machine(gpu(0, **BUSY))), read_gpus(machine(gpu(0)))]
-    monkeypatch.setattr(module, "read_gpus", lambda: looks.pop(0) if len(looks) > 1 else looks[0])
+    monkeypatch.setattr(
+        module, "read_gpus", lambda: looks.pop(0) if len(looks) > 1 else looks[0]
+    )
     monkeypatch.setattr(module, "LOOK_AGAIN_S", 0.0)
     assert len(module.take().devices) == 1
     looks[:] = [read_gpus(machine(gpu(0, **BUSY)))]

@@ -1,5 +1,5 @@
-"""“GPU utilisation is 0 %, memory stays held”, and what only looks like it. Made-up evidence; the
-numbers are those of nvml_h100.json, where they can be."""
+"""“GPU utilisation is 0 %, memory stays held”, and what only looks like it. Made-up
+evidence; the numbers are those of nvml_h100.json, where they can be."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,11 +36,17 @@ def device(index: int = 0, **more: object) -> GpuDevice:
     return GpuDevice.model_validate({**fields, **more})
 
 
-def points(index: int = 0, *, before: float = 41.0, waiting: float = 0.0) -> list[SeriesPoint]:
-    """Twice a second: work in the gate, then the wait, whose first reading is of the work."""
+def points(
+    index: int = 0, *, before: float = 41.0, waiting: float = 0.0
+) -> list[SeriesPoint]:
+    """Twice a second: work in the gate, then the wait, whose first reading is of the
+    work."""
     start = at(ASKED).mono
     seen = [(start - 5 + n / 2, before if n % 2 else 0.0) for n in range(10)]
-    seen += [(start + 0.2, before), *((start + 1.5 + n / 2, waiting) for n in range(20))]
+    seen += [
+        (start + 0.2, before),
+        *((start + 1.5 + n / 2, waiting) for n in range(20)),
+    ]
     return [SeriesPoint(mono=mono, gpu_pct={str(index): pct}) for mono, pct in seen]
 
 
@@ -58,10 +64,15 @@ def hang() -> Evidence:
     )
 
 
-def seen(evidence: Evidence, fidelity: Fidelity = Fidelity.GPU, gpus: set[int] | None = None):
+def seen(
+    evidence: Evidence, fidelity: Fidelity = Fidelity.GPU, gpus: set[int] | None = None
+):
     """Both, as the claim of ghost-key-eviction asks them."""
     facts = replace(run_facts(GHOST), fidelity=fidelity, gpus=frozenset(gpus or ()))
-    both = [guarded(bind(one, GHOST, facts), evidence) for one in (gpu_idle, gpu_memory_held)]
+    both = [
+        guarded(bind(one, GHOST, facts), evidence)
+        for one in (gpu_idle, gpu_memory_held)
+    ]
     truths = [found.truth for found in both]
     worst = next((t for t in (Truth.NOT_MET, Truth.UNKNOWN) if t in truths), Truth.MET)
     return Finding(worst, "; ".join(found.observed for found in both))
@@ -76,8 +87,12 @@ def test_an_idle_gpu_whose_memory_stays_held() -> None:
     )
 
 
-def probes(evidence: Evidence, check: list[GpuDevice], gate: list[GpuDevice] | None = None):
-    evidence.probes[0] = probed(GpuData(devices=check if gate is None else gate), "gate")
+def probes(
+    evidence: Evidence, check: list[GpuDevice], gate: list[GpuDevice] | None = None
+):
+    evidence.probes[0] = probed(
+        GpuData(devices=check if gate is None else gate), "gate"
+    )
     evidence.probes[1] = probed(GpuData(devices=check))
     return evidence
 
@@ -88,7 +103,9 @@ def with_points(evidence: Evidence, series: list[SeriesPoint]) -> Evidence:
 
 
 def answered(evidence: Evidence) -> Evidence:
-    evidence.requests[1] = request("trigger", "image X").model_copy(update={"sent": at(ASKED)})
+    evidence.requests[1] = request("trigger", "image X").model_copy(
+        update={"sent": at(ASKED)}
+    )
     return evidence
 
 
@@ -99,34 +116,59 @@ LESS = {"processes": [GpuProcess(pid=ENGINE, used_bytes=1 * GIB)]}
 IMPOSTERS: dict[str, tuple[Callable[[Evidence], Evidence], Truth]] = {
     "it works": (lambda e: with_points(e, points(waiting=3.0)), Truth.NOT_MET),
     "it works as it is looked at": (
-        lambda e: probes(e, [device(utilization_pct=[0, 1, 0])]), Truth.NOT_MET),
-    "the memory was given back": (lambda e: probes(e, [device(**LESS)], [device()]), Truth.NOT_MET),
+        lambda e: probes(e, [device(utilization_pct=[0, 1, 0])]),
+        Truth.NOT_MET,
+    ),
+    "the memory was given back": (
+        lambda e: probes(e, [device(**LESS)], [device()]),
+        Truth.NOT_MET,
+    ),
     "the server ended, another holds it": (
-        lambda e: probes(e, [device(**OTHERS)], [device()]), Truth.UNKNOWN),
+        lambda e: probes(e, [device(**OTHERS)], [device()]),
+        Truth.UNKNOWN,
+    ),
     "an idle server that answered": (answered, Truth.UNKNOWN),
     "nobody's GPU idles beside it": (
         lambda e: with_points(
-            probes(e, [device(**NOBODYS), device(1, utilization_pct=[90])]), points(1, waiting=90)
-        ), Truth.NOT_MET),
+            probes(e, [device(**NOBODYS), device(1, utilization_pct=[90])]),
+            points(1, waiting=90),
+        ),
+        Truth.NOT_MET,
+    ),
     "somebody else's GPU idles": (
-        lambda e: probes(e, [device(**OTHERS)]), Truth.UNKNOWN),
+        lambda e: probes(e, [device(**OTHERS)]),
+        Truth.UNKNOWN,
+    ),
     "two GPUs, and no process is told of": (
-        lambda e: probes(e, [device(**NOBODYS), device(1, **NOBODYS)]), Truth.UNKNOWN),
+        lambda e: probes(e, [device(**NOBODYS), device(1, **NOBODYS)]),
+        Truth.UNKNOWN,
+    ),
     "MIG tells no utilisation": (
         lambda e: with_points(probes(e, [device(utilization_pct=[], mig=True)]), []),
-        Truth.UNKNOWN),
-    "it never showed any work": (lambda e: with_points(e, points(before=0.0)), Truth.UNKNOWN),
+        Truth.UNKNOWN,
+    ),
+    "it never showed any work": (
+        lambda e: with_points(e, points(before=0.0)),
+        Truth.UNKNOWN,
+    ),
     "the gate was not looked at": (lambda e: probes(e, [device()], []), Truth.UNKNOWN),
     "another held it in the gate": (
-        lambda e: probes(e, [device()], [device(**OTHERS)]), Truth.UNKNOWN),
+        lambda e: probes(e, [device()], [device(**OTHERS)]),
+        Truth.UNKNOWN,
+    ),
     "memory is not told": (
-        lambda e: probes(e, [device(processes=[GpuProcess(pid=ENGINE, used_bytes=None)])]),
-        Truth.UNKNOWN),
-}  # fmt: skip
+        lambda e: probes(
+            e, [device(processes=[GpuProcess(pid=ENGINE, used_bytes=None)])]
+        ),
+        Truth.UNKNOWN,
+    ),
+}
 
 
 @pytest.mark.parametrize(("change", "truth"), IMPOSTERS.values(), ids=IMPOSTERS)
-def test_what_only_looks_like_it(change: Callable[[Evidence], Evidence], truth: Truth) -> None:
+def test_what_only_looks_like_it(
+    change: Callable[[Evidence], Evidence], truth: Truth
+) -> None:
     found = seen(change(hang()))
     assert found.truth is truth, found.observed
 
@@ -148,7 +190,9 @@ def test_without_processes_the_gpu_that_the_run_took_is_its_own() -> None:
     two = [device(**hidden), device(1, **NOBODYS)]
     assert seen(probes(hang(), two), gpus={0}).truth is Truth.MET
     assert seen(probes(hang(), two), gpus={1}).truth is Truth.UNKNOWN
-    freed = probes(hang(), [device(processes=[], memory_used_bytes=GIB)], [device(**hidden)])
+    freed = probes(
+        hang(), [device(processes=[], memory_used_bytes=GIB)], [device(**hidden)]
+    )
     assert seen(freed).truth is Truth.NOT_MET
 
 

@@ -16,7 +16,9 @@ NO_PID = 4194304
 
 
 def test_a_gpu_in_use() -> None:
-    binding = machine(gpu(0, used=30, utilisation=97, processes=(process(os.getpid(), 29.5),)))
+    binding = machine(
+        gpu(0, used=30, utilisation=97, processes=(process(os.getpid(), 29.5),))
+    )
     reading = read_gpus(binding)
     assert (reading.driver, reading.cuda, reading.reason) == ("580.159.03", "13.0", "")
     (one,) = reading.gpus
@@ -42,7 +44,10 @@ def test_a_process_that_draws_and_computes_computes() -> None:
 
 
 def test_mig_devices_have_memory_and_no_utilisation() -> None:
-    slices = [mig(0, MIG, used=2, processes=(process(NO_PID, 2),)), mig(3, MIG[:-1] + "c")]
+    slices = [
+        mig(0, MIG, used=2, processes=(process(NO_PID, 2),)),
+        mig(3, MIG[:-1] + "c"),
+    ]
     (one,) = read_gpus(machine(gpu(0, slices=slices))).gpus
     assert (one.mig, one.utilization_pct) == (True, None)
     assert [(s.index, s.uuid, s.memory_used_bytes) for s in one.slices] == [
@@ -78,7 +83,12 @@ def test_one_gpu_that_is_lost_leaves_the_others() -> None:
 @pytest.mark.parametrize(
     ("code", "text", "driver", "said"),
     [
-        (12, "NVML Shared Library Not Found", False, "no NVIDIA driver on this machine"),
+        (
+            12,
+            "NVML Shared Library Not Found",
+            False,
+            "no NVIDIA driver on this machine",
+        ),
         (12, "NVML Shared Library Not Found", True, "--gpus all"),
         (9, "Driver Not Loaded", False, "not loaded"),
         (18, "Driver/library version mismatch", True, "different versions"),
@@ -87,7 +97,12 @@ def test_one_gpu_that_is_lost_leaves_the_others() -> None:
     ],
 )
 def test_why_nvml_cannot_be_asked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, text: str, driver: bool, said: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    code: int,
+    text: str,
+    driver: bool,
+    said: str,
 ) -> None:
     monkeypatch.setattr(module, "DRIVER", tmp_path / "version")
     if driver:
@@ -125,7 +140,9 @@ def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_samples_are_of_utilisation_and_memory() -> None:
-    binding = machine(gpu(0, used=5, utilisation=42), gpu(1, slices=[mig(0, MIG)], used=2))
+    binding = machine(
+        gpu(0, used=5, utilisation=42), gpu(1, slices=[mig(0, MIG)], used=2)
+    )
     with Nvml(binding) as nvml:
         assert nvml.sample() == {0: (42, 5 * GIB), 1: (None, 2 * GIB)}
         assert nvml.sample_slices() == {(1, 0): 0}
@@ -136,5 +153,7 @@ def test_samples_are_of_utilisation_and_memory() -> None:
 def test_a_uuid_is_shortened() -> None:
     assert short_uuid("GPU-7f57f032-34ab-a064-c37c-7a4f75601cc5") == "GPU-7f57f032"
     assert short_uuid(MIG) == "MIG-377e0049"
-    assert short_uuid("MIG-GPU-7f57f032-34ab-a064-c37c-7a4f75601cc5/1/0") == "MIG-GPU-7f57"
+    assert (
+        short_uuid("MIG-GPU-7f57f032-34ab-a064-c37c-7a4f75601cc5/1/0") == "MIG-GPU-7f57"
+    )
     assert short_uuid("") == ""

@@ -1,4 +1,5 @@
-"""NVML and CUDA as a real H100 answered them (nvml_h100.json: recorded 2026-11-22; see "what")."""
+"""NVML and CUDA as a real H100 answered them (nvml_h100.json: recorded 2026-11-22; see
+"what")."""
 
 import json
 from pathlib import Path
@@ -9,7 +10,9 @@ from mmrepro.base.machine.gpu import choose, read_gpus, visible
 from mmrepro.base.machine.nvml import Nvml
 from nvml_replayed import Replayed
 
-H100: dict[str, Any] = json.loads((Path(__file__).parent / "nvml_h100.json").read_text())
+H100: dict[str, Any] = json.loads(
+    (Path(__file__).parent / "nvml_h100.json").read_text()
+)
 GIB = 1 << 30
 
 
@@ -18,18 +21,24 @@ def replayed(phase: str) -> Replayed:
 
 
 def test_an_idle_h100_holds_nothing_and_is_taken() -> None:
-    """Of the 480 MiB that the first form of the call counts, all are the driver's own."""
+    """Of the 480 MiB that the first form of the call counts, all are the driver's
+    own."""
     reading = read_gpus(replayed("before"))
     (gpu,) = reading.gpus
     assert (reading.driver, reading.cuda) == ("580.159.04", "13.0")
-    assert (gpu.name, gpu.memory_used_bytes, gpu.utilization_pct) == ("NVIDIA H100 80GB HBM3", 0, 0)
+    assert (gpu.name, gpu.memory_used_bytes, gpu.utilization_pct) == (
+        "NVIDIA H100 80GB HBM3",
+        0,
+        0,
+    )
     assert (gpu.mig, gpu.compute_mode, gpu.processes) == (False, "default", [])
     choice = choose(reading, {})
     assert (choice.names, choice.settings()) == (["NVIDIA H100 80GB HBM3"], [])
 
 
 @pytest.mark.parametrize(
-    ("phase", "utilisation"), [("held, idle", 0), ("held, busy", 97), ("held, idle again", 0)]
+    ("phase", "utilisation"),
+    [("held, idle", 0), ("held, busy", 97), ("held, idle again", 0)],
 )
 def test_one_that_a_process_holds_is_not_taken(phase: str, utilisation: int) -> None:
     reading = read_gpus(replayed(phase))
@@ -63,7 +72,12 @@ def test_cuda_visible_devices_as_cuda_reads_it(mask: str | None, seen: int) -> N
 
 
 def test_utilisation_falls_within_a_quarter_of_a_second() -> None:
-    """What `gpu_idle` may rely on: readings a second after the last kernel are of an idle GPU."""
+    """What `gpu_idle` may rely on: readings a second after the last kernel are of an
+    idle GPU."""
     marks = dict(H100["marks"])
-    falls = [at for at, pct, _ in H100["series"]["points"] if pct == 0 and at > marks["idle-held"]]
+    falls = [
+        at
+        for at, pct, _ in H100["series"]["points"]
+        if pct == 0 and at > marks["idle-held"]
+    ]
     assert falls[0] - marks["idle-held"] < 0.25

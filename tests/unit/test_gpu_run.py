@@ -1,4 +1,5 @@
-"""A run of a FAKE server on a made-up GPU: what it takes, what the engine is told, what is kept."""
+"""A run of a FAKE server on a made-up GPU: what it takes, what the engine is told, what
+is kept."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -46,7 +47,9 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[On]:
         for module in (gpu_module, key):
             monkeypatch.setattr(module, "read_gpus", lambda: read_gpus(nvml))
         monkeypatch.setattr(recorder, "Nvml", lambda binding: Nvml(nvml))
-        options = RunCommand(device=device, model=tmp_path / "model", out=tmp_path / "out")
+        options = RunCommand(
+            device=device, model=tmp_path / "model", out=tmp_path / "out"
+        )
         runs.append(Run(Tiny(), options, starter(ready)))
         return runs[-1]
 
@@ -66,7 +69,12 @@ def test_the_free_gpu_of_two_is_taken_told_and_kept(on: On) -> None:
     assert settings(incident)["CUDA_VISIBLE_DEVICES"] == "1"
     assert incident.host.gpus == ["NVIDIA H100 80GB HBM3"]
     other, own = incident.host.gpu_facts
-    assert (other.taken, own.taken, own.driver, own.cuda) == (False, True, "580.159.03", "13.0")
+    assert (other.taken, own.taken, own.driver, own.cuda) == (
+        False,
+        True,
+        "580.159.03",
+        "13.0",
+    )
     assert "70 GiB" in other.users
     assert own.uuid == "GPU-00000001"
     texts = [event.text for event in incident.evidence.events]
@@ -79,10 +87,14 @@ def test_the_free_gpu_of_two_is_taken_told_and_kept(on: On) -> None:
 
 def test_utilisation_and_memory_are_sampled_while_it_runs(on: On) -> None:
     incident = on(machine(gpu(0, used=0.5, utilisation=7))).execute()
-    assert "CUDA_VISIBLE_DEVICES" not in incident.engine.environment, "there is no other"
+    assert "CUDA_VISIBLE_DEVICES" not in incident.engine.environment, (
+        "there is no other"
+    )
     points = [point for point in incident.evidence.series if point.gpu_pct]
     assert points
-    assert {(p.gpu_pct["0"], p.gpu_bytes["0"]) for p in points} == {(7.0, 0.5 * (1 << 30))}
+    assert {(p.gpu_pct["0"], p.gpu_bytes["0"]) for p in points} == {
+        (7.0, 0.5 * (1 << 30))
+    }
 
 
 def test_a_gpu_that_others_use_is_not_taken(on: On) -> None:
@@ -92,10 +104,15 @@ def test_a_gpu_that_others_use_is_not_taken(on: On) -> None:
     assert caught.value.exit_code is ExitCode.INFRASTRUCTURE
     assert caught.value.hint.startswith("MMREPRO_GPU=0 takes it anyway")
     assert run.starter.processes == []
-    assert (run.written.state, run.written.failure_class) == ("failed", "GpuUnavailable")
+    assert (run.written.state, run.written.failure_class) == (
+        "failed",
+        "GpuUnavailable",
+    )
 
 
-def test_one_in_use_is_taken_where_it_is_asked_for(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_in_use_is_taken_where_it_is_asked_for(
+    on: On, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MMREPRO_GPU", "any")
     (facts,) = on(machine(BUSY)).execute().host.gpu_facts
     assert (facts.taken, "70 GiB" in facts.users) == (True, True)
@@ -109,11 +126,14 @@ def test_a_gpu_that_another_run_has_taken_is_in_use(
     monkeypatch.setattr(gpu_module, "read_gpus", lambda: read_gpus(nvml))
     with leased() as first:
         incident = on(nvml).execute()
-        assert [first.devices[0].gpu.index, [f.taken for f in incident.host.gpu_facts]] == [
-            0, [False, True]
-        ]  # fmt: skip
-        assert any("GPU 0" in e.text and "another run of mmrepro" in e.text
-                   for e in incident.evidence.events)  # fmt: skip
+        assert [
+            first.devices[0].gpu.index,
+            [f.taken for f in incident.host.gpu_facts],
+        ] == [0, [False, True]]
+        assert any(
+            "GPU 0" in e.text and "another run of mmrepro" in e.text
+            for e in incident.evidence.events
+        )
         refused = pytest.raises(GpuUnavailable, match="another run of mmrepro")
         with leased(), refused, leased():
             pass
@@ -125,13 +145,18 @@ def test_a_gpu_that_another_run_has_taken_is_in_use(
         assert again.devices[0].gpu.index == 0
 
 
-def test_without_nvml_the_run_goes_on_and_says_so(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvml_the_run_goes_on_and_says_so(
+    on: On, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mmrepro.base.machine.nvml.DRIVER", Path("/proc/self/stat"))
     nvml = Replayed({}, init={"code": 12, "text": "NVML Shared Library Not Found"})
     incident = on(nvml).execute()
     assert (incident.host.gpus, incident.host.gpu_facts) == ([], [])
     texts = [event.text for event in incident.evidence.events]
-    assert any(text.startswith("the GPU cannot be looked at: an NVIDIA driver") for text in texts)
+    assert any(
+        text.startswith("the GPU cannot be looked at: an NVIDIA driver")
+        for text in texts
+    )
     assert any(text.startswith("the GPU is not sampled") for text in texts)
 
 
@@ -147,7 +172,9 @@ def test_a_cpu_run_hides_the_gpus_of_its_machine(on: On) -> None:
 
 def test_mig_devices_are_sampled_by_names_of_their_own(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
-    sampling = GpuSampler(recorder, machine(gpu(0, slices=[mig(0, "MIG-1"), mig(2, "MIG-2")])))
+    sampling = GpuSampler(
+        recorder, machine(gpu(0, slices=[mig(0, "MIG-1"), mig(2, "MIG-2")]))
+    )
     sampling.interval_s = 0.01
     sampling.start()
     until = time.monotonic() + 10

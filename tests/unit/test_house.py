@@ -1,8 +1,7 @@
 """What a command loads stays small. The numbers are in pyproject.toml.
 
-``python tests/unit/test_house.py --lower`` writes the numbers that can go down; a number is raised
-by hand, with a sentence in the commit.
-"""
+``python tests/unit/test_house.py --lower`` writes the numbers that can go down; a
+number is raised by hand, with a sentence in the commit."""
 
 from __future__ import annotations
 
@@ -23,7 +22,8 @@ from mmrepro.scenario.registry import load_scenario
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = ROOT / "pyproject.toml"
 SLACK = 2
-"""How far above what is there a number may stand; or one per cent, where that is more."""
+"""How far above what is there a number may stand; or one per cent, where that is
+more."""
 COMMAND = "python tests/unit/test_house.py --lower"
 
 IMPORTED = "import sys, mmrepro.scenario\n"
@@ -52,7 +52,7 @@ def ensure(spec, progress):
         engine=spec.engine, release=spec.release, device=spec.device, project=spec.project,
         wheel=wheel, resolved_until="", packages=[], python="", uv="", build_seconds=0.0,
         created=datetime.now(UTC),
-    )  # fmt: skip
+    )
     (folder / "manifest.json").write_text(manifest.model_dump_json())
     assert build.existing(spec) is not None
     return real(spec, progress)
@@ -93,9 +93,13 @@ def watch(frame, event, _):
 threading.setprofile(watch)
 sys.setprofile(watch)
 """
-"""Notes each function of a higher room that a lower one calls: a callable that it was handed."""
+"""Notes each function of a higher room that a lower one calls: a callable that it was
+handed."""
 SHOWN = "\nsys.setprofile(None)\nprint(*climbs)\n"
-LIST = 'print(*sorted(n for n in sys.modules if n.partition(".")[0] == "mmrepro"), sep="\\n")\n'
+LIST = (
+    'print(*sorted(n for n in sys.modules if n.partition(".")[0] == '
+    '"mmrepro"), sep="\\n")\n'
+)
 BEFORE = {"scenario.registry", "base.machine.streams", "base.machine.configured"}
 """What finds the scenario by its name and reads the command, before the run."""
 AFTER = {"failure.documents.stored", "failure.documents.published"}
@@ -110,12 +114,15 @@ slow = {{"httpx2", "jinja2", "numpy", "PIL", "mmrepro.reports.incident", "mmrepr
 slow.add({also!r})
 assert slow.isdisjoint(sys.modules), slow & set(sys.modules)
 """
-"""A command that only reads scenarios: 0.35 s at most, and each module takes a millisecond."""
+"""A command that only reads scenarios: 0.35 s at most, and each module takes a
+millisecond."""
 PROGRAMS = {
     "import mmrepro.scenario": IMPORTED,
     "mmrepro run": RUN,
     "mmrepro list": QUICK.format(words=["list"], also="rich"),
-    "mmrepro show": QUICK.format(words=["show", "ghost-key-eviction"], also="prometheus_client"),
+    "mmrepro show": QUICK.format(
+        words=["show", "ghost-key-eviction"], also="prometheus_client"
+    ),
 }
 
 
@@ -132,11 +139,17 @@ def loaded(program: str) -> tuple[str, ...]:
         env = {**os.environ, "MMREPRO_CACHE_DIR": f"{work}/cache", "PYTHONPATH": here}
         ran = subprocess.run(
             [sys.executable, "-c", program + LIST, f"{work}/out"],
-            cwd=work, env=env, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            cwd=work,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert ran.returncode == 0, ran.stderr
     words = {*ran.stdout.split()}  # the program prints its own name as well
-    return tuple(sorted(word for word in words if re.fullmatch(r"mmrepro(\.\w+)*", word)))
+    return tuple(
+        sorted(word for word in words if re.fullmatch(r"mmrepro(\.\w+)*", word))
+    )
 
 
 def wrong(there: Mapping[str, int], limits: Mapping[str, int], slack: int) -> list[str]:
@@ -146,7 +159,10 @@ def wrong(there: Mapping[str, int], limits: Mapping[str, int], slack: int) -> li
     for name in sorted(there.keys() & limits.keys()):
         now, limit = there[name], limits[name]
         if now > limit:
-            found.append(f"{name}: {now}, above its {limit}: make it smaller, or see CONTRIBUTING")
+            found.append(
+                f"{name}: {now}, above its {limit}: make it smaller, or see "
+                "CONTRIBUTING"
+            )
         elif limit - now > max(slack, now // 100):
             found.append(f"{name}: {now}, its {limit} can go down: {COMMAND}")
     return found
@@ -168,7 +184,8 @@ def test_the_walk_of_a_run_climbs_seldom() -> None:
 
 
 def test_what_a_run_loads_is_in_its_key() -> None:
-    """But what starts it and what reports it, other engines, and what describes environments."""
+    """But what starts it and what reports it, other engines, and what describes
+    environments."""
     elsewhere = re.compile(
         r"(cli|reports|engines\.environments)\b|engines(\.(?!models|supervise)|$)|$"
     )
@@ -176,7 +193,9 @@ def test_what_a_run_loads_is_in_its_key() -> None:
     files = set(code_files(ghost))
     parts = {name: name.removeprefix("mmrepro").lstrip(".") for name in loaded(RUN)}
     apart = [
-        n for n, part in parts.items() if not elsewhere.match(part) and part not in BEFORE | AFTER
+        n
+        for n, part in parts.items()
+        if not elsewhere.match(part) and part not in BEFORE | AFTER
     ]
     assert len(apart) > 60
     known = closure(apart)
@@ -190,11 +209,17 @@ def test_every_program_has_its_number() -> None:
 @pytest.mark.parametrize(
     ("now", "limit", "says"),
     [
-        (100, 100, None), (98, 100, None), (97, 100, "can go down"), (101, 100, "above"),
-        (1000, 1010, None), (1000, 1011, "can go down"),
+        (100, 100, None),
+        (98, 100, None),
+        (97, 100, "can go down"),
+        (101, 100, "above"),
+        (1000, 1010, None),
+        (1000, 1011, "can go down"),
     ],
-)  # fmt: skip
-def test_a_number_is_held_from_both_sides(now: int, limit: int, says: str | None) -> None:
+)
+def test_a_number_is_held_from_both_sides(
+    now: int, limit: int, says: str | None
+) -> None:
     found = wrong({"a": now}, {"a": limit}, SLACK)
     assert says in found[0] if says else not found, found
 
@@ -220,7 +245,9 @@ def lowered(text: str, there: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def test_lowering_raises_nothing_and_leaves_the_rest() -> None:
-    text = '[tool.house.modules]\n"a" = 10\n"a/b" = 20 # why\n\n[tool.other]\n"a" = 30\n'
+    text = (
+        '[tool.house.modules]\n"a" = 10\n"a/b" = 20 # why\n\n[tool.other]\n"a" = 30\n'
+    )
     assert lowered(text, {"modules": {"a": 5, "a/b": 25}}) == text.replace("10", "5")
 
 

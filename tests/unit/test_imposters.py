@@ -1,4 +1,5 @@
-"""Imposters: recorded runs with one change each, which nothing may take for what they look like."""
+"""Imposters: recorded runs with one change each, which nothing may take for what they
+look like."""
 
 import pytest
 import verdicts
@@ -24,9 +25,9 @@ def changed() -> dict[str, Incident]:
 def test_no_imposter_is_believed(changed: dict[str, Incident]) -> None:
     """By ``mmrepro judge``, all in one command; and each is judged as the table has it.
 
-    By the conditions alone: most of these changes contradict the rest of the evidence as well,
-    which would hide a condition that holds nothing back. ``test_coherence.py`` has that.
-    """
+    By the conditions alone: most of these changes contradict the rest of the evidence
+    as well, which would hide a condition that holds nothing back. ``test_coherence.py``
+    has that."""
     documents = verdicts.judged(changed, by_conditions=True)
     for one in EVERY:
         document, name = documents[one.name], one.name
@@ -34,7 +35,9 @@ def test_no_imposter_is_believed(changed: dict[str, Incident]) -> None:
         assert one.outcome is not Outcome.REPRODUCED, name
         parts = document["parts"]
         confirmed = {p["id"]: p["observed"] for p in parts if p["now"] == "confirmed"}
-        believed = {claim: confirmed[claim] for claim in confirmed.keys() - set(one.still_true)}
+        believed = {
+            claim: confirmed[claim] for claim in confirmed.keys() - set(one.still_true)
+        }
         assert not believed, name
         assert not [p for p in parts if p["now"] == "prevented"], name
     now = {name: verdicts.row(document) for name, document in documents.items()}
@@ -42,25 +45,30 @@ def test_no_imposter_is_believed(changed: dict[str, Incident]) -> None:
 
 
 def matched(incident: Incident, scenarios: list[Scenario]) -> list[str]:
-    """What it shows an observer: without the run's own requests and measures, and the engine's
-    code."""
+    """What it shows an observer: without the run's own requests and measures, and the
+    engine's code."""
     engine, seen = incident.engine, incident.evidence
     evidence = Evidence(
-        probes=[p for p in seen.probes if p.phase == "check"], engine_exit=seen.engine_exit
+        probes=[p for p in seen.probes if p.phase == "check"],
+        engine_exit=seen.engine_exit,
     )
     live = LiveFacts(engine.name, engine.release, tuple(engine.command), 15.0)
     mine = [s for s in scenarios if s.engine == engine.name]
     return [m.scenario for m in match_all(mine, evidence, live) if m.fit is Fit.MATCH]
 
 
-def test_no_imposter_matches_its_own_live_signature(changed: dict[str, Incident]) -> None:
+def test_no_imposter_matches_its_own_live_signature(
+    changed: dict[str, Incident],
+) -> None:
     for name, incident in changed.items():
         own = [s for s in SCENARIOS if s.name == incident.scenario.name]
         assert own, name
         assert not matched(incident, own), name
 
 
-@pytest.mark.parametrize("imposter", grid(EVERY, always=EVERY[::20]), ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "imposter", grid(EVERY, always=EVERY[::20]), ids=lambda one: one.name
+)
 def test_no_imposter_matches_a_live_signature(imposter: Imposter) -> None:
     """Of any scenario of its engine."""
     assert not matched(imposter.incident(), SCENARIOS)
@@ -71,7 +79,9 @@ def test_each_change_changes_something(changed: dict[str, Incident]) -> None:
     """An imposter that is its recording proves nothing."""
     from mmrepro.reports import load
 
-    plain = {name: load(CORPUS / f"{name}.zip") for name in {one.recording for one in EVERY}}
+    plain = {
+        name: load(CORPUS / f"{name}.zip") for name in {one.recording for one in EVERY}
+    }
     assert not [one.name for one in EVERY if plain[one.recording] == changed[one.name]]
 
 
@@ -83,6 +93,8 @@ def test_there_are_enough_of_every_kind(changed: dict[str, Incident]) -> None:
         scenario = changed[imposter.name].scenario
         kinds.setdefault((scenario.name, scenario.variant), set()).add(imposter.kind)
     assert not {name: sorted(found) for name, found in kinds.items() if len(found) < 3}
-    known = {(s.name, s.variant) for s in all_scenarios()} - {("undersized-kv-budget", "full-size")}
+    known = {(s.name, s.variant) for s in all_scenarios()} - {
+        ("undersized-kv-budget", "full-size")
+    }
     assert known <= kinds.keys()
     assert len({one.kind for one in EVERY}) == 8

@@ -31,12 +31,17 @@ BAD, GOOD = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
 
 def verdict(outcome: Outcome, expected: Outcome | None = BAD) -> Verdict:
     return Verdict(
-        outcome=outcome, expected=expected, as_expected=outcome is expected, explanation="so",
+        outcome=outcome,
+        expected=expected,
+        as_expected=outcome is expected,
+        explanation="so",
         conditions=[],
-    )  # fmt: skip
+    )
 
 
-def kept(folder: Path, hours_ago: float = 0, release: str = "0.23.0", **more: Any) -> Path:
+def kept(
+    folder: Path, hours_ago: float = 0, release: str = "0.23.0", **more: Any
+) -> Path:
     began = Moment(wall=NOW - timedelta(hours=hours_ago), mono=100)
     fields: dict[str, Any] = {
         "id": folder.name.upper(),
@@ -62,9 +67,13 @@ def several(tmp_path: Path) -> None:
     kept(tmp_path / "M/incidents/n1/cell/run-1", 1, verdict=verdict(GOOD, None))
     (tmp_path / "M/ledger.jsonl").touch()
     kept(
-        tmp_path / "ablations/y/cell", 2, state="failed", verdict=None, failure="no",
+        tmp_path / "ablations/y/cell",
+        2,
+        state="failed",
+        verdict=None,
+        failure="no",
         failure_class="UnloadableWheel",
-    )  # fmt: skip
+    )
     kept(tmp_path / "elsewhere/z", 4)
 
 
@@ -88,8 +97,16 @@ def test_what_ran_here_newest_first(here: Here) -> None:
     ]
     assert rows[1][6:8] == ["failed", "(UnloadableWheel)"]
     assert rows[2][4:] == [
-        "(b)", "minivllm", "0.1", "reproduced", "yes", "cpu", "12.5", "s", "bisections/x/run-1",
-    ]  # fmt: skip
+        "(b)",
+        "minivllm",
+        "0.1",
+        "reproduced",
+        "yes",
+        "cpu",
+        "12.5",
+        "s",
+        "bisections/x/run-1",
+    ]
     assert rows[0][6:8] == ["not-reproduced", "–"]
     assert rows[3][6:8] == ["not-reproduced", "no"]
 
@@ -103,7 +120,10 @@ def test_what_ran_here_newest_first(here: Here) -> None:
         ("--scenario ghost", []),
         ("--engine minivllm", ["bisections/x/run-1"]),
         ("--release >=0.24", ["incidents/good"]),
-        ("--outcome failed --outcome not-reproduced --since 2h", ["M/incidents/n1/cell/run-1"]),
+        (
+            "--outcome failed --outcome not-reproduced --since 2h",
+            ["M/incidents/n1/cell/run-1"],
+        ),
         ("--since 90m", ["M/incidents/n1/cell/run-1"]),
         ("--limit 2", ["M/incidents/n1/cell/run-1", "ablations/y/cell"]),
         ("elsewhere", ["elsewhere/z"]),
@@ -115,7 +135,9 @@ def test_filters(here: Here, given: str, folders: list[str]) -> None:
 
 
 def test_a_run_that_broke_off_after_its_verdict_proves_nothing(tmp_path: Path) -> None:
-    head = read_head(kept(tmp_path / "a", state="failed", verdict=verdict(GOOD, GOOD))).head
+    head = read_head(
+        kept(tmp_path / "a", state="failed", verdict=verdict(GOOD, GOOD))
+    ).head
     assert head is not None
     assert head.outcome == "failed"
 
@@ -152,11 +174,17 @@ def test_what_is_wrong_is_told(here: Here, given: str, said: str) -> None:
 
 
 @pytest.mark.usefixtures("several")
-def test_one_is_opened(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_is_opened(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert here("incidents", "--open", "GOOD").stdout == "incidents/good/report.html\n"
-    assert (tmp_path / "incidents/good/report.html").is_file(), "made where there was none"
+    assert (tmp_path / "incidents/good/report.html").is_file(), (
+        "made where there was none"
+    )
     opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda url: bool(opened.append(url)) or True)
+    monkeypatch.setattr(
+        webbrowser, "open", lambda url: bool(opened.append(url)) or True
+    )
     assert here("incidents", "--open", "4").stdout == "incidents/good/report.html\n"
     assert opened == [], "no terminal, no browser"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
@@ -168,8 +196,12 @@ def test_one_is_opened(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("several")
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"id": 5}', "\0", '{"id": "x", \n "evidence'])
-def test_what_cannot_be_read_is_counted(here: Here, tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", '{"id": 5}', "\0", '{"id": "x", \n "evidence']
+)
+def test_what_cannot_be_read_is_counted(
+    here: Here, tmp_path: Path, content: str
+) -> None:
     (tmp_path / "incidents/torn").mkdir()
     (tmp_path / "incidents/torn/incident.json").write_text(content)
     said = here("incidents")
@@ -183,11 +215,18 @@ def test_what_cannot_be_read_is_counted(here: Here, tmp_path: Path, content: str
 
 def test_nothing_ran_here(here: Here) -> None:
     said = here("incidents")
-    assert (said.returncode, said.stdout) == (0, "No such incident below the current folder.\n")
+    assert (said.returncode, said.stdout) == (
+        0,
+        "No such incident below the current folder.\n",
+    )
     assert json.loads(here("incidents", "--json").stdout) == {
-        "$id": "urn:mmrepro:incidents:1", "schema_version": 1,
-        "found": 0, "incidents": [], "campaigns": [], "unreadable": [],
-    }  # fmt: skip
+        "$id": "urn:mmrepro:incidents:1",
+        "schema_version": 1,
+        "found": 0,
+        "incidents": [],
+        "campaigns": [],
+        "unreadable": [],
+    }
 
 
 def test_words_of_others_do_nothing_to_a_terminal(here: Here, tmp_path: Path) -> None:
@@ -204,10 +243,14 @@ def test_no_more_is_read_than_the_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
     words = ['\n "evidence": {', '"evidence": {']
-    folder = kept(tmp_path / "a", failure_detail=words, evidence=Evidence(facts={"a": 1}))
+    folder = kept(
+        tmp_path / "a", failure_detail=words, evidence=Evidence(facts={"a": 1})
+    )
     path = folder / "incident.json"
     whole = json.loads(path.read_text())
-    path.write_bytes(path.read_bytes() + b"what lies behind the evidence's beginning is not read")
+    path.write_bytes(
+        path.read_bytes() + b"what lies behind the evidence's beginning is not read"
+    )
     monkeypatch.setattr(heads, "CHUNK", chunk)
     head = read_head(folder).head
     assert head is not None
@@ -244,9 +287,15 @@ def test_hundreds_are_listed_in_a_moment(tmp_path: Path) -> None:
 def campaign(folder: Path, name: str, **fields: Any) -> Path:
     """The document of one, as far as it is looked at, and megabytes behind that."""
     created = Moment(wall=NOW - timedelta(hours=fields.pop("hours_ago", 1)), mono=1)
-    head = {"mmrepro_version": "0", "id": "x", "created": created.model_dump(mode="json")}
+    head = {
+        "mmrepro_version": "0",
+        "id": "x",
+        "created": created.model_dump(mode="json"),
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(json.dumps({**head, **fields, "rest": ["y" * (1 << 20)]}, indent=1))
+    (folder / name).write_text(
+        json.dumps({**head, **fields, "rest": ["y" * (1 << 20)]}, indent=1)
+    )
     return folder
 
 
@@ -254,21 +303,53 @@ def campaign(folder: Path, name: str, **fields: Any) -> Path:
 def campaigns(tmp_path: Path) -> None:
     ghost = {"name": "ghost-key-eviction", "variant": ""}
     left = {"state": "interrupted", "failure": "interrupted"}
-    campaign(tmp_path / "bisections/b", "bisection.json", scenario=ghost, **left,
-             resume="mmrepro bisect ghost-key-eviction --commits ~/c --out ~/b --resume --jobs 2",
-             command="mmrepro bisect ghost-key-eviction")  # fmt: skip
-    campaign(tmp_path / "ablations/a", "ablation.json", scenario=ghost, hours_ago=30,
-             state="complete", command="mmrepro ablate ghost-key-eviction")  # fmt: skip
+    campaign(
+        tmp_path / "bisections/b",
+        "bisection.json",
+        scenario=ghost,
+        **left,
+        resume=(
+            "mmrepro bisect ghost-key-eviction --commits ~/c --out ~/b "
+            "--resume --jobs 2"
+        ),
+        command="mmrepro bisect ghost-key-eviction",
+    )
+    campaign(
+        tmp_path / "ablations/a",
+        "ablation.json",
+        scenario=ghost,
+        hours_ago=30,
+        state="complete",
+        command="mmrepro ablate ghost-key-eviction",
+    )
     server = {"engine": "vllm", "release": "0.23.0"}
-    campaign(tmp_path / "fuzz/f", "fuzz.json", server=server, hours_ago=2, **left,
-             command="mmrepro fuzz", resume="mmrepro fuzz --seed 1 --resume ~/f")  # fmt: skip
-    campaign(tmp_path / "fuzz/f/e0001", "replay.json", server=server, command="x", **left)
+    campaign(
+        tmp_path / "fuzz/f",
+        "fuzz.json",
+        server=server,
+        hours_ago=2,
+        **left,
+        command="mmrepro fuzz",
+        resume="mmrepro fuzz --seed 1 --resume ~/f",
+    )
+    campaign(
+        tmp_path / "fuzz/f/e0001", "replay.json", server=server, command="x", **left
+    )
     resume = "mmrepro accept --device cpu --out x --resume"
-    campaign(tmp_path / "mine", "summary.json", device="cpu", budget_s=3.0, hours_ago=3,
-             command="mmrepro accept", resume=resume)  # fmt: skip
+    campaign(
+        tmp_path / "mine",
+        "summary.json",
+        device="cpu",
+        budget_s=3.0,
+        hours_ago=3,
+        command="mmrepro accept",
+        resume=resume,
+    )
     campaign(tmp_path / "theirs", "summary.json", total=3)
     with Ledger(tmp_path / "nights") as ledger:
-        command = "mmrepro matrix run --scenario a --jobs 2 --night=n2 --out n --shard 1/2"
+        command = (
+            "mmrepro matrix run --scenario a --jobs 2 --night=n2 --out n --shard 1/2"
+        )
         one = night("n1").model_copy(update={"command": command})
         ledger.append(one)
         ledger.append(one.model_copy(update={"state": NightState.COMPLETE}))
@@ -280,25 +361,42 @@ def test_campaigns_are_listed_too(here: Here, tmp_path: Path) -> None:
     kept(tmp_path / "bisections/b/incidents/bisect/cell/run-1")
     document = json.loads(here("incidents", "--json").stdout)
     assert document["found"] == 1, "what a campaign ran is an incident as any other"
-    found = [(one["kind"], one["state"], one["what"], one["folder"], one["resume"])
-             for one in document["campaigns"]]  # fmt: skip
+    found = [
+        (one["kind"], one["state"], one["what"], one["folder"], one["resume"])
+        for one in document["campaigns"]
+    ]
     assert sorted(found[:2]) == [
         ("nightly run", "complete", "n1", "nights", ""),
         ("nightly run", "running", "n2, 3 cells", "nights", "mmrepro resume nights"),
     ]
     assert found[2:] == [
-        ("bisection", "interrupted", "ghost-key-eviction", "bisections/b",
-         "mmrepro resume bisections/b"),
-        ("fuzz session", "interrupted", "vllm 0.23.0", "fuzz/f", "mmrepro resume fuzz/f"),
+        (
+            "bisection",
+            "interrupted",
+            "ghost-key-eviction",
+            "bisections/b",
+            "mmrepro resume bisections/b",
+        ),
+        (
+            "fuzz session",
+            "interrupted",
+            "vllm 0.23.0",
+            "fuzz/f",
+            "mmrepro resume fuzz/f",
+        ),
         ("acceptance", "interrupted", "on cpu", "mine", "mmrepro resume mine"),
         ("ablation", "complete", "ghost-key-eviction", "ablations/a", ""),
-    ]  # fmt: skip
+    ]
     said = here("incidents", "-v").stdout.splitlines()
-    assert any(line.endswith("bisection  ghost-key-eviction  interrupted  bisections/b")
-               for line in said)  # fmt: skip
+    assert any(
+        line.endswith("bisection  ghost-key-eviction  interrupted  bisections/b")
+        for line in said
+    )
     assert "  to go on: mmrepro resume bisections/b" in said
     assert "to go on" not in here("incidents").stdout
-    some = json.loads(here("incidents", "--json", "--since", "2h", "--limit", "2").stdout)
+    some = json.loads(
+        here("incidents", "--json", "--since", "2h", "--limit", "2").stdout
+    )
     assert [one["kind"] for one in some["campaigns"]] == ["nightly run"] * 2
     none = json.loads(here("incidents", "--json", "--scenario", "mine").stdout)
     assert none["campaigns"] == []
@@ -315,7 +413,9 @@ def test_a_document_that_is_no_campaign_is_told(here: Here, tmp_path: Path) -> N
 
 
 def test_no_more_of_a_document_is_read_than_its_beginning(tmp_path: Path) -> None:
-    folder = campaign(tmp_path / "b", "bisection.json", device="cpu", command="mmrepro bisect g")
+    folder = campaign(
+        tmp_path / "b", "bisection.json", device="cpu", command="mmrepro bisect g"
+    )
     with (folder / "bisection.json").open("a") as file:
         file.write("} what lies behind is not read")
     (found,) = campaigns_in(folder, ["bisection.json"])
@@ -330,13 +430,16 @@ def test_no_more_of_a_document_is_read_than_its_beginning(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("folder", "words"),
     [
-        ("bisections/b", "bisect ghost-key-eviction --commits {home}/c --jobs 2 "
-         "--out bisections/b --resume"),
+        (
+            "bisections/b",
+            "bisect ghost-key-eviction --commits {home}/c --jobs 2 "
+            "--out bisections/b --resume",
+        ),
         ("fuzz/f", "fuzz --seed 1 --resume fuzz/f"),
         ("mine", "accept --device cpu --out mine --resume"),
         ("nights", "matrix run --jobs 2 --out nights --resume"),
     ],
-)  # fmt: skip
+)
 def test_a_campaign_is_gone_on_with_by_its_own_command(
     here: Here, monkeypatch: pytest.MonkeyPatch, folder: str, words: str
 ) -> None:
@@ -363,12 +466,19 @@ def test_a_campaign_is_gone_on_with_by_its_own_command(
 @pytest.mark.parametrize(
     ("folder", "said", "then"),
     [
-        ("ablations/a", "The ablation in ablations/a is complete: nothing is left to run.",
-         "Next: mmrepro report ablations/a"),
-        ("theirs", "theirs holds no campaign to go on with.", "Next: mmrepro incidents"),
+        (
+            "ablations/a",
+            "The ablation in ablations/a is complete: nothing is left to run.",
+            "Next: mmrepro report ablations/a",
+        ),
+        (
+            "theirs",
+            "theirs holds no campaign to go on with.",
+            "Next: mmrepro incidents",
+        ),
         ("none", "There is no folder none.", "Next: mmrepro incidents"),
     ],
-)  # fmt: skip
+)
 def test_nothing_to_go_on_with_is_one_sentence(
     here: Here, folder: str, said: str, then: str
 ) -> None:
@@ -378,8 +488,12 @@ def test_nothing_to_go_on_with_is_one_sentence(
     assert done.stderr.splitlines()[1].startswith(then)
 
 
-@pytest.mark.parametrize("command", ["rm -rf /", "mmrepro env prune --all", "mmrepro bisect 'x"])
-def test_a_document_cannot_name_another_command(here: Here, tmp_path: Path, command: str) -> None:
+@pytest.mark.parametrize(
+    "command", ["rm -rf /", "mmrepro env prune --all", "mmrepro bisect 'x"]
+)
+def test_a_document_cannot_name_another_command(
+    here: Here, tmp_path: Path, command: str
+) -> None:
     campaign(tmp_path / "b", "bisection.json", state="interrupted", command=command)
     done = here("resume", "b")
     assert done.returncode == ExitCode.USAGE
@@ -394,7 +508,9 @@ def test_a_nightly_run_that_was_killed_goes_on(
     monkeypatch.setattr(conducting, "Trials", lambda options: trials)
     monkeypatch.setattr(conducting, "Provisions", lambda *rest: FakeProvisions())
     with Ledger(tmp_path / "n") as ledger:
-        made = night("n1").model_copy(update={"command": "mmrepro matrix run --scenario a --out q"})
+        made = night("n1").model_copy(
+            update={"command": "mmrepro matrix run --scenario a --out q"}
+        )
         begin(ledger, made, [planned("a", "1.0"), planned("b", "1.0")])
     done = here("resume", "n")
     assert done.returncode == 0, done.stderr

@@ -33,17 +33,25 @@ def recorded(name: str) -> Path:
 
 
 def test_every_recording_is_judged_as_it_was(incidents: dict[str, Incident]) -> None:
-    """In one command, each condition and claim: as the table has it, and as it was recorded."""
+    """In one command, each condition and claim: as the table has it, and as it was
+    recorded."""
     documents = verdicts.judged(incidents)
     now = verdicts.recordings(documents, incidents)
     assert not verdicts.differences(TABLE, now), verdicts.UPDATE
-    parts = [(name, part) for name, document in documents.items() for part in document["parts"]]
+    parts = [
+        (name, part)
+        for name, document in documents.items()
+        for part in document["parts"]
+    ]
     assert not [(name, part) for name, part in parts if part["then"] != part["now"]]
     assert not [name for name, document in documents.items() if document["differs"]]
     assert len(documents) == len(CORPUS) >= 30
     assert {one["outcome"] for one in now.values()} == {
-        "reproduced", "not-reproduced", "different-failure", "inconclusive",
-    }  # fmt: skip
+        "reproduced",
+        "not-reproduced",
+        "different-failure",
+        "inconclusive",
+    }
 
 
 def test_every_scenario_and_variant_is_recorded_as_reproduced_and_not(
@@ -68,7 +76,9 @@ def test_the_shipped_list_of_runs_is_the_corpus(incidents: dict[str, Incident]) 
     assert runs_of(incidents) == recorded_runs().read_text(), "record.py --table"
 
 
-def test_the_shipped_list_of_claims_is_the_corpus(incidents: dict[str, Incident]) -> None:
+def test_the_shipped_list_of_claims_is_the_corpus(
+    incidents: dict[str, Incident],
+) -> None:
     assert claims_of(incidents) == claims().read_text(), "record.py --table"
 
 
@@ -79,18 +89,29 @@ LIMITS = ("--max-model-len", "--context-length")
 def test_the_recordings_were_made_by_what_the_scenarios_declare(
     incidents: dict[str, Incident],
 ) -> None:
-    """The server and its model. A number that is only sent is judged by nobody; a wrong one would
-    make another run, of which the corpus says nothing."""
-    plain = {n: i for n, i in incidents.items() if not any(word in i.command for word in CHANGES)}
+    """The server and its model. A number that is only sent is judged by nobody; a wrong
+    one would make another run, of which the corpus says nothing."""
+    plain = {
+        n: i
+        for n, i in incidents.items()
+        if not any(word in i.command for word in CHANGES)
+    }
     assert len(plain) >= 100
     for name, incident in plain.items():
-        scenario = load_scenario(incident.scenario.name).with_variant(incident.scenario.variant)
+        scenario = load_scenario(incident.scenario.name).with_variant(
+            incident.scenario.variant
+        )
         command = incident.engine.command
-        # The place of a tiny adapter is one of the run's machine: ``lora-a={tiny:lora-a}``.
+        # The place of a tiny adapter is one of the run's machine:
+        # ``lora-a={tiny:lora-a}``.
         args = [word.partition("{tiny:")[0] for word in scenario.server_args]
-        there = {one for word in command for one in (word, word.partition("=")[0] + "=")}
+        there = {
+            one for word in command for one in (word, word.partition("=")[0] + "=")
+        }
         assert not [word for word in args if word not in there], name
-        limits = [command[command.index(limit) + 1] for limit in LIMITS if limit in command]
+        limits = [
+            command[command.index(limit) + 1] for limit in LIMITS if limit in command
+        ]
         assert limits in ([str(scenario.max_model_len)], []), name
         assert incident.model is not None, name
         assert Path(incident.model.path).name == scenario.model.key, name
@@ -103,13 +124,16 @@ def test_the_corpus_stays_small() -> None:
 def test_expectations_are_as_they_were(incidents: dict[str, Incident]) -> None:
     for name, incident in incidents.items():
         assert incident.verdict is not None
-        scenario = load_scenario(incident.scenario.name).with_variant(incident.scenario.variant)
+        scenario = load_scenario(incident.scenario.name).with_variant(
+            incident.scenario.variant
+        )
         facts = facts_of(incident, scenario)
         assert expectation(scenario, facts)[0] is incident.verdict.expected, name
 
 
 def test_other_evidence_is_another_verdict(tmp_path: Path) -> None:
-    """What a stranger would doubt: take the assertion out of the log, and it is not reproduced."""
+    """What a stranger would doubt: take the assertion out of the log, and it is not
+    reproduced."""
     folder = tmp_path / "doctored"
     folder.mkdir()
     incident = load(recorded("ghost-key-eviction-0.23.0"))
@@ -128,7 +152,12 @@ def test_by_another_scenario() -> None:
     """The signature of another failure does not take it for its own."""
     said = runner.invoke(
         app,
-        ["judge", "--scenario", "mm-cache-desync", str(recorded("encoder-cache-overflow-0.11.0"))],
+        [
+            "judge",
+            "--scenario",
+            "mm-cache-desync",
+            str(recorded("encoder-cache-overflow-0.11.0")),
+        ],
     )
     assert said.exit_code == 1
     assert "reproduced \u2192" in said.output

@@ -1,4 +1,5 @@
-"""The manifests of docs/kubernetes: by Kubernetes' schemas, and by what a watch really serves."""
+"""The manifests of docs/kubernetes: by Kubernetes' schemas, and by what a watch really
+serves."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +22,8 @@ FOLDER = Path(__file__).parents[2] / "docs" / "kubernetes"
 FILES = sorted(FOLDER.glob("*.yaml"))
 OPERATOR = "monitoring.coreos.com/v1"
 RELEASES = ("1.29", "1.37")
-"""The first with sidecars that are init containers by default, and the newest schemas there are."""
+"""The first with sidecars that are init containers by default, and the newest schemas
+there are."""
 
 
 def documents(file: Path) -> list[dict[str, Any]]:
@@ -34,7 +36,12 @@ def each(kind: str) -> Iterator[dict[str, Any]]:
 
 def test_there_is_one_of_each() -> None:
     kinds = [d["kind"] for file in FILES for d in documents(file)]
-    assert sorted(kinds) == ["Deployment", "NetworkPolicy", "PodMonitor", "PrometheusRule"]
+    assert sorted(kinds) == [
+        "Deployment",
+        "NetworkPolicy",
+        "PodMonitor",
+        "PrometheusRule",
+    ]
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -78,22 +85,30 @@ def test_the_sidecar_has_the_rights_that_it_needs_and_no_more() -> None:
 
 def test_its_options_are_those_of_watch() -> None:
     (watch,) = pod()["initContainers"]
-    told = CliRunner().invoke(app, ["watch", "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
-    options = [word.partition("=")[0] for word in watch["args"] if word.startswith("--")]
+    told = CliRunner().invoke(
+        app, ["watch", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}
+    )
+    options = [
+        word.partition("=")[0] for word in watch["args"] if word.startswith("--")
+    ]
     assert options
     assert [option for option in options if option not in told.output] == []
     assert parse_address(watch["args"][2].partition("=")[2]) == ("0.0.0.0", 9400)
 
 
 def exported() -> tuple[str, WatchServer]:
-    server = WatchServer(Watch(Never(), Health(), WatchCommand(http="9400")), ("127.0.0.1", 0))
+    server = WatchServer(
+        Watch(Never(), Health(), WatchCommand(http="9400")), ("127.0.0.1", 0)
+    )
     return "http://{}:{}".format(*server.address), server
 
 
 def test_probes_ask_for_paths_that_are_served_on_ports_that_are_open() -> None:
     containers = [*pod()["initContainers"], *pod()["containers"]]
     ports = {p["name"]: p["containerPort"] for c in containers for p in c["ports"]}
-    probes = [p["httpGet"] for c in containers for n, p in c.items() if n.endswith("Probe")]
+    probes = [
+        p["httpGet"] for c in containers for n, p in c.items() if n.endswith("Probe")
+    ]
     of_watch = {p["path"] for p in probes if ports.get(p["port"], p["port"]) == 9400}
     assert of_watch == {"/", "/live", "/ready"}
     assert {p["path"] for p in probes if ports.get(p["port"]) == 8000} == {"/health"}
@@ -132,11 +147,16 @@ def test_every_alert_is_of_a_metric_and_a_class_that_are_exported(metrics: str) 
         assert re.search(rf"^{names[0]}[ {{]", metrics, re.MULTILINE), rule["expr"]
         for label in re.findall(r"\{(.*?)\}", rule["expr"]):
             assert f"mmrepro_watch_class{{{label}}} 0.0" in metrics
-        assert all(rule["expr"].count(a) == rule["expr"].count(b) for a, b in ("()", "[]", "{}"))
+        assert all(
+            rule["expr"].count(a) == rule["expr"].count(b)
+            for a, b in ("()", "[]", "{}")
+        )
 
 
 def test_every_class_has_an_alert() -> None:
-    told = {match for r in rules() for match in re.findall(r'class="([\w-]+)"', r["expr"])}
+    told = {
+        match for r in rules() for match in re.findall(r'class="([\w-]+)"', r["expr"])
+    }
     assert told == set(LiveClass) - {LiveClass.HEARTBEAT_ONLY}  # it is no fault
     assert len({r["alert"] for r in rules()}) == len(rules())
 

@@ -1,4 +1,5 @@
-"""LMDeploy's two KV scenarios: bounds, and which of several lines is the one that tells."""
+"""LMDeploy's two KV scenarios: bounds, and which of several lines is the one that
+tells."""
 
 from typing import Any
 
@@ -49,7 +50,9 @@ def test_the_length_of_prompt_and_answer(
     ("status", "answer", "cut"),
     [(200, 99, True), (200, 100, False), (200, None, False), (500, 99, False)],
 )
-def test_only_an_answer_is_cut_short(status: int, answer: int | None, cut: bool) -> None:
+def test_only_an_answer_is_cut_short(
+    status: int, answer: int | None, cut: bool
+) -> None:
     sent = request("trigger", "growing", status, text="abc", completion_tokens=answer)
     assert growth.told(sent).endswith(", cut short: 100 were asked for") is cut
 

@@ -1,4 +1,5 @@
-"""LMDeploy's KV chain link by link, which requests failed, and what a live server shows of it."""
+"""LMDeploy's KV chain link by link, which requests failed, and what a live server shows
+of it."""
 
 from collections.abc import Callable
 
@@ -37,10 +38,14 @@ from mmrepro.scenarios.undersized_kv_budget import SCENARIO as BUDGET
 from mmrepro.traffic.evidence import Evidence, RequestRecord
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
-CONFIRMED, REFUTED, NOT_TESTED = ClaimStatus.CONFIRMED, ClaimStatus.REFUTED, ClaimStatus.NOT_TESTED
+CONFIRMED, REFUTED, NOT_TESTED = (
+    ClaimStatus.CONFIRMED,
+    ClaimStatus.REFUTED,
+    ClaimStatus.NOT_TESTED,
+)
 
 
-# ------------------------------------------------------------------ the chain, link by link
+# -------------------------------------------------------------- the chain, link by link
 
 
 def budget(change: Callable[[dict[str, LogLine]], None], phase: str) -> Truth:
@@ -66,10 +71,16 @@ def bytes_of(free: int = FREE, runtime: int = RUNTIME, block: int = BLOCK) -> Lo
         bytes_of(free=FREE - BLOCK * 30),
     ],
 )
-def test_the_same_bytes_on_both_servers_give_each_ones_blocks(line_of: LogLine, phase: str) -> None:
-    """The first three still give the same blocks: both servers must have the same bytes."""
+def test_the_same_bytes_on_both_servers_give_each_ones_blocks(
+    line_of: LogLine, phase: str
+) -> None:
+    """The first three still give the same blocks: both servers must have the same
+    bytes."""
     assert budget(lambda lines: None, phase) is MET
-    assert budget(lambda lines: lines.update({"witness-budget": line_of}), phase) is NOT_MET
+    assert (
+        budget(lambda lines: lines.update({"witness-budget": line_of}), phase)
+        is NOT_MET
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,10 +123,19 @@ def test_each_operand_of_the_limit_alone(
     assert truth(BUDGET, evidence, "limit-from-blocks") is holds
 
 
-@pytest.mark.parametrize(("reserved", "limit", "right"), [
-    (0, 1344, True), (0, 1280, True), (0, 1216, False), (1, 1216, True), (1, 1280, False),
-])  # fmt: skip
-def test_how_many_blocks_may_be_held_back(reserved: int, limit: int, right: bool) -> None:
+@pytest.mark.parametrize(
+    ("reserved", "limit", "right"),
+    [
+        (0, 1344, True),
+        (0, 1280, True),
+        (0, 1216, False),
+        (1, 1216, True),
+        (1, 1280, False),
+    ],
+)
+def test_how_many_blocks_may_be_held_back(
+    reserved: int, limit: int, right: bool
+) -> None:
     sizing = kv.Sizing(FREE, RUNTIME, BLOCK, 0.1, 21, reserved, 64, limit)
     assert sizing.limit_adds_up is right
 
@@ -126,7 +146,7 @@ def test_the_blocks_are_the_pools_whole_ones() -> None:
     assert not kv.Sizing(FREE, 0, BLOCK, 0.1, 21, 0, 64, 0).blocks_add_up
 
 
-# ------------------------------------------------------------------ which requests failed
+# ---------------------------------------------------------------- which requests failed
 
 
 @pytest.mark.parametrize(
@@ -143,7 +163,9 @@ def test_the_blocks_are_the_pools_whole_ones() -> None:
         (None, "", True),
     ],
 )
-def test_a_server_error_is_500_and_above(status: int | None, text: str, fails: bool) -> None:
+def test_a_server_error_is_500_and_above(
+    status: int | None, text: str, fails: bool
+) -> None:
     sent = RequestRecord.model_validate(request("trigger", "x", status).model_dump())
     sent.text, sent.error = text, "Too Many Requests" if (status or 0) >= 400 else ""
     if status == 399:
@@ -169,7 +191,9 @@ def test_what_ends_at_the_limit_was_cut_there() -> None:
     ("status", "tokens", "cut"),
     [(200, 99, True), (200, 100, False), (200, None, False), (500, 44, False)],
 )
-def test_an_answer_that_is_cut_is_said_to_be(status: int, tokens: int | None, cut: bool) -> None:
+def test_an_answer_that_is_cut_is_said_to_be(
+    status: int, tokens: int | None, cut: bool
+) -> None:
     sent = request("trigger", "growing", status)
     sent.completion_tokens = tokens
     assert growth.told(sent).endswith("cut short: 100 were asked for") is cut
@@ -180,7 +204,9 @@ def test_a_500_by_another_cause_confirms_nothing_of_the_report(odd: str) -> None
     """Another exception: the engine refused no prompt for its length."""
     evidence = opaque_run()
     if odd == "input-length-error":
-        evidence = logged(evidence, sized(0.1, 21, 1344), *[ended(3446, 1344, "ERROR")] * 2)
+        evidence = logged(
+            evidence, sized(0.1, 21, 1344), *[ended(3446, 1344, "ERROR")] * 2
+        )
     else:
         relabelled(evidence, "the prompt").error = "the prompt is too long"
     assert claimed(BUDGET, evidence)["fails-with-0.1"].status is not CONFIRMED
@@ -188,9 +214,14 @@ def test_a_500_by_another_cause_confirms_nothing_of_the_report(odd: str) -> None
 
 def test_silence_is_told_of_a_refusal_only() -> None:
     assert claimed(BUDGET, opaque_run())["silence"].status is CONFIRMED
-    assert claimed(BUDGET, mitigated_run(), "", "kv-budget")["silence"].status is NOT_TESTED
+    assert (
+        claimed(BUDGET, mitigated_run(), "", "kv-budget")["silence"].status
+        is NOT_TESTED
+    )
     spoken = opaque_run()
-    (data,) = (p.data for p in spoken.probes if p.phase == "check" and p.probe == "logs")
+    (data,) = (
+        p.data for p in spoken.probes if p.phase == "check" and p.probe == "logs"
+    )
     assert isinstance(data, LogsData)
     data.match_counts["says-length"] = 1
     assert claimed(BUDGET, spoken)["silence"].status is REFUTED
@@ -200,7 +231,9 @@ def test_silence_is_told_of_a_refusal_only() -> None:
 
 
 def inference(status: int | None, error: str) -> InferenceData:
-    return InferenceData(answered=False, status=status, seconds=1, deadline_s=15, error=error)
+    return InferenceData(
+        answered=False, status=status, seconds=1, deadline_s=15, error=error
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,7 +252,8 @@ def inference(status: int | None, error: str) -> InferenceData:
 def test_live_a_refusal_tells_nothing_of_the_engine(
     status: int | None, error: str, fit: Fit
 ) -> None:
-    """A server error is 500 and above; with a key that is missing nothing was learned."""
+    """A server error is 500 and above; with a key that is missing nothing was
+    learned."""
     evidence = Evidence(
         probes=[
             probed(http(200, 200)),
@@ -239,6 +273,12 @@ def test_live_any_error_as_finish_reason_makes_the_budget_likely_no_more() -> No
     facts = LiveFacts("lmdeploy", "0.6.4", ("lmdeploy", "serve"), 15.0)
     assert match(BUDGET, Evidence(probes=probes), facts).fit is Fit.LIKELY
     seen = log(lines | sized(0.1, 21, 1344), REFUSED)
-    assert match(BUDGET, Evidence(probes=[*probes[:2], probed(seen)]), facts).fit is Fit.MATCH
+    assert (
+        match(BUDGET, Evidence(probes=[*probes[:2], probed(seen)]), facts).fit
+        is Fit.MATCH
+    )
     other = log(lines | sized(0.1, 21, 1344), ended(100, 1344, "ERROR"))
-    assert match(BUDGET, Evidence(probes=[*probes[:2], probed(other)]), facts).fit is Fit.LIKELY
+    assert (
+        match(BUDGET, Evidence(probes=[*probes[:2], probed(other)]), facts).fit
+        is Fit.LIKELY
+    )

@@ -1,8 +1,8 @@
 """LMDeploy's two KV scenarios: what their evidence may be read as, and what it may not.
 
-Each case is one that was, or could have been, believed: a trigger that never got there, a number
-that was solved from the report, an order that nobody looked at, a log that says nothing.
-"""
+Each case is one that was, or could have been, believed: a trigger that never got there,
+a number that was solved from the report, an order that nobody looked at, a log that
+says nothing."""
 
 import re
 from collections.abc import Callable
@@ -41,20 +41,30 @@ from mmrepro.probes.data import LogsData
 from mmrepro.reports import load
 from mmrepro.runs.judge import effect, facts_of, judge as judge_run
 from mmrepro.scenarios.kv_growth_crash import ANSWER, SCENARIO as GROWTH
-from mmrepro.scenarios.undersized_kv_budget import SCENARIO as BUDGET, fewer_tokens, report
+from mmrepro.scenarios.undersized_kv_budget import (
+    SCENARIO as BUDGET,
+    fewer_tokens,
+    report,
+)
 from mmrepro.traffic.evidence import Evidence
 
 pytestmark = pytest.mark.usefixtures("by_conditions")
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
-CONFIRMED, REFUTED, NOT_TESTED = ClaimStatus.CONFIRMED, ClaimStatus.REFUTED, ClaimStatus.NOT_TESTED
+CONFIRMED, REFUTED, NOT_TESTED = (
+    ClaimStatus.CONFIRMED,
+    ClaimStatus.REFUTED,
+    ClaimStatus.NOT_TESTED,
+)
 IMAGE = BUDGET.with_variant("image")
 CORPUS = Path(__file__).parent.parent / "evidence"
-RECORDED = sorted(p.stem for p in CORPUS.glob("*.zip") if p.stem.startswith(("undersized", "kv-")))
+RECORDED = sorted(
+    p.stem for p in CORPUS.glob("*.zip") if p.stem.startswith(("undersized", "kv-"))
+)
 LONG = ended(1661, 1344, "INPUT_LENGTH_ERROR")
 
 
-# ------------------------------------------------------------------ item 4: it got there
+# ----------------------------------------------------------------- item 4: it got there
 
 
 def test_item_4_a_prompt_that_the_cache_holds_shows_nothing() -> None:
@@ -86,7 +96,9 @@ def test_item_4_an_answer_that_ended_early_shows_nothing() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "seen"), [(1664, NOT_MET), (1665, MET)])
-def test_item_4_the_prompt_is_held_against_the_engines_own_limit(tokens: int, seen: Truth) -> None:
+def test_item_4_the_prompt_is_held_against_the_engines_own_limit(
+    tokens: int, seen: Truth
+) -> None:
     evidence = logged(opaque_run(), sized(0.1, 26, 1664), *[ended(tokens, 1664)] * 2)
     assert truth(IMAGE, evidence, "outgrows-cache") is seen
 
@@ -134,18 +146,26 @@ def test_item_4_both_ways_of_asking_must_have_come_to_the_engine() -> None:
         (None, 44, NOT_MET),
     ],
 )
-def test_item_4_how_far_an_answer_grew(prompt: int | None, tokens: int, seen: Truth) -> None:
+def test_item_4_how_far_an_answer_grew(
+    prompt: int | None, tokens: int, seen: Truth
+) -> None:
     evidence = truncated_run()
     growing = relabelled(evidence, "growing")
     growing.prompt_tokens, growing.completion_tokens = prompt, tokens
     assert truth(GROWTH, evidence, "grew") is seen
 
 
-@pytest.mark.parametrize(("generated", "seen"), [(1, MET), (0, UNKNOWN), (None, UNKNOWN)])
-def test_item_4_how_far_a_failed_answer_grew(generated: int | None, seen: Truth) -> None:
+@pytest.mark.parametrize(
+    ("generated", "seen"), [(1, MET), (0, UNKNOWN), (None, UNKNOWN)]
+)
+def test_item_4_how_far_a_failed_answer_grew(
+    generated: int | None, seen: Truth
+) -> None:
     """The engine's own count; the gate's short answer is not it."""
     edge = ended(1280, 1344, "SUCCESS", generated)
-    evidence = logged(crash_run(), sized(0.1, 21, 1344), ended(1280, 1344, "FINISH", 4), edge)
+    evidence = logged(
+        crash_run(), sized(0.1, 21, 1344), ended(1280, 1344, "FINISH", 4), edge
+    )
     assert truth(GROWTH, evidence, "grew") is seen
     only = logged(crash_run(), sized(0.1, 21, 1344), SHORT_ANSWER)
     assert truth(GROWTH, only, "grew") is UNKNOWN
@@ -159,7 +179,9 @@ def test_item_4_one_that_failed_early_did_not_fill_the_cache() -> None:
     evidence = logged(crash_run(), lines, ended(1270, 1344, "FINISH", 4), begun)
     outcome, truths, _ = judge(GROWTH, evidence)
     assert (truths["grew"], outcome) == (NOT_MET, Outcome.INCONCLUSIVE)
-    hung = logged(crash_run(), lines, SHORT_ANSWER)  # 0.7.0: the engine never ends that request
+    hung = logged(
+        crash_run(), lines, SHORT_ANSWER
+    )  # 0.7.0: the engine never ends that request
     assert truth(GROWTH, hung, "grew") is MET
     refused = truncated_run()
     growing = relabelled(refused, "growing")
@@ -171,7 +193,10 @@ def test_item_4_a_setting_prevented_it_only_where_the_engine_has_the_blocks() ->
     facts = run_facts(BUDGET, "", "kv-budget")
     for evidence, prevented in (
         (mitigated_run(), True),
-        (logged(mitigated_run(), sized(0.1, 21, 1344), *[ended(3446, 1344)] * 2), False),
+        (
+            logged(mitigated_run(), sized(0.1, 21, 1344), *[ended(3446, 1344)] * 2),
+            False,
+        ),
         (logged(mitigated_run(), sized(0.1, 21, 1344), *[ended(3446, 3584)] * 2), None),
     ):
         verdict = judge_run(BUDGET, evidence, facts)
@@ -184,20 +209,28 @@ def test_item_4_a_setting_prevented_it_only_where_the_engine_has_the_blocks() ->
 
 SOLVED = {"gpu-mem"}
 BY_LOG = ("blocks-21", "limit-1344", "blocks-107", "limit-6848")
-"""What follows from the free memory that the report's own log gives, and not from its gpu_mem."""
+"""What follows from the free memory that the report's own log gives, and not from its
+gpu_mem."""
 
 
 def test_item_6_what_was_solved_from_the_report_is_consistent_with_it_no_more() -> None:
     run = load(CORPUS / "undersized-kv-budget-text-0.6.4.zip")
-    claims = {c.id: c for c in BUDGET.claim_results(run.evidence, facts_of(run, BUDGET))}
+    claims = {
+        c.id: c for c in BUDGET.claim_results(run.evidence, facts_of(run, BUDGET))
+    }
     for name in SOLVED:
         assert claims[name].status is NOT_TESTED
-        assert "consistent with it, no more: the free memory was solved" in claims[name].observed
+        assert (
+            "consistent with it, no more: the free memory was solved"
+            in claims[name].observed
+        )
     for name in BY_LOG:
         assert claims[name].status is CONFIRMED
         assert "its log says 6784 mb" in claims[name].observed
     assert claims["blocks-24"].status is REFUTED
-    assert "the report contradicts itself: 24 × 64 = 1536" in claims["blocks-24"].observed
+    assert (
+        "the report contradicts itself: 24 × 64 = 1536" in claims["blocks-24"].observed
+    )
 
 
 def test_item_6_another_memory_than_the_logs_says_nothing_of_the_blocks() -> None:
@@ -205,14 +238,18 @@ def test_item_6_another_memory_than_the_logs_says_nothing_of_the_blocks() -> Non
     for _, data in run.evidence.results(LogsData, "control", "gate", "check"):
         for entry in data.matches.get("witness-budget", ()):
             entry.text = re.sub(r"111155328", "111171840", entry.text)  # 6785.4 MiB
-    claims = {c.id: c for c in BUDGET.claim_results(run.evidence, facts_of(run, BUDGET))}
+    claims = {
+        c.id: c for c in BUDGET.claim_results(run.evidence, facts_of(run, BUDGET))
+    }
     assert {claims[name].status for name in BY_LOG} == {NOT_TESTED}
 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_item_6_no_recording_confirms_a_solved_number(name: str) -> None:
     run = load(CORPUS / f"{name}.zip")
-    scenario = GROWTH if name.startswith("kv-") else BUDGET.with_variant(run.scenario.variant)
+    scenario = (
+        GROWTH if name.startswith("kv-") else BUDGET.with_variant(run.scenario.variant)
+    )
     claims = scenario.claim_results(run.evidence, facts_of(run, scenario))
     assert not {c.id for c in claims if c.status is CONFIRMED} & SOLVED
 
@@ -236,13 +273,23 @@ def test_item_6_a_limit_that_was_set_says_nothing_of_the_blocks(name: str) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["fails-with-0.1", "validation-error", "status", "blocks-21", "blocks-24", "limit-1344"]
+    "name",
+    [
+        "fails-with-0.1",
+        "validation-error",
+        "status",
+        "blocks-21",
+        "blocks-24",
+        "limit-1344",
+    ],
 )
 def test_item_6_another_setting_says_nothing_of_the_reports(name: str) -> None:
     """The same failure, with 0.2: nothing of it is the report's number."""
     refused = ended(3446, 2752, "INPUT_LENGTH_ERROR")
     evidence = opaque_run()
-    lines = sized(0.2, 43, 2752) | {name: line(text) for name, text in TRACEBACK.items()}
+    lines = sized(0.2, 43, 2752) | {
+        name: line(text) for name, text in TRACEBACK.items()
+    }
     replace_log(evidence, log(lines, refused, refused))
     assert judge(BUDGET, evidence)[0] is Outcome.REPRODUCED
     assert claimed(BUDGET, evidence)[name].status is NOT_TESTED
@@ -259,7 +306,9 @@ def test_item_6_nor_does_another_control_server(name: str) -> None:
 # ------------------------------------------------------------------ item 7: the order
 
 
-def encoded(*lines: int, refused: tuple[int, ...] = (20, 40), step: str = "forward") -> Evidence:
+def encoded(
+    *lines: int, refused: tuple[int, ...] = (20, 40), step: str = "forward"
+) -> Evidence:
     """An image run whose encoder was done in these lines of the log."""
     data = log(sized(0.1, 21, 1344))
     work = witness("vision", step=step, seconds=4.02)
@@ -287,7 +336,9 @@ def encoded(*lines: int, refused: tuple[int, ...] = (20, 40), step: str = "forwa
         (encoded(15, 35, step="preprocess"), UNKNOWN),
     ],
 )
-def test_item_7_the_encoder_was_done_before_each_refusal(evidence: Evidence, seen: Truth) -> None:
+def test_item_7_the_encoder_was_done_before_each_refusal(
+    evidence: Evidence, seen: Truth
+) -> None:
     found = told(IMAGE, evidence)["encoder-first"]
     assert found.truth is seen, found.observed
     if seen is not UNKNOWN:
@@ -296,7 +347,9 @@ def test_item_7_the_encoder_was_done_before_each_refusal(evidence: Evidence, see
 
 def test_item_7_without_a_refusal_the_order_is_unknown() -> None:
     evidence = encoded(15, 35)
-    (data,) = (p.data for p in evidence.probes if p.phase == "check" and p.probe == "logs")
+    (data,) = (
+        p.data for p in evidence.probes if p.phase == "check" and p.probe == "logs"
+    )
     assert isinstance(data, LogsData)
     data.matches["witness-request"] = [at(n, ended(1661, 1792)) for n in (20, 40)]
     found = told(IMAGE, evidence)["encoder-first"]
@@ -305,10 +358,12 @@ def test_item_7_without_a_refusal_the_order_is_unknown() -> None:
     assert truth(IMAGE, evidence, "encoder-first") is MET
 
 
-# ------------------------------------------------------------------ item 12: a silent log
+# ---------------------------------------------------------------- item 12: a silent log
 
 
-def test_item_12_a_log_without_errors_does_not_say_that_there_was_no_assertion() -> None:
+def test_item_12_a_log_without_errors_does_not_say_that_there_was_no_assertion() -> (
+    None
+):
     """--log-level=CRITICAL: the loop may have ended by it, and nobody wrote it down."""
     silent = logged(crash_run(), sized(0.1, 21, 1344), *GROWN)
     outcome, truths, _ = judge(GROWTH, silent)
@@ -326,10 +381,14 @@ def test_item_12_a_log_without_errors_does_not_say_that_there_was_no_assertion()
         (("Engine loop failed with error:", "AssertionError"), UNKNOWN),
     ],
 )
-def test_item_12_which_assertion_it_was_is_not_guessed(texts: tuple[str, ...], seen: Truth) -> None:
+def test_item_12_which_assertion_it_was_is_not_guessed(
+    texts: tuple[str, ...], seen: Truth
+) -> None:
     """0.9.0 and 0.9.1 log the class of what ended the loop, and not its text."""
     evidence = logged(crash_run(), sized(0.1, 21, 1344), *GROWN)
-    (data,) = (p.data for p in evidence.probes if p.phase == "check" and p.probe == "logs")
+    (data,) = (
+        p.data for p in evidence.probes if p.phase == "check" and p.probe == "logs"
+    )
     assert isinstance(data, LogsData)
     data.matches["loop-ended"] = [line(text) for text in texts]
     assert truth(GROWTH, evidence, "assertion") is seen
@@ -381,7 +440,9 @@ def test_lines_of_before_the_engine_sized_its_cache_are_another_servers(
 @pytest.mark.parametrize("old", ["validation-error", "finish-reason"])
 def test_a_validation_error_of_before_is_not_this_prompts(old: str) -> None:
     evidence = opaque_run()
-    (data,) = (p.data for p in evidence.probes if p.phase == "check" and p.probe == "logs")
+    (data,) = (
+        p.data for p in evidence.probes if p.phase == "check" and p.probe == "logs"
+    )
     assert isinstance(data, LogsData)
     data.matches[old] = [at(START, data.matches[old][0])]
     assert truth(BUDGET, evidence, "validation-error") is UNKNOWN
@@ -391,13 +452,15 @@ def test_a_validation_error_of_before_is_not_this_prompts(old: str) -> None:
     assert truth(BUDGET, evidence, "validation-error") is NOT_MET
 
 
-# ------------------------------------------------------------------ prompts at the limit
+# ----------------------------------------------------------------- prompts at the limit
 
 AT_LIMIT = {"less-than": "0", "fewer-serves": "16", "room-ahead": "17"}
 """Claims, and the recording that judges each, by tokens fewer than the limit."""
 
 
-def at_limit(fewer: str, change: Callable[[Evidence], object] = lambda _: None) -> dict[str, str]:
+def at_limit(
+    fewer: str, change: Callable[[Evidence], object] = lambda _: None
+) -> dict[str, str]:
     run = load(CORPUS / f"undersized-kv-budget-option-at-limit-{fewer}.zip")
     change(run.evidence)
     results = BUDGET.claim_results(run.evidence, facts_of(run, BUDGET))
@@ -415,7 +478,10 @@ def answered_with(tokens: int | None) -> Callable[[Evidence], object]:
         for label in (report.AT_LIMIT, report.AT_LAST):
             sent = next(r for r in evidence.requests if r.label == label)
             sent.status = 500 if tokens is None else 200
-            sent.error, sent.completion_tokens = "", tokens if label == report.AT_LIMIT else 4
+            sent.error, sent.completion_tokens = (
+                "",
+                tokens if label == report.AT_LIMIT else 4,
+            )
             sent.finish_reason = "length"
 
     return change
@@ -431,7 +497,9 @@ def answered_with(tokens: int | None) -> Callable[[Evidence], object]:
         ("room-ahead", None, "refuted"),
     ],
 )
-def test_another_answer_there_turns_it(claim: str, tokens: int | None, status: str) -> None:
+def test_another_answer_there_turns_it(
+    claim: str, tokens: int | None, status: str
+) -> None:
     assert at_limit(AT_LIMIT[claim], answered_with(tokens)) == only(claim, status)
 
 
@@ -439,7 +507,9 @@ def test_a_prompt_that_the_engine_did_not_see_judges_nothing() -> None:
     def unseen(evidence: Evidence) -> None:
         for _, data in evidence.results(LogsData):
             lines = data.matches["witness-request"]
-            data.matches["witness-request"] = [one for one in lines if "1344, " not in one.text]
+            data.matches["witness-request"] = [
+                one for one in lines if "1344, " not in one.text
+            ]
 
     def no_limit(evidence: Evidence) -> None:
         for _, data in evidence.results(LogsData):

@@ -1,4 +1,5 @@
-"""What LMDeploy's witness and clients say, read: each bound from both sides, each word alone."""
+"""What LMDeploy's witness and clients say, read: each bound from both sides, each word
+alone."""
 
 from typing import Any
 
@@ -41,7 +42,11 @@ from mmrepro.scenarios.undersized_kv_budget.report import CHAIN
 from mmrepro.traffic.evidence import Evidence, Missing, ReproducerResult
 
 MET, NOT_MET = Truth.MET, Truth.NOT_MET
-CONFIRMED, REFUTED, NOT_TESTED = ClaimStatus.CONFIRMED, ClaimStatus.REFUTED, ClaimStatus.NOT_TESTED
+CONFIRMED, REFUTED, NOT_TESTED = (
+    ClaimStatus.CONFIRMED,
+    ClaimStatus.REFUTED,
+    ClaimStatus.NOT_TESTED,
+)
 
 
 def claim(evidence: Evidence, name: str, *mitigations: str) -> ClaimStatus:
@@ -58,7 +63,9 @@ def witnessed(budget: dict[str, Any], **limit: Any) -> kv.Witness:
     lines["witness-budget"] = witness("budget", **told)
     if limit:
         known = {"cache_max_entry_count": 0.1, "num_gpu_blocks": 21, "block_size": 64}
-        lines["witness-limit"] = witness("limit", **{"max_session_len": 1344, **known, **limit})
+        lines["witness-limit"] = witness(
+            "limit", **{"max_session_len": 1344, **known, **limit}
+        )
     evidence = opaque_run()
     replace_log(evidence, log(lines, REFUSED, REFUSED))
     return kv.Witness(evidence)
@@ -78,36 +85,53 @@ def test_a_sizing_is_read_whole_or_not_at_all() -> None:
             witnessed(budget).sizing()
     with pytest.raises(Missing):
         witnessed({}, max_session_len=None).sizing()
-    assert witnessed({}, num_reserved_gpu_blocks=1).sizing().num_reserved_gpu_blocks == 1
+    assert (
+        witnessed({}, num_reserved_gpu_blocks=1).sizing().num_reserved_gpu_blocks == 1
+    )
     with pytest.raises(Missing, match="see the control server size"):
         kv.Witness(Evidence()).sizing("control")
 
 
 @pytest.mark.parametrize("free", [6784 << 20, (6785 << 20) - 1])
 def test_every_memory_that_the_report_prints_so_has_its_blocks(free: int) -> None:
-    """``free gpu memory: 6784 mb``, cut to whole MiB, and the report's model as it is."""
+    """``free gpu memory: 6784 mb``, cut to whole MiB, and the report's model as it
+    is."""
     assert free >> 20 == kv.LOGGED_FREE_MB
-    plan = LmdeployPlan("0.6.4", free, bytes_per_block=kv.BLOCK_BYTES, vocab_size=kv.VOCABULARY)
+    plan = LmdeployPlan(
+        "0.6.4", free, bytes_per_block=kv.BLOCK_BYTES, vocab_size=kv.VOCABULARY
+    )
     assert [plan.forward(s).blocks for s in (kv.SMALL, kv.BIG)] == [21, 107]
 
 
 def test_what_the_runs_memory_is_solved_from() -> None:
-    """With 0.5 the report's gpu_mem; with the report's bytes a block that is 107.7 of them."""
+    """With 0.5 the report's gpu_mem; with the report's bytes a block that is 107.7 of
+    them."""
     assert kv.KV_BYTES * kv.BIG == 903_548_928
     assert (kv.BLOCK_BYTES, kv.VOCABULARY, kv.SCALE) == (8_388_608, 92_553, 64)
-    assert [BUDGET.plan_of("0.6.4").forward(s).blocks for s in (kv.SMALL, kv.BIG)] == [21, 107]
+    assert [BUDGET.plan_of("0.6.4").forward(s).blocks for s in (kv.SMALL, kv.BIG)] == [
+        21,
+        107,
+    ]
     assert (kv.SHORT, kv.ANSWER, growth.ANSWER, growth.ROOM) == ("hi", 4, 100, 44)
-    assert (growth.SCENARIO.trigger_deadline_s, BUDGET.trigger_deadline_s) == (60.0, 240.0)
+    assert (growth.SCENARIO.trigger_deadline_s, BUDGET.trigger_deadline_s) == (
+        60.0,
+        240.0,
+    )
 
 
 def test_what_is_set_up_for_each_variant() -> None:
     found = {s.variant: (s.prompt_tokens, s.predicted.setting) for s in BUDGET.variants}  # type: ignore[attr-defined]
-    assert {name: (tokens, str(setting)) for name, (tokens, setting) in found.items()} == {
+    assert {
+        name: (tokens, str(setting)) for name, (tokens, setting) in found.items()
+    } == {
         "text": (3446, "0.26"),
         "image": (1600, "0.13"),
         "full-size": (3446, "0.26"),
     }
-    assert growth.SCENARIO.mitigations[0].server_args == ("--cache-max-entry-count", "0.11")
+    assert growth.SCENARIO.mitigations[0].server_args == (
+        "--cache-max-entry-count",
+        "0.11",
+    )
     assert BUDGET.expected("0.8.0rc1", frozenset())[0] is Outcome.DIFFERENT_FAILURE
     claims = BUDGET.claim_results(opaque_run(), run_facts(BUDGET))
     said = next(c.observed for c in claims if c.id == "works-with-0.8")
@@ -117,7 +141,9 @@ def test_what_is_set_up_for_each_variant() -> None:
 def test_018_names_the_bytes_of_each_rank() -> None:
     evidence = opaque_run()
     lines = sized(0.1, 21, 1344)
-    ranks = witness("budget", memory=[FREE, 1], runtime=[RUNTIME, 1], rank_block_bytes=[BLOCK])
+    ranks = witness(
+        "budget", memory=[FREE, 1], runtime=[RUNTIME, 1], rank_block_bytes=[BLOCK]
+    )
     replace_log(evidence, log(lines | {"witness-budget": ranks}, REFUSED))
     assert kv.Witness(evidence).sizing().block_bytes == BLOCK
 
@@ -190,7 +216,10 @@ def test_a_prompt_fills_what_the_template_leaves() -> None:
     assert kv.filling(100, short) == "7"
     short.prompt_tokens = None
     assert len(kv.filling(10, short)) == 12
-    assert (growth.prompt_tokens("0.6.4"), growth.prompt_tokens("0.18.0")) == (1300, 1172)
+    assert (growth.prompt_tokens("0.6.4"), growth.prompt_tokens("0.18.0")) == (
+        1300,
+        1172,
+    )
 
 
 # ------------------------------------------------------------------ what clients read
@@ -218,9 +247,16 @@ def test_a_stream_that_breaks_began_with_200(
 
 @pytest.mark.parametrize(
     ("status", "error", "opaque"),
-    [(500, "x", MET), (499, "x", NOT_MET), (500, "too long", NOT_MET), (200, "", NOT_MET)],
+    [
+        (500, "x", MET),
+        (499, "x", NOT_MET),
+        (500, "too long", NOT_MET),
+        (200, "", NOT_MET),
+    ],
 )
-def test_an_opaque_500_does_not_name_the_length(status: int, error: str, opaque: Truth) -> None:
+def test_an_opaque_500_does_not_name_the_length(
+    status: int, error: str, opaque: Truth
+) -> None:
     evidence = opaque_run()
     sent = relabelled(evidence, "the prompt")
     sent.status, sent.error, sent.text = status, error, "abc"
@@ -228,7 +264,9 @@ def test_an_opaque_500_does_not_name_the_length(status: int, error: str, opaque:
 
 
 @pytest.mark.parametrize(("tokens", "truth"), [(1344, NOT_MET), (1345, MET)])
-def test_live_a_refusal_is_for_its_length_where_it_is_longer(tokens: int, truth: Truth) -> None:
+def test_live_a_refusal_is_for_its_length_where_it_is_longer(
+    tokens: int, truth: Truth
+) -> None:
     evidence = opaque_run()
     refused = ended(tokens, 1344, "INPUT_LENGTH_ERROR")
     replace_log(evidence, log(sized(0.1, 21, 1344), ended(9000, 1344), refused))
@@ -237,7 +275,9 @@ def test_live_a_refusal_is_for_its_length_where_it_is_longer(tokens: int, truth:
 
 def test_live_the_first_refusal_is_read() -> None:
     evidence = opaque_run()
-    first, second = (ended(n, m, "INPUT_LENGTH_ERROR") for n, m in ((1500, 1400), (1350, 1600)))
+    first, second = (
+        ended(n, m, "INPUT_LENGTH_ERROR") for n, m in ((1500, 1400), (1350, 1600))
+    )
     replace_log(evidence, log(sized(0.1, 21, 1344), first, second))
     found = refused_for_length(kv.Witness(evidence))
     assert (found.truth, found.observed) == (MET, "1500 tokens, at most 1400")
@@ -252,7 +292,11 @@ def test_the_prompt_is_sent_whole_and_streamed() -> None:
 def test_a_growing_request_that_is_refused_for_its_length_is_a_fix() -> None:
     refused = truncated_run()
     sent = relabelled(refused, "growing")
-    sent.status, sent.error, sent.text = 400, "the request exceeds the context length", ""
+    sent.status, sent.error, sent.text = (
+        400,
+        "the request exceeds the context length",
+        "",
+    )
     assert judge(growth.SCENARIO, refused, "0.18.0")[0] is Outcome.NOT_REPRODUCED
     sent.error = "no"
     assert judge(growth.SCENARIO, refused, "0.18.0")[0] is Outcome.DIFFERENT_FAILURE
@@ -270,17 +314,26 @@ def test_a_whole_answer_below_the_limit_was_not_cut() -> None:
     assert claims["truncates"] is NOT_TESTED
 
 
-# ------------------------------------------------------------------ claims by code and by number
+# --------------------------------------------------------- claims by code and by number
 
 
 @pytest.mark.parametrize(
     ("fact", "status"),
-    [(8_388_608, CONFIRMED), (8_388_607, REFUTED), ("8388608", NOT_TESTED), (None, NOT_TESTED)],
+    [
+        (8_388_608, CONFIRMED),
+        (8_388_607, REFUTED),
+        ("8388608", NOT_TESTED),
+        (None, NOT_TESTED),
+    ],
 )
-def test_what_the_chain_computed_is_a_number(fact: int | str | None, status: ClaimStatus) -> None:
+def test_what_the_chain_computed_is_a_number(
+    fact: int | str | None, status: ClaimStatus
+) -> None:
     evidence = opaque_run()
     assert claim(evidence, "block-bytes") is NOT_TESTED
-    ran = ReproducerResult(name=CHAIN, exit_code=0, seconds=1, facts={"block_bytes": fact})
+    ran = ReproducerResult(
+        name=CHAIN, exit_code=0, seconds=1, facts={"block_bytes": fact}
+    )
     evidence.reproducers = [ran]
     assert claim(evidence, "block-bytes") is status
     assert claim(evidence, "runtime") is NOT_TESTED
@@ -322,10 +375,15 @@ def test_the_table_of_symptoms_holds_both_servers_side_by_side() -> None:
     assert [r.abnormal for r in rows[:2]] == [True, True]
     same = opaque_run()
     replace_log(same, log(sized(0.1, 21, 1344)), "control")
-    assert [r.abnormal for r in BUDGET.symptom_rows(same, run_facts(BUDGET))[2:]] == [False] * 3
-    crashed = {r.check: r.abnormal for r in growth.SCENARIO.symptom_rows(
-        truncated_run(), run_facts(growth.SCENARIO)
-    )}  # fmt: skip
+    assert [r.abnormal for r in BUDGET.symptom_rows(same, run_facts(BUDGET))[2:]] == [
+        False
+    ] * 3
+    crashed = {
+        r.check: r.abnormal
+        for r in growth.SCENARIO.symptom_rows(
+            truncated_run(), run_facts(growth.SCENARIO)
+        )
+    }
     assert set(crashed.values()) == {False}
 
 
@@ -360,7 +418,8 @@ def test_24_blocks_would_be_the_reports_other_number() -> None:
 def test_a_front_that_is_gone_is_abnormal() -> None:
     gone = truncated_run()
     gone.probes = [
-        p if p.probe != "http" else probed(http(None, None, gone=True)) for p in gone.probes
+        p if p.probe != "http" else probed(http(None, None, gone=True))
+        for p in gone.probes
     ]
     rows = growth.SCENARIO.symptom_rows(gone, run_facts(growth.SCENARIO))
     assert [r.abnormal for r in rows] == [False, False, True]

@@ -1,4 +1,5 @@
-"""On a starved machine an endpoint is late: that is no sign that the front is not well."""
+"""On a starved machine an endpoint is late: that is no sign that the front is not
+well."""
 
 from pathlib import Path
 
@@ -14,7 +15,12 @@ from mmrepro.scenario.registry import load_scenario
 pytestmark = pytest.mark.usefixtures("by_conditions")
 
 EVIDENCE = Path(__file__).parent.parent / "evidence"
-LATE = {"status": None, "seconds": 5.0, "error": "no complete answer in 5.0 s", "timed_out": True}
+LATE = {
+    "status": None,
+    "seconds": 5.0,
+    "error": "no complete answer in 5.0 s",
+    "timed_out": True,
+}
 GONE = {"status": None, "seconds": 0.01, "error": "ConnectError: refused"}
 GREEN, RED = {"status": 200, "seconds": 0.01}, {"status": 503, "seconds": 0.01}
 
@@ -69,7 +75,8 @@ def outcome(incident: Incident) -> Outcome:
 
 
 def test_a_hang_on_a_starved_machine_is_no_different_failure() -> None:
-    """The same run, but /health came late: whether it is that failure cannot be said."""
+    """The same run, but /health came late: whether it is that failure cannot be
+    said."""
     late, red = hang(), hang()
     for answer in answers_of(late)[-2:]:
         answer.status, answer.timed_out = None, True

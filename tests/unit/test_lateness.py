@@ -26,7 +26,12 @@ class Clock:
 
 @pytest.mark.parametrize(
     ("steps", "share"),
-    [([STEP_S] * 20, 0.0), ([0.5] * 4, 0.9), ([STEP_S] * 19 + [STEP_S + 1], 0.5), ([], 0.0)],
+    [
+        ([STEP_S] * 20, 0.0),
+        ([0.5] * 4, 0.9),
+        ([STEP_S] * 19 + [STEP_S + 1], 0.5),
+        ([], 0.0),
+    ],
 )
 def test_what_a_sleeper_waits_for_beyond_its_sleep(
     monkeypatch: pytest.MonkeyPatch, steps: list[float], share: float

@@ -41,7 +41,9 @@ def made(release: str, device: str = "cpu") -> Environment:
         path=folder,
         python=folder / "venv/bin/python",
         site_packages=folder / "site-packages",
-        wheel=WheelFacts(project="lmdeploy", filename="", sha256="", uploaded="", origin=""),
+        wheel=WheelFacts(
+            project="lmdeploy", filename="", sha256="", uploaded="", origin=""
+        ),
         resolved_until="",
         packages=[],
         lock_file=folder / "requirements.lock",
@@ -53,7 +55,10 @@ def test_the_command() -> None:
     argv = plan("--cache-max-entry-count", "0.1").argv
     assert argv[:5] == [
         "/environments/lmdeploy/venv/bin/python",
-        *("-m", "lmdeploy", "serve", "api_server"),
+        "-m",
+        "lmdeploy",
+        "serve",
+        "api_server",
     ]
     assert argv[5] == "/models/internlm2-chat-tiny"
     for option, value in (
@@ -78,17 +83,25 @@ def test_what_the_adapter_owns_is_refused(option: str) -> None:
 
 def test_a_mitigation_comes_last() -> None:
     helps = Mitigation("helps", "", ("--cache-max-entry-count", "0.3"))
-    assert plan("--cache-max-entry-count", "0.1", mitigations=(helps,)).argv[-1] == "0.3"
+    assert (
+        plan("--cache-max-entry-count", "0.1", mitigations=(helps,)).argv[-1] == "0.3"
+    )
 
 
 def test_the_stand_ins_of_a_run_without_a_gpu() -> None:
     plain = plan()
     assert plain.fidelity is Fidelity.CPU_STAND_IN
-    assert [s.name for s in plain.stand_ins] == ["CUDA device and kernels", "device memory"]
+    assert [s.name for s in plain.stand_ins] == [
+        "CUDA device and kernels",
+        "device memory",
+    ]
     assert plain.env["MMREPRO_DEVICE_FREE_BYTES"] == str(1024 * 2**20)
     own = plan(patches=(device_memory(111164640),))
     assert own.fidelity is Fidelity.CPU_STAND_IN
-    assert [s.name for s in own.stand_ins] == ["CUDA device and kernels", "device memory"]
+    assert [s.name for s in own.stand_ins] == [
+        "CUDA device and kernels",
+        "device memory",
+    ]
     assert own.env["MMREPRO_DEVICE_FREE_BYTES"] == "111164640"
     assert "111164640 B free" in own.stand_ins[1].replaces
     for folder in own.env["MMREPRO_STAND_INS"].split(":"):
@@ -119,7 +132,10 @@ def test_every_release_gets_what_lmdeploy_forgets_to_ask_for() -> None:
     assert lmdeploy_spec("0.12.0", "cpu").cutoff == ""
     assert "nvidia-cublas-cu12" in lmdeploy_spec("0.18.0", "cpu").drop
     assert lmdeploy_spec("0.18.0", "cuda").drop == ()
-    assert lmdeploy_spec("0.18.0", "cpu").overrides == ("torch==2.11.0", "torchvision==0.26.0")
+    assert lmdeploy_spec("0.18.0", "cpu").overrides == (
+        "torch==2.11.0",
+        "torchvision==0.26.0",
+    )
     assert all(entry.why for entry in table("lmdeploy"))
     with pytest.raises(UnknownRelease, match="newest"):
         lmdeploy_spec("newest", "cpu")
@@ -129,18 +145,25 @@ REPORTED = TinyText(architecture="gemma", layers=32, kv_heads=8, vocab_size=9255
 
 
 @pytest.mark.parametrize(
-    ("model", "block_bytes"), [(TinyText(), 131_072), (REPORTED, 8_388_608)], ids=["1/64", "1/1"]
+    ("model", "block_bytes"),
+    [(TinyText(), 131_072), (REPORTED, 8_388_608)],
+    ids=["1/64", "1/1"],
 )
 def test_a_text_model_has_the_geometry_it_says(
     model: TinyText, block_bytes: int, tmp_path: Path
 ) -> None:
-    small = model if model.parameters < 3e6 else TinyText(architecture="gemma", layers=1)
+    small = (
+        model if model.parameters < 3e6 else TinyText(architecture="gemma", layers=1)
+    )
     folder = small.write(tmp_path)
     assert folder.name.startswith("internlm2-chat-")
     config = json.loads((folder / "config.json").read_text())
     raw = (folder / "model.safetensors").read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-    assert sum(math.prod(t["shape"]) for n, t in header.items() if n[0] != "_") == small.parameters
+    assert (
+        sum(math.prod(t["shape"]) for n, t in header.items() if n[0] != "_")
+        == small.parameters
+    )
     geometry = Geometry(
         layers=model.layers,
         kv_heads=model.kv_heads,
@@ -170,9 +193,15 @@ def test_the_control_server_differs_by_its_setting_only() -> None:
     options = RunCommand(mitigations=("kv-budget",))
     environment, model = made("0.6.4"), Path("/models/internlm2-chat-tiny")
     own = ServerSpec(scenario, options, environment, model).plan(8123)
-    other = ServerSpec(scenario, options, environment, model, scenario.control_server).plan(8123)
+    other = ServerSpec(
+        scenario, options, environment, model, scenario.control_server
+    ).plan(8123)
     settings = [
-        [a for a, b in zip(p.argv[1:], p.argv, strict=False) if b == "--cache-max-entry-count"]
+        [
+            a
+            for a, b in zip(p.argv[1:], p.argv, strict=False)
+            if b == "--cache-max-entry-count"
+        ]
         for p in (own, other)
     ]
     assert settings == [["0.1", "0.26"], ["0.1", "0.5"]]  # argparse takes the last one
@@ -185,6 +214,8 @@ def test_the_memory_follows_the_release() -> None:
     free = {}
     for release in ("0.6.4", "0.18.0"):
         options = RunCommand(release=release)
-        found = ServerSpec(scenario, options, made(release), Path("/models/m")).plan(8123)
+        found = ServerSpec(scenario, options, made(release), Path("/models/m")).plan(
+            8123
+        )
         free[release] = int(found.env["MMREPRO_DEVICE_FREE_BYTES"])
     assert free == {"0.6.4": 111_155_328, "0.18.0": 52_667_520}

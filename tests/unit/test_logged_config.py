@@ -1,4 +1,5 @@
-"""What vLLM says of its configuration: its log's line and its metrics, not the options it got."""
+"""What vLLM says of its configuration: its log's line and its metrics, not the options
+it got."""
 
 from typing import Any
 
@@ -12,14 +13,18 @@ from mmrepro.traffic.evidence import Evidence, Missing
 
 MET, NOT_MET = Truth.MET, Truth.NOT_MET
 LINE = (
-    "Initializing a V1 LLM engine (v0.12.0) with config: model='tiny', quantization=None, "
+    "Initializing a V1 LLM engine (v0.12.0) with config: model='tiny', "
+    "quantization=None, "
     "enforce_eager=True, kv_cache_dtype=auto, enable_prefix_caching=False, "
     "compilation_config={'cudagraph_mode': <CUDAGraphMode.NONE: 0>, 'level': 0}, last=7"
 )
 
 
 def log(*lines: str, counted: bool = True) -> Evidence:
-    found = [LogLine(number=n, process="EngineCore pid=1", text=t) for n, t in enumerate(lines, 9)]
+    found = [
+        LogLine(number=n, process="EngineCore pid=1", text=t)
+        for n, t in enumerate(lines, 9)
+    ]
     data = LogsData(
         file="engine.log",
         bytes_read=1,
@@ -32,7 +37,11 @@ def log(*lines: str, counted: bool = True) -> Evidence:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("enforce_eager", "True"), ("enable_prefix_caching", "False"), ("model", "'tiny'")],
+    [
+        ("enforce_eager", "True"),
+        ("enable_prefix_caching", "False"),
+        ("model", "'tiny'"),
+    ],
 )
 def test_a_field_of_the_logged_configuration(field: str, value: str) -> None:
     assert vllm.logged_config(Logs(log(LINE)), field) == value
@@ -42,7 +51,9 @@ def test_a_field_of_the_logged_configuration(field: str, value: str) -> None:
     assert told.observed == f"EngineCore runs with {field}={value}"
 
 
-@pytest.mark.parametrize("field", ["eager", "caching", "enforce.eager", "level", "last", ""])
+@pytest.mark.parametrize(
+    "field", ["eager", "caching", "enforce.eager", "level", "last", ""]
+)
 def test_what_is_no_whole_field_of_it_is_missing(field: str) -> None:
     """A part of a name, and a value that the kept line may have lost the end of."""
     with pytest.raises(Missing, match=f"EngineCore did not log its {field}"):
@@ -79,14 +90,17 @@ def test_the_caches_configuration_is_in_the_metrics(phase: str) -> None:
     assert told.observed == "the engine's metrics say enable_prefix_caching=True"
 
 
-def torn(*, sample: str = vllm.CACHE_CONFIG, label: str = "enable_prefix_caching") -> Evidence:
+def torn(
+    *, sample: str = vllm.CACHE_CONFIG, label: str = "enable_prefix_caching"
+) -> Evidence:
     data: Any = cached(**{label: "False"})
     data.samples[-1].name = sample
     return Evidence(probes=[probed(data)])
 
 
 @pytest.mark.parametrize(
-    "evidence", [torn(sample="vllm:other"), torn(label="block_size"), Evidence(), log(LINE)]
+    "evidence",
+    [torn(sample="vllm:other"), torn(label="block_size"), Evidence(), log(LINE)],
 )
 def test_metrics_without_it_say_nothing(evidence: Evidence) -> None:
     with pytest.raises(Missing):

@@ -44,7 +44,12 @@ def test_what_only_reads_is_marked_and_starting_tools_can_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "said", "code"),
     [
-        ("find", {"text": "Expected a cached item for mm_hash"}, "ghost-key-eviction", 0),
+        (
+            "find",
+            {"text": "Expected a cached item for mm_hash"},
+            "ghost-key-eviction",
+            0,
+        ),
         ("show", {"name": "ghost-key-eviction"}, "ghost-key-eviction", 0),
         ("show", {"name": "--help"}, "There is no scenario", 2),
         ("report", {"folder": "none-such"}, "none-such", 2),
@@ -98,7 +103,10 @@ def test_a_report_starts_no_engine() -> None:
 
 def message(number: int, arguments: str, name: str = '"find"') -> str:
     called = f'{{"name": {name}, "arguments": {arguments}}}'
-    return f'{{"jsonrpc": "2.0", "id": {number}, "method": "tools/call", "params": {called}}}'
+    return (
+        f'{{"jsonrpc": "2.0", "id": {number}, "method": "tools/call", '
+        f'"params": {called}}}'
+    )
 
 
 HOSTILE = {
@@ -119,10 +127,13 @@ HOSTILE = {
 
 
 def test_each_message_is_answered() -> None:
-    """Through the real streams: the protocol's own parser drops what it does not take."""
+    """Through the real streams: the protocol's own parser drops what it does not
+    take."""
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}}
     hello |= {"clientInfo": {"name": "x", "version": "1"}}
-    begin = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello})
+    begin = json.dumps(
+        {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+    )
     last = message(99, '{"text": "nothing at all"}')
     lines = [begin, '{"jsonrpc": "2.0", "method": "notifications/initialized"}']
     lines += [*HOSTILE.values(), last]
@@ -153,7 +164,9 @@ def test_each_message_is_answered() -> None:
     assert not answers[99]["result"]["isError"]
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "mcp"]:
         monkeypatch.setitem(sys.modules, name, None)
     done = CliRunner().invoke(app, ["mcp"])

@@ -22,7 +22,9 @@ from mmrepro.traffic.case.model import Case
 
 
 def recorded(*at: float | None) -> Case:
-    ops = [fake_op(f"r{n}").model_copy(update={"at_s": one}) for n, one in enumerate(at)]
+    ops = [
+        fake_op(f"r{n}").model_copy(update={"at_s": one}) for n, one in enumerate(at)
+    ]
     return fake_case(ops)
 
 
@@ -62,7 +64,8 @@ def test_a_request_s_times() -> None:
 
 
 def sample(factor: float, *, pieces: int = 20) -> Sample:
-    """Requests of several lengths, all of which take ``factor`` as long between tokens."""
+    """Requests of several lengths, all of which take ``factor`` as long between
+    tokens."""
     made = Sample(values={"rss": 100.0 * factor, "preemptions": 0.0})
     for n in range(20):
         gap = 0.01 * (1 + n / 10) * factor

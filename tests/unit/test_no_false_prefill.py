@@ -1,5 +1,6 @@
-"""chunked-mm-prefill's placeholders: nothing is said of a token that never arrived (issue 14, 4),
-of another process's error, or of options that the engine does not confirm."""
+"""chunked-mm-prefill's placeholders: nothing is said of a token that never arrived
+(issue 14, 4), of another process's error, or of options that the engine does not
+confirm."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,13 +42,17 @@ AS_TOKEN, AS_TEXT = GATE_TOKENS + 11, GATE_TOKENS + 20
 Change = Callable[[Evidence], object]
 
 
-# ------------------------------------------------------------------ the literal placeholder
+# -------------------------------------------------------------- the literal placeholder
 
 
 def with_literal(evidence: Evidence, tokens: int | None = AS_TOKEN) -> Evidence:
     image = ImageSent(sha256="0" * 64, width=420, height=420, bytes=1000)
     for record in evidence.labelled(module.SAME_SIZE):
-        record.prompt_head, record.prompt_tokens, record.images = "hi", GATE_TOKENS, [image]
+        record.prompt_head, record.prompt_tokens, record.images = (
+            "hi",
+            GATE_TOKENS,
+            [image],
+        )
     for record in evidence.labelled(module.LITERAL):
         record.prompt_head, record.prompt_tokens, record.images = TEXT, tokens, [image]
     return evidence
@@ -120,7 +125,9 @@ def test_what_is_told_of_the_token() -> None:
         assert why(evidence) == "the server did not say how long its prompts were"
     assert why(with_literal(death_run(module.LITERAL), None)) == MISMATCH_TEXT
     assert why(refused()) == "400 no placeholders, please, and no word of placeholders"
-    assert why(bare(module.LITERAL)) == "it was not sent with an image of the gate's size"
+    assert (
+        why(bare(module.LITERAL)) == "it was not sent with an image of the gate's size"
+    )
 
 
 def test_a_death_without_a_word_of_placeholders_shows_no_token() -> None:
@@ -139,7 +146,7 @@ def test_without_the_text_in_the_prompt_it_is_another_failure() -> None:
     assert judge(LITERAL, evidence)[0] is DIFFERENT
 
 
-# ------------------------------------------------------------------ the generated placeholder
+# ------------------------------------------------------------ the generated placeholder
 
 
 def text(begun: float | None, ended: float, **more: Any) -> RequestRecord:
@@ -160,7 +167,11 @@ GAVE_UP = {"error": module.GIVEN_UP}
     [
         (text(2.1, 5), MET, MET),
         (text(3.0, 3.1), MET, MET),
-        (text(3.05, 5), NOT_MET, MET),  # what had begun before the answer may have begun too late
+        (
+            text(3.05, 5),
+            NOT_MET,
+            MET,
+        ),  # what had begun before the answer may have begun too late
         (text(3.1, 5), NOT_MET, MET),
         (text(3.2, 5), NOT_MET, NOT_MET),
         (text(2.1, 3.0, **DIED), NOT_MET, MET),
@@ -181,7 +192,9 @@ def test_the_token_must_have_been_in_the_images_batch(
         (death_run, dead, REPRODUCED),
     ):
         got, truths, results = judge(GENERATED, run(module.IMAGE, record))
-        assert truths["placeholder-generated"] is truths["stray-placeholder"] is truth, results
+        assert (
+            truths["placeholder-generated"] is truths["stray-placeholder"] is truth
+        ), results
         otherwise = INCONCLUSIVE if run is survived_run else DIFFERENT
         assert got is (outcome if truth is MET else otherwise)
 
@@ -193,7 +206,9 @@ def test_how_many_placeholders_were_generated_is_told() -> None:
 
     assert told(text(2.1, 5), text(2.1, 3)).startswith("9 × ")
     assert told(text(2.1, 5), text(2.1, 5)).startswith("18 × ")
-    assert told(text(2.1, 5, text=module.PLACEHOLDER * 390)).startswith("at least 390 × ")
+    assert told(text(2.1, 5, text=module.PLACEHOLDER * 390)).startswith(
+        "at least 390 × "
+    )
     assert told(text(2.1, 5, text=module.PLACEHOLDER * 389)).startswith("389 × ")
 
 
@@ -209,7 +224,9 @@ def log_of(*lines: tuple[str, str], more: int = 0) -> LogsData:
     data = death_log()
     data.matches["exception"] = found
     data.match_counts["exception"] = len(found) + more
-    data.matches["mask-mismatch"] = [e for e in found if "mask" in e.text or "assign" in e.text]
+    data.matches["mask-mismatch"] = [
+        e for e in found if "mask" in e.text or "assign" in e.text
+    ]
     return data
 
 
@@ -221,7 +238,10 @@ OTHER_CORE = "EngineCore_DP0 pid=99"
     ("data", "truth"),
     [
         (log_of(CORE_ERROR, ECHO), MET),
-        (log_of((API, REFUSAL), CORE_ERROR, ECHO), MET),  # a refused client killed nothing
+        (
+            log_of((API, REFUSAL), CORE_ERROR, ECHO),
+            MET,
+        ),  # a refused client killed nothing
         (log_of((API, REFUSAL)), NOT_MET),
         (log_of((API, MISMATCH_TEXT)), NOT_MET),
         (log_of(("", MISMATCH_TEXT)), NOT_MET),
@@ -236,7 +256,9 @@ OTHER_CORE = "EngineCore_DP0 pid=99"
         (quiet_log(), NOT_MET),
     ],
 )
-def test_the_first_error_is_that_of_the_process_that_died(data: LogsData, truth: Truth) -> None:
+def test_the_first_error_is_that_of_the_process_that_died(
+    data: LogsData, truth: Truth
+) -> None:
     evidence = death_run(module.IMAGE, text(2.1, 5))
     swap(evidence, data)
     got, truths, _ = judge(GENERATED, evidence)
@@ -252,7 +274,10 @@ def test_what_is_told_of_the_first_error() -> None:
     assert found.observed == f"line 201, {CORE}: {MISMATCH_TEXT}; 2 later lines echo it"
     evidence = Evidence(probes=[probed(log_of(("", REFUSAL)))])
     found = crash.first_error(Logs(evidence), "EngineCore", "mask-mismatch")
-    assert "none is of EngineCore's process; line 200, a process without a name" in found.observed
+    assert (
+        "none is of EngineCore's process; line 200, a process without a name"
+        in found.observed
+    )
 
 
 @pytest.mark.parametrize(
@@ -267,18 +292,25 @@ def test_what_is_told_of_the_first_error() -> None:
 )
 def test_more_placeholders_than_rows_are_asked_for(words: str, truth: Truth) -> None:
     evidence = death_run(module.IMAGE, text(2.1, 5))
-    swap(evidence, log_of((CORE, f"ValueError: Attempted to assign {words} placeholders")))
+    swap(
+        evidence,
+        log_of((CORE, f"ValueError: Attempted to assign {words} placeholders")),
+    )
     assert judge(GENERATED, evidence)[1]["first-error"] is truth
 
 
-# ------------------------------------------------------------------ a machine with too much to do
+# -------------------------------------------------------- a machine with too much to do
 
 
 @pytest.mark.parametrize("label", [module.IMAGE, crash.AFTER])
 def test_a_request_without_an_answer_in_time_shows_no_death(label: str) -> None:
     evidence = death_run(module.IMAGE, text(2.1, 5))
     for record in evidence.labelled(label):
-        record.status, record.timed_out, record.error = None, True, "no answer in 13.0 s"
+        record.status, record.timed_out, record.error = (
+            None,
+            True,
+            "no answer in 13.0 s",
+        )
     got, truths, _ = judge(GENERATED, evidence)
     assert truths["request-500"] is UNKNOWN
     assert got is INCONCLUSIVE
@@ -320,7 +352,7 @@ def test_a_zombie_is_dead(state: str) -> None:
     assert judge(GENERATED, evidence)[1]["core-died"] is MET
 
 
-# ------------------------------------------------------------------ what the engine confirms
+# ------------------------------------------------------------- what the engine confirms
 
 
 NEEDS = ("needs-chunked-prefill", "needs-async", "needs-graph")
@@ -335,17 +367,22 @@ def told(*, dead: bool = True, **lines: str) -> dict[str, ClaimResult]:
 
 
 def needs(*, dead: bool = True, **lines: str) -> dict[str, str]:
-    return {name: claim.status.value for name, claim in told(dead=dead, **lines).items()}
+    return {
+        name: claim.status.value for name, claim in told(dead=dead, **lines).items()
+    }
 
 
 def test_what_is_told_of_what_a_crash_needs() -> None:
     said = {name: claim.observed for name, claim in told().items()}
-    assert said["needs-chunked-prefill"] == "an image of 225 tokens and a budget of 2048"
+    assert (
+        said["needs-chunked-prefill"] == "an image of 225 tokens and a budget of 2048"
+    )
     assert said["needs-async"] == "asynchronous scheduling is off"
     assert said["needs-graph"] == "EngineCore runs with enforce_eager=True"
     missing = told(budget="", arguments="")
     assert (
-        "did not log its budget and the image's rows" in missing["needs-chunked-prefill"].observed
+        "did not log its budget and the image's rows"
+        in missing["needs-chunked-prefill"].observed
     )
     assert "did not log what is not as by default" in missing["needs-async"].observed
     alive = told(dead=False)["needs-graph"].observed
@@ -369,7 +406,10 @@ def test_what_a_crash_needs_is_refuted_by_what_the_engine_says() -> None:
 @pytest.mark.parametrize(
     ("claim", "lines"),
     [
-        ("needs-graph", {"engine_config": "… with config: m=1, enforce_eager=False, x"}),
+        (
+            "needs-graph",
+            {"engine_config": "… with config: m=1, enforce_eager=False, x"},
+        ),
         ("needs-graph", {"engine_config": ""}),
         ("needs-async", {"arguments": "non-default args: {'async_scheduling': True}"}),
         ("needs-async", {"arguments": "non-default args: {'model': 'cut o"}),
@@ -390,11 +430,15 @@ def test_an_option_that_the_engine_does_not_confirm_refutes_nothing(
 
 
 def test_a_budget_just_above_the_image_takes_it_at_once() -> None:
-    assert needs(budget="… max_num_batched_tokens=226.")["needs-chunked-prefill"] == "refuted"
+    assert (
+        needs(budget="… max_num_batched_tokens=226.")["needs-chunked-prefill"]
+        == "refuted"
+    )
 
 
 def test_yesterdays_error_in_the_log_confirms_nothing() -> None:
-    """It is in the log of a server that lives; of another process, and even of this one."""
+    """It is in the log of a server that lives; of another process, and even of this
+    one."""
     for process in (OTHER_CORE, CORE):
         evidence = survived_run(module.IMAGE, text(2.1, 5))
         entry = LogLine(number=3, process=process, text=MISMATCH_TEXT)

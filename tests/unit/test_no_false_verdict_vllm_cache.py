@@ -39,7 +39,7 @@ REPRODUCED, INCONCLUSIVE = Outcome.REPRODUCED, Outcome.INCONCLUSIVE
 NOT_REPRODUCED, DIFFERENT = Outcome.NOT_REPRODUCED, Outcome.DIFFERENT_FAILURE
 
 
-# ------------------------------------------------------------------ item 3: the wrong failure
+# ------------------------------------------------------------ item 3: the wrong failure
 
 
 def one_at_a_time(evidence: Evidence) -> None:
@@ -87,14 +87,18 @@ def test_item_3_at_will_takes_requests_one_at_a_time() -> None:
     assert claims(GHOST_KEY, evidence)["at-will"] == "not-tested"
 
 
-# ------------------------------------------------------------------ item 4: it never got there
+# ----------------------------------------------------------- item 4: it never got there
 
 
 @pytest.mark.parametrize(
     ("change", "name", "expected"),
     [
         (relabel(vllm.TOO_LONG, 200), "refused-for-length", NOT_MET),
-        (relabel(vllm.TOO_LONG, 400, "At most 0 images"), "refused-for-length", NOT_MET),
+        (
+            relabel(vllm.TOO_LONG, 400, "At most 0 images"),
+            "refused-for-length",
+            NOT_MET,
+        ),
         (relabel(vllm.TOO_LONG, 500, "length 3, maximum model length of 2"), "", MET),
         (lambda e: swap(e, metrics(mm_hits=0), phase="gate"), "cache-on", NOT_MET),
         (lambda e: drop(e, "metrics", phase="gate"), "cache-on", UNKNOWN),
@@ -146,33 +150,54 @@ def answered_x(evidence: Evidence) -> None:
     [
         ("Input length (2144) exceeds model's maximum context length (2048).", MET),
         (
-            "The decoder prompt (length 2144) is longer than the maximum model length of 2048. M",
+            (
+                "The decoder prompt (length 2144) is longer than the maximum model "
+                "length of 2048. M"
+            ),
             MET,
         ),
         (
-            "The decoder prompt (length 2048) is longer than the maximum model length of 2048.",
+            (
+                "The decoder prompt (length 2048) is longer than the maximum model "
+                "length of 2048."
+            ),
             NOT_MET,
         ),
         ("the length of the name is wrong", NOT_MET),
         ("", NOT_MET),
     ],
 )
-def test_item_4_a_refusal_for_its_length_names_both_lengths(error: str, holds: Truth) -> None:
+def test_item_4_a_refusal_for_its_length_names_both_lengths(
+    error: str, holds: Truth
+) -> None:
     evidence = edited(desync_run, relabel(vllm.TOO_LONG, 400, error))
     assert truth(DESYNC, evidence, "refused-for-length") is holds
-    assert truth(DESYNC, edited(desync_run, relabel(vllm.TOO_LONG, 413, error)),
-                 "refused-for-length") is NOT_MET  # fmt: skip
+    assert (
+        truth(
+            DESYNC,
+            edited(desync_run, relabel(vllm.TOO_LONG, 413, error)),
+            "refused-for-length",
+        )
+        is NOT_MET
+    )
 
 
 @pytest.mark.parametrize(
     "change",
     [
         relabel(vllm.TOO_LONG, 200),
-        relabel(vllm.TOO_LONG, 400, "At most 0 image(s) may be provided in one prompt."),
+        relabel(
+            vllm.TOO_LONG, 400, "At most 0 image(s) may be provided in one prompt."
+        ),
         lambda e: swap(e, metrics(mm_hits=0, mm_queries=0), phase="gate"),
         lambda e: drop(e, "metrics", phase="gate"),
     ],
-    ids=["too long was answered", "refused for something else", "cache off", "cache not seen"],
+    ids=[
+        "too long was answered",
+        "refused for something else",
+        "cache off",
+        "cache not seen",
+    ],
 )
 def test_item_4_no_500_means_nothing_where_no_promise_was_made(change: Change) -> None:
     healthy = edited(desync_run, answered_x)
@@ -187,9 +212,12 @@ def test_item_4_no_500_means_nothing_where_no_promise_was_made(change: Change) -
 
 
 def test_item_4_a_mitigation_takes_away_only_what_it_is_for() -> None:
-    """Without the cache nobody looks for hits in it; a request that was answered is no refusal."""
+    """Without the cache nobody looks for hits in it; a request that was answered is no
+    refusal."""
     unused = metrics(mm_hits=0, mm_queries=0)
-    off = edited(desync_run, answered_x, with_images, lambda e: swap(e, unused, phase="gate"))
+    off = edited(
+        desync_run, answered_x, with_images, lambda e: swap(e, unused, phase="gate")
+    )
     given = facts(DESYNC, by=("disable-mm-cache",))
     verdict = judged(DESYNC, off, given)
     assert verdict.outcome is NOT_REPRODUCED
@@ -207,7 +235,10 @@ def test_item_4_a_mitigation_takes_away_only_what_it_is_for() -> None:
         ((lambda e: swap(e, metrics(mm_hits=0, mm_queries=1), phase="gate"),), NOT_MET),
         ((lambda e: drop(e, "metrics", phase="gate"),), UNKNOWN),
         ((lambda e: drop(e, "metrics", phase="gate"), parsed("4.0")), NOT_MET),
-        ((lambda e: drop(e, "metrics", phase="gate"), parsed("0.02"), parsed("0.0")), NOT_MET),
+        (
+            (lambda e: drop(e, "metrics", phase="gate"), parsed("0.02"), parsed("0.0")),
+            NOT_MET,
+        ),
         ((lambda e: drop(e, "metrics", phase="gate"), parsed("0.0")), MET),
         ((lambda e: drop(e, "metrics", phase="gate"), parsed("0")), MET),
     ],
@@ -215,13 +246,16 @@ def test_item_4_a_mitigation_takes_away_only_what_it_is_for() -> None:
 def test_item_4_a_mitigation_without_effect_prevented_nothing(
     changes: tuple[Change, ...], expected: Truth
 ) -> None:
-    """The counters before the log: a release that has none has logged what it was given."""
+    """The counters before the log: a release that has none has logged what it was
+    given."""
     off = edited(desync_run, answered_x, with_images, *changes)
     given = facts(DESYNC, by=("disable-mm-cache",))
     verdict = judged(DESYNC, off, given)
     assert next(r.truth for r in verdict.conditions if r.id == "cache-off") is expected
     assert verdict.outcome is (NOT_REPRODUCED if expected is MET else INCONCLUSIVE)
-    assert effect(DESYNC, off, given, verdict).prevented is (True if expected is MET else None)
+    assert effect(DESYNC, off, given, verdict).prevented is (
+        True if expected is MET else None
+    )
     plain = judged(DESYNC, off, facts(DESYNC))
     assert not [r for r in plain.conditions if r.id == "cache-off"]
 
@@ -234,7 +268,9 @@ def test_item_4_lines_of_another_process_are_no_broken_promise() -> None:
         line.process = "EngineCore pid=17640"
     assert judge(DESYNC, evidence)[0] is DIFFERENT
     assert claims(DESYNC, evidence)["two-caches"] == "refuted"
-    hang = edited(hang_run, lambda e: swap(e, processes(user=97.0), processes(user=97.0)))
+    hang = edited(
+        hang_run, lambda e: swap(e, processes(user=97.0), processes(user=97.0))
+    )
     (log,) = (d for _, d in hang.results(LogsData, "check"))
     log.matches["cached-item-assertion"][0].process = "EngineCore pid=176"
     assert truth(GHOST_KEY, hang, "cached-item-assertion") is NOT_MET
@@ -244,16 +280,19 @@ def test_item_4_lines_of_another_process_are_no_broken_promise() -> None:
 def test_item_4_an_eviction_that_does_not_end_is_one() -> None:
     """Seen in the stacks, in popitem; and an image that fails again tells of none."""
     assert (
-        truth(GHOST_KEY, edited(healthy_run, relabel("fill 1, again", 500)), "evicted") is UNKNOWN
+        truth(GHOST_KEY, edited(healthy_run, relabel("fill 1, again", 500)), "evicted")
+        is UNKNOWN
     )
     assert truth(GHOST_KEY, hang_run(), "evicted") is MET
-    elsewhere = edited(hang_run, lambda e: swap(e, stacks(*[thread(*LOOP[1:], key=GHOST)] * 5)))
+    elsewhere = edited(
+        hang_run, lambda e: swap(e, stacks(*[thread(*LOOP[1:], key=GHOST)] * 5))
+    )
     assert truth(GHOST_KEY, elsewhere, "evicted") is UNKNOWN
     assert truth(GHOST_KEY, other_hang(), "evicted") is UNKNOWN
     assert judge(GHOST_KEY, hang_run())[0] is REPRODUCED
 
 
-# ------------------------------------------------------------------ item 5: a flip took effect
+# ----------------------------------------------------------- item 5: a flip took effect
 
 
 def configured(value: str | None, name: str = "vllm:cache_config_info") -> Change:
@@ -343,7 +382,10 @@ def nothing(evidence: Evidence) -> None:
         ("mm-cache", (with_images, no_lookups, unanswered), UNKNOWN),
         (
             "mm-cache",
-            (with_images, lambda e: (drop(e, "metrics"), drop(e, "metrics", phase="gate"))),
+            (
+                with_images,
+                lambda e: (drop(e, "metrics"), drop(e, "metrics", phase="gate")),
+            ),
             UNKNOWN,
         ),
         ("touch-fix", (), UNKNOWN),
@@ -365,7 +407,9 @@ def test_item_5_a_flip_took_effect_only_where_the_engine_says_so(
 def test_item_5_every_factor_has_its_check() -> None:
     for scenario in (GHOST_KEY, DESYNC):
         for factor in scenario.factors:
-            told = judged(scenario, Evidence(), facts(scenario, "", factor.name)).conditions
+            told = judged(
+                scenario, Evidence(), facts(scenario, "", factor.name)
+            ).conditions
             (flip,) = [r for r in told if r.part == "flip"]
             assert flip.truth is UNKNOWN
             assert "does not say what shows" not in flip.observed
@@ -374,7 +418,9 @@ def test_item_5_every_factor_has_its_check() -> None:
 def test_item_5_both_halves_of_the_fix_cannot_be_flipped_together() -> None:
     """One variable names the half: the later factor's stands."""
     evidence = edited(healthy_run, patched("popitem"))
-    results = judged(GHOST_KEY, evidence, facts(GHOST_KEY, "", "touch-fix", "popitem-fix"))
+    results = judged(
+        GHOST_KEY, evidence, facts(GHOST_KEY, "", "touch-fix", "popitem-fix")
+    )
     flips = {r.id: r.truth for r in results.conditions if r.part == "flip"}
     assert flips == {"flip-touch-fix": NOT_MET, "flip-popitem-fix": MET}
 

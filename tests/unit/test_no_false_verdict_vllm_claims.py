@@ -1,4 +1,5 @@
-"""What vLLM's cache scenarios say of the original report: by what each claim stands or falls."""
+"""What vLLM's cache scenarios say of the original report: by what each claim stands or
+falls."""
 
 import pytest
 from made_up import (
@@ -35,7 +36,9 @@ MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 
 
 def told_by(reproducer: ReproducerResult) -> dict[str, str]:
-    return claims(GHOST_KEY, edited(hang_run, lambda e: e.reproducers.__setitem__(0, reproducer)))
+    return claims(
+        GHOST_KEY, edited(hang_run, lambda e: e.reproducers.__setitem__(0, reproducer))
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,9 @@ def test_the_articles_unit_test_is_held_to_what_it_says(
     engine_ends: bool, ends: bool, more: bool, status: str
 ) -> None:
     played = ghost_key(
-        eviction_ends=engine_ends, article_test_ends=ends, insert_after_article_test_ends=more
+        eviction_ends=engine_ends,
+        article_test_ends=ends,
+        insert_after_article_test_ends=more,
     )
     assert told_by(played)["unit-test-hangs"] == status
     facts = {k: v for k, v in played.facts.items() if k != "article_test_ends"}
@@ -94,7 +99,9 @@ def test_a_stream_across_the_hang_says_who_was_blocked(
 ) -> None:
     def streams(evidence: Evidence) -> None:
         hung = next(r for r in evidence.labelled("fill") if not r.answered)
-        stream = request("trigger", ghost.STREAM, status, ttft_s=0.1, completion_tokens=1800)
+        stream = request(
+            "trigger", ghost.STREAM, status, ttft_s=0.1, completion_tokens=1800
+        )
         stream.sent = Moment(wall=hung.sent.wall, mono=hung.sent.mono - 1)
         stream.latency_s = ends_after_s + 1
         evidence.requests.append(stream)
@@ -116,7 +123,9 @@ def test_a_stream_across_the_hang_says_who_was_blocked(
 def test_throughput_has_to_have_been_some(rates: tuple[float, ...], told: str) -> None:
     def logged(evidence: Evidence) -> None:
         lines = [
-            LogLine(number=n, text=f"Avg generation throughput: {rate} tokens/s, Running: 0")
+            LogLine(
+                number=n, text=f"Avg generation throughput: {rate} tokens/s, Running: 0"
+            )
             for n, rate in enumerate(rates)
         ]
         for _, data in evidence.results(LogsData, "check"):
@@ -156,7 +165,9 @@ def test_the_fix_of_the_cause_is_told_by_answers_and_by_500_alone(
 ) -> None:
     run = desync_run if scenario is DESYNC else healthy_run
     assert claims(scenario, edited(run, change), "0.24.0")["fixed-desync"] == status
-    assert claims(scenario, edited(run, change), "0.23.0")["fixed-desync"] == "not-tested"
+    assert (
+        claims(scenario, edited(run, change), "0.23.0")["fixed-desync"] == "not-tested"
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,10 +180,15 @@ def test_the_fix_of_the_cause_is_told_by_answers_and_by_500_alone(
     ],
     ids=["not refused", "cache off", "no promise broken", "no eviction"],
 )
-def test_the_fix_of_the_hang_is_told_only_where_the_trigger_arrived(change: Change) -> None:
+def test_the_fix_of_the_hang_is_told_only_where_the_trigger_arrived(
+    change: Change,
+) -> None:
     assert claims(GHOST_KEY, healthy_run(), "0.24.0")["fixed-hang"] == "confirmed"
     assert claims(GHOST_KEY, healthy_run(), "0.23.0")["fixed-hang"] == "not-tested"
-    assert claims(GHOST_KEY, edited(healthy_run, change), "0.24.0")["fixed-hang"] == "not-tested"
+    assert (
+        claims(GHOST_KEY, edited(healthy_run, change), "0.24.0")["fixed-hang"]
+        == "not-tested"
+    )
 
 
 def test_a_hit_is_one_of_the_cache_that_the_gate_used() -> None:
@@ -183,7 +199,9 @@ def test_a_hit_is_one_of_the_cache_that_the_gate_used() -> None:
 def last_processes(*names: str) -> Change:
     def change(evidence: Evidence) -> None:
         for _, log in evidence.results(LogsData, "check"):
-            log.last_by_process = {name: LogLine(number=9, text="", process=name) for name in names}
+            log.last_by_process = {
+                name: LogLine(number=9, text="", process=name) for name in names
+            }
 
     return change
 
@@ -205,7 +223,10 @@ NOW_RUNS, BEFORE = "EngineCore pid=1764", "EngineCore pid=17"
     [
         ((), MET),
         ((written_by(BEFORE),), NOT_MET),
-        ((written_by(BEFORE), last_processes(BEFORE)), MET),  # a container's own numbers
+        (
+            (written_by(BEFORE), last_processes(BEFORE)),
+            MET,
+        ),  # a container's own numbers
         ((written_by(BEFORE), last_processes(BEFORE, NOW_RUNS)), NOT_MET),
         ((written_by(BEFORE), lambda e: drop(e, "processes")), MET),  # a log alone
         ((written_by(BEFORE), lambda e: swap(e, processes(1.0, role="Worker"))), MET),
@@ -236,7 +257,8 @@ def test_what_a_miss_names_is_read_from_its_lines() -> None:
     bound = bind(vllm.missed_in_run, DESYNC, facts(DESYNC))
     found = guarded(bound, desync_run())
     assert found.observed == (
-        f"4 × cached-item-assertion in {NOW_RUNS}, first at 11-21 03:37:42: mm_hash {GHOST[:16]}…"
+        f"4 × cached-item-assertion in {NOW_RUNS}, first at 11-21 03:37:42: mm_hash "
+        f"{GHOST[:16]}…"
     )
     line = LogLine(number=1, text="Expected a cached item for mm_hash=None")
     assert vllm.hashes_in([line]) == []
@@ -270,7 +292,12 @@ def test_the_loop_is_judged_where_its_thread_was_seen(
 
 @pytest.mark.parametrize(
     ("inserts", "ends", "expected"),
-    [(True, False, MET), (True, True, NOT_MET), (False, False, NOT_MET), (False, True, NOT_MET)],
+    [
+        (True, False, MET),
+        (True, True, NOT_MET),
+        (False, False, NOT_MET),
+        (False, True, NOT_MET),
+    ],
 )
 def test_the_class_alone_loops_where_the_key_is_put_in_and_nothing_ends(
     inserts: bool, ends: bool, expected: Truth

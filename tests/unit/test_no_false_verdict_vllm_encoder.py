@@ -47,8 +47,13 @@ def big_answered(prompt_tokens: int) -> Change:
 
 
 def budget_line(size: int) -> Change:
-    log = LogsData(file="engine.log", bytes_read=1, lines=1, match_counts={vllm.ENCODER_CACHE: 1})
-    text = f"Encoder cache will be initialized with a budget of {size} tokens, and profiled"
+    log = LogsData(
+        file="engine.log", bytes_read=1, lines=1, match_counts={vllm.ENCODER_CACHE: 1}
+    )
+    text = (
+        f"Encoder cache will be initialized with a budget of {size} tokens, and "
+        "profiled"
+    )
     log.matches = {vllm.ENCODER_CACHE: [LogLine(number=1, text=text)]}
 
     return lambda evidence: evidence.probes.append(probed(log.model_copy(deep=True)))
@@ -61,7 +66,11 @@ def no_stacks(evidence: Evidence) -> None:
 @pytest.mark.parametrize(
     ("changes", "resized", "larger"),
     [
-        ((big_answered(550),), MET, MET),  # it fits, says the count; the cache is smaller
+        (
+            (big_answered(550),),
+            MET,
+            MET,
+        ),  # it fits, says the count; the cache is smaller
         ((big_answered(231),), NOT_MET, MET),
         ((big_answered(551),), NOT_MET, MET),
         ((relabel(overflow.BIG, 400, "another reason"),), UNKNOWN, MET),
@@ -78,13 +87,19 @@ def no_stacks(evidence: Evidence) -> None:
         ((big_answered(550), no_stacks, budget_line(512)), MET, MET),
         ((big_answered(550), no_stacks, budget_line(543)), MET, MET),
         ((big_answered(550), no_stacks, budget_line(544)), MET, NOT_MET),
-        ((big_answered(550), budget_line(2048)), MET, NOT_MET),  # the log before the locals
+        (
+            (big_answered(550), budget_line(2048)),
+            MET,
+            NOT_MET,
+        ),  # the log before the locals
     ],
 )
 def test_item_4_the_large_image_arrives_as_it_is_and_does_not_fit(
     changes: tuple[Change, ...], resized: Truth, larger: Truth
 ) -> None:
-    evidence = edited(overflow_run, relabel(overflow.TEXT, 200), relabel(overflow.OTHER, 200))
+    evidence = edited(
+        overflow_run, relabel(overflow.TEXT, 200), relabel(overflow.OTHER, 200)
+    )
     for change in changes:
         change(evidence)
     assert truth(OVERFLOW, evidence, "not-resized") is resized
@@ -100,7 +115,9 @@ def test_item_4_the_large_image_arrives_as_it_is_and_does_not_fit(
     ],
     ids=["resized", "refused for something else", "a larger cache"],
 )
-def test_item_4_no_hang_means_nothing_where_the_image_fitted(change: Change, fixed: str) -> None:
+def test_item_4_no_hang_means_nothing_where_the_image_fitted(
+    change: Change, fixed: str
+) -> None:
     healthy = refused_run()
     assert judge(OVERFLOW, healthy, "0.16.0")[0] is NOT_REPRODUCED
     assert claims(OVERFLOW, healthy, "0.16.0")["fixed"] == "confirmed"
@@ -126,14 +143,17 @@ def test_item_4_a_larger_budget_takes_the_full_cache_away_and_not_the_image() ->
     assert judged(OVERFLOW, fits, given).outcome is INCONCLUSIVE
 
 
-# ------------------------------------------------------------------ item 8: its neighbour
+# ---------------------------------------------------------------- item 8: its neighbour
 
 LIVE = LiveFacts("vllm", "0.11.0", ("serve",), 13.0)
 
 
 def asking(*seen: tuple[str, str]) -> StacksData:
-    """Samples of the busy loop, those of ``seen`` in the frame that asks for the image's room."""
-    samples = [scheduling(encoder_compute_budget="512", total_num_scheduled_tokens="0")] * 4
+    """Samples of the busy loop, those of ``seen`` in the frame that asks for the
+    image's room."""
+    samples = [
+        scheduling(encoder_compute_budget="512", total_num_scheduled_tokens="0")
+    ] * 4
     for item, budget in seen:
         sample = scheduling(encoder_compute_budget="512").model_copy(deep=True)
         caught = {"num_encoder_tokens": item, "encoder_compute_budget": budget}
@@ -152,7 +172,9 @@ def spinning_server(*seen: tuple[str, str]) -> Evidence:
     evidence = overflow_run()
     evidence.requests = []
     swap(evidence, asking(*seen))
-    unanswered = InferenceData(answered=False, status=None, seconds=13.1, deadline_s=13.0)
+    unanswered = InferenceData(
+        answered=False, status=None, seconds=13.1, deadline_s=13.0
+    )
     readings = [probed(metrics(running=1)) for _ in range(2)]
     evidence.probes += [probed(unanswered), *readings]
     return evidence
@@ -183,7 +205,7 @@ def test_item_8_a_full_cache_and_an_image_that_fits_is_no_match(
     assert match(OVERFLOW, spinning_server(*seen), LIVE).fit is fit
 
 
-# ------------------------------------------------------------------ where the core sleeps
+# ---------------------------------------------------------------- where the core sleeps
 
 
 def after_a_step(*ran: str) -> StacksData:
@@ -210,16 +232,26 @@ def after_a_step(*ran: str) -> StacksData:
         (("?", "<function at 0x7f>", "None"), UNKNOWN),
     ],
 )
-def test_a_step_that_ran_no_model_scheduled_nothing(ran: tuple[str, ...], expected: Truth) -> None:
+def test_a_step_that_ran_no_model_scheduled_nothing(
+    ran: tuple[str, ...], expected: Truth
+) -> None:
     evidence = edited(overflow_run, lambda e: swap(e, after_a_step(*ran)))
     assert truth(OVERFLOW, evidence, "schedules-nothing") is expected
 
 
 def logged(**lines: str) -> Change:
-    names = {"arguments": vllm.ARGUMENTS, "step": vllm.STEP, "cache": vllm.ENCODER_CACHE}
-    found = {names[name]: [LogLine(number=1, text=text)] for name, text in lines.items()}
+    names = {
+        "arguments": vllm.ARGUMENTS,
+        "step": vllm.STEP,
+        "cache": vllm.ENCODER_CACHE,
+    }
+    found = {
+        names[name]: [LogLine(number=1, text=text)] for name, text in lines.items()
+    }
     counts = {name: len(found.get(name, ())) for name in names.values()}
-    log = LogsData(file="engine.log", bytes_read=1, lines=1, match_counts=counts, matches=found)
+    log = LogsData(
+        file="engine.log", bytes_read=1, lines=1, match_counts=counts, matches=found
+    )
     return lambda evidence: evidence.probes.append(probed(log))
 
 
@@ -245,7 +277,9 @@ def test_the_step_sizes_the_cache_where_the_model_knows_no_larger_image(
 ) -> None:
     evidence = edited(overflow_run, logged(**lines), no_stacks)
     assert truth(OVERFLOW, evidence, "larger-than-the-cache") is expected
-    asleep = edited(overflow_run, logged(**lines), lambda e: swap(e, after_a_step("False")))
+    asleep = edited(
+        overflow_run, logged(**lines), lambda e: swap(e, after_a_step("False"))
+    )
     found = truth(OVERFLOW, asleep, "larger-than-the-budget")
     assert found is (NOT_MET if "511" in lines.get("step", "") else expected)
     answered = edited(overflow_run, logged(**lines), no_stacks, big_answered(550))
@@ -257,15 +291,23 @@ def test_the_locals_come_before_what_the_log_derives() -> None:
     evidence = edited(overflow_run, told)
     assert truth(OVERFLOW, evidence, "larger-than-the-budget") is MET
     assert truth(OVERFLOW, evidence, "larger-than-the-cache") is MET
-    without = edited(overflow_run, lambda e: swap(e, StacksData(samples=[scheduling()] * 4)))
+    without = edited(
+        overflow_run, lambda e: swap(e, StacksData(samples=[scheduling()] * 4))
+    )
     assert truth(OVERFLOW, without, "larger-than-the-budget") is UNKNOWN
 
 
 @pytest.mark.parametrize(
     ("budgets", "expected"),
-    [(("512", "512", "2048"), MET), (("512", "2048"), NOT_MET), (("512", "2048", "2048"), NOT_MET)],
+    [
+        (("512", "512", "2048"), MET),
+        (("512", "2048"), NOT_MET),
+        (("512", "2048", "2048"), NOT_MET),
+    ],
 )
-def test_most_readings_tell_the_caches_size(budgets: tuple[str, ...], expected: Truth) -> None:
+def test_most_readings_tell_the_caches_size(
+    budgets: tuple[str, ...], expected: Truth
+) -> None:
     samples = [scheduling(encoder_compute_budget=b) for b in budgets]
     evidence = edited(overflow_run, lambda e: swap(e, StacksData(samples=samples)))
     assert truth(OVERFLOW, evidence, "larger-than-the-cache") is expected

@@ -38,15 +38,23 @@ def functions() -> Iterator[Any]:
             yield found
 
 
-MADE: list[type[Command]] = [one.options for one in functions() if hasattr(one, "options")]
+MADE: list[type[Command]] = [
+    one.options for one in functions() if hasattr(one, "options")
+]
 BY_NAME = {made.COMMAND: made for made in MADE}
 TEXT = st.text(
-    st.characters(codec="utf-8", exclude_characters="\0\x7f", exclude_categories=("Cs",)),
+    st.characters(
+        codec="utf-8", exclude_characters="\0\x7f", exclude_categories=("Cs",)
+    ),
     min_size=1,
 )
-PLAIN = st.text("abcdefghij0123456789-_.", min_size=1).filter(lambda t: not t.startswith("-"))
+PLAIN = st.text("abcdefghij0123456789-_.", min_size=1).filter(
+    lambda t: not t.startswith("-")
+)
 READ = {
-    "--releases": st.sampled_from(["own", "affected,0.22.0..0.25.0", "0.1"]).map(selectors.parse),
+    "--releases": st.sampled_from(["own", "affected,0.22.0..0.25.0", "0.1"]).map(
+        selectors.parse
+    ),
     "--factors": st.lists(PLAIN, unique=True, min_size=1).map(tuple),
     "--repeat": st.integers(1, 1000),
     "--disk": st.integers(1, 1 << 50),
@@ -54,17 +62,21 @@ READ = {
     "--max-bytes": st.integers(1, 1 << 50),
     "--deadline": st.floats(1, 600),
     "--header": st.just({}),  # private
-    "--ray": st.just("auto"),  # an address is left out: test_a_clusters_address_is_in_no_command
+    "--ray": st.just(
+        "auto"
+    ),  # an address is left out: test_a_clusters_address_is_in_no_command
     "--confidence": st.floats(0.5, 0.99),
     "--window": st.tuples(st.integers(0, 999), st.integers(1000, 600_000)),
     "--image-size": st.tuples(st.integers(1, 100_000), st.integers(1, 100_000)),
     **dict.fromkeys(
-        ("--free", "--total", "--runtime", "--block-bytes"), st.integers(1 << 20, 1 << 50)
+        ("--free", "--total", "--runtime", "--block-bytes"),
+        st.integers(1 << 20, 1 << 50),
     ),
     **dict.fromkeys(
         (
             *(engine.option for engine in (LMDEPLOY, VLLM, VLLM_CPU, SGLANG)),
-            *("--swa-full-tokens-ratio", "--mamba-full-memory-ratio"),
+            "--swa-full-tokens-ratio",
+            "--mamba-full-memory-ratio",
         ),
         st.decimals("0.0001", 1, places=4),
     ),
@@ -106,12 +118,16 @@ def value_of(one: Declared) -> st.SearchStrategy[Any]:
         kind = st.integers(int(option.least or 0), int(option.most or 1 << 40))
     elif one.type is float:
         kind = st.floats(option.least or 0, option.most or 1e6)
-    elif one.option.names in PLACES:  # a number or an id of what lies here would be resolved
+    elif (
+        one.option.names in PLACES
+    ):  # a number or an id of what lies here would be resolved
         kind = PLAIN.map(lambda name: Path("there", name))
     else:
         kind = PLAIN.map(Path) if one.type is Path else TEXT
     if one.several:
-        few = st.lists(kind, min_size=option.required, max_size=3, unique=option.distinct)
+        few = st.lists(
+            kind, min_size=option.required, max_size=3, unique=option.distinct
+        )
         return few.map(tuple)
     return kind
 
@@ -126,7 +142,11 @@ def made_up(draw: st.DrawFn, made: type[Command]) -> Command:
         return made(**values)
     except UsageError:  # options that cannot be combined
         return made(
-            **{one.field: values[one.field] for one in declared(made) if one.option.required}
+            **{
+                one.field: values[one.field]
+                for one in declared(made)
+                if one.option.required
+            }
         )
 
 
@@ -141,7 +161,9 @@ def nothing_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def all_words(options: Command) -> list[str]:
     """With those of one call, but not what is private."""
     once = {
-        one.field: getattr(options, one.field) for one in declared(type(options)) if one.option.once
+        one.field: getattr(options, one.field)
+        for one in declared(type(options))
+        if one.option.once
     }
     return options.argv(**once)[len(options.COMMAND.split()) :]
 
@@ -167,7 +189,9 @@ def test_a_scenario_that_begins_with_a_dash_is_no_path_of_a_clone(
     name: str, child: tuple[str, ...], tmp_path: Path
 ) -> None:
     """What follows ``--`` are a bisection's paths, unless there is a second one."""
-    options = BisectCommand(scenario=name, clone=tmp_path if child else None, child=child)
+    options = BisectCommand(
+        scenario=name, clone=tmp_path if child else None, child=child
+    )
     assert parsed(BisectCommand, all_words(options)) == options
 
 
@@ -175,7 +199,9 @@ def test_a_scenario_that_begins_with_a_dash_is_no_path_of_a_clone(
 
 
 def configurable(made: type[Command]) -> list[Declared]:
-    return [one for one in declared(made) if one.configurable and not one.option.required]
+    return [
+        one for one in declared(made) if one.configurable and not one.option.required
+    ]
 
 
 def needed(made: type[Command]) -> dict[str, Any]:
@@ -197,7 +223,9 @@ def typed(one: Declared, value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize("made", [m for m in MADE if configurable(m)], ids=lambda m: m.COMMAND)
+@pytest.mark.parametrize(
+    "made", [m for m in MADE if configurable(m)], ids=lambda m: m.COMMAND
+)
 @examples(
     10,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -254,7 +282,11 @@ def test_a_key_and_a_variable_say_what_the_option_says(
     ],
 )
 def test_a_file_that_is_only_found_decides_on_no_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, key: str, value: object
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    key: str,
+    value: object,
 ) -> None:
     """A stranger's folder may hold one; the current folder may lie below it."""
     (tmp_path / "mmrepro.toml").write_text(
@@ -281,7 +313,8 @@ def test_the_command_line_then_a_variable_then_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mmrepro.toml").write_text(
-        'device = "cuda"\ntimeout = 60\n[ablate]\ntimeout = 90\nrepeat = 4\n[run]\ntimeout = 1\n'
+        'device = "cuda"\ntimeout = 60\n[ablate]\ntimeout = 90\nrepeat = 4\n[run]\n'
+        "timeout = 1\n"
     )
     (below := tmp_path / "a/b").mkdir(parents=True)
     monkeypatch.chdir(below)
@@ -289,18 +322,24 @@ def test_the_command_line_then_a_variable_then_the_file(
     assert (asked.device, asked.timeout_s, asked.repeat) == ("cuda", 90, 4)  # type: ignore[attr-defined]
     assert set(asked.origins.values()) == {Origin.FILE, Origin.WORD}
     monkeypatch.setenv("MMREPRO_DEVICE", "cpu")
-    assert ablate().argv() == shlex.split("ablate x --device cpu --timeout 90 --repeat 4")
-    again = ablate("--device", "auto", "--repeat", "1", "--timeout", "600")
-    assert again.argv() == shlex.split("ablate x --device auto --timeout 600 --repeat 1"), (
-        "what is said against a file is said again"
+    assert ablate().argv() == shlex.split(
+        "ablate x --device cpu --timeout 90 --repeat 4"
     )
+    again = ablate("--device", "auto", "--repeat", "1", "--timeout", "600")
+    assert again.argv() == shlex.split(
+        "ablate x --device auto --timeout 600 --repeat 1"
+    ), "what is said against a file is said again"
     monkeypatch.setenv("MMREPRO_CONFIG", "")
     assert ablate().argv() == ["ablate", "x"], "as mmrepro starts its own commands"
     monkeypatch.setenv("MMREPRO_START_MODE", "cold")
-    assert ablate().argv() == shlex.split("ablate x --start-mode cold"), "it holds there as well"
+    assert ablate().argv() == shlex.split("ablate x --start-mode cold"), (
+        "it holds there as well"
+    )
 
 
-def test_folders_are_the_files_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_are_the_files_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.mmrepro.run]\nmodel = "models/m"\n')
     (below := tmp_path / "a").mkdir()
     (below / "pyproject.toml").write_text("[tool.other]\n")
@@ -312,7 +351,8 @@ def test_a_matrix_file_goes_before_it(tmp_path: Path) -> None:
     (tmp_path / "mmrepro.toml").write_text('device = "cuda"\nrepeat = 2\ntimeout = 9\n')
     night = tmp_path / "night.toml"
     night.write_text(
-        '[matrix]\nrepeat = 5\n[[cell]]\nscenario = "a"\ndevice = "cpu"\n[[cell]]\nscenario = "b"\n'
+        '[matrix]\nrepeat = 5\n[[cell]]\nscenario = "a"\ndevice = "cpu"\n[[cell]]\n'
+        'scenario = "b"\n'
     )
     made = BY_NAME["matrix run"]
     asked, file = parsed(made, ["night.toml"]).under(load(night))  # type: ignore[attr-defined]
@@ -326,16 +366,28 @@ def test_a_matrix_file_goes_before_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[tool.mmrepro]\nprofile = 1", "key 'profile' of [tool.mmrepro]: it is no option that"),
-        ("[tool.mmrepro.ablate]\nseed = 1", "key 'seed' of [tool.mmrepro.ablate]: mmrepro ablate"),
+        (
+            "[tool.mmrepro]\nprofile = 1",
+            "key 'profile' of [tool.mmrepro]: it is no option that",
+        ),
+        (
+            "[tool.mmrepro.ablate]\nseed = 1",
+            "key 'seed' of [tool.mmrepro.ablate]: mmrepro ablate",
+        ),
         ("[tool.mmrepro.ablate]\njson = true", "takes none of that name"),
-        ("[tool.mmrepro]\nrepeat = 'two'", "key 'repeat' of [tool.mmrepro]: 'two' is not a whole"),
+        (
+            "[tool.mmrepro]\nrepeat = 'two'",
+            "key 'repeat' of [tool.mmrepro]: 'two' is not a whole",
+        ),
         ("[tool.mmrepro]\nrepeat = true", "True is not a whole number"),
         ("[tool.mmrepro]\nrepeat = 0", "key 'repeat' of [tool.mmrepro]: "),
         ("[tool.mmrepro]\ndevice = 'tpu'", "'tpu' is not one of"),
         ("[tool.mmrepro.abalte]\nrepeat = 1", "there is no command 'abalte'"),
         ("[tool.mmrepro", "is not valid TOML"),
-        (f"[tool.mmrepro]\nrepeat = {'9' * 5000}", "is not valid TOML: Exceeds the limit"),
+        (
+            f"[tool.mmrepro]\nrepeat = {'9' * 5000}",
+            "is not valid TOML: Exceeds the limit",
+        ),
         (f"[tool.mmrepro]\nrepeat = {'9' * 4000}", "a number of more than 63 bits"),
         (f"[tool.mmrepro]\n{'a.' * 20_000}b = 1", "a key of more than 20 parts"),
         (f"[tool.mmrepro]\nrepeat = {'[' * 3000}", "nested too deep"),
@@ -358,7 +410,9 @@ def test_a_variable_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(UsageError, match=r"^MMREPRO_REPEAT: .*integer"):
         ablate()
     monkeypatch.setenv("MMREPRO_CONFIG", "none.toml")
-    with pytest.raises(UsageError, match=r"MMREPRO_CONFIG: there is no file none\.toml"):
+    with pytest.raises(
+        UsageError, match=r"MMREPRO_CONFIG: there is no file none\.toml"
+    ):
         ablate()
 
 
@@ -369,8 +423,21 @@ def test_help_asks_no_file(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 OTHERS = (
-    *("CACHE_DIR", "CONFIG", "DEBUG", "GPU", "IMAGE", "MACHINES", "NEED", "NIGHT", "QUARANTINE"),
-    *("RUN", "STAND_INS", "TOKEN", "TORCH_INDEX", "WARM_DIR", "WARM_IDLE"),
+    "CACHE_DIR",
+    "CONFIG",
+    "DEBUG",
+    "GPU",
+    "IMAGE",
+    "MACHINES",
+    "NEED",
+    "NIGHT",
+    "QUARANTINE",
+    "RUN",
+    "STAND_INS",
+    "TOKEN",
+    "TORCH_INDEX",
+    "WARM_DIR",
+    "WARM_IDLE",
 )
 
 
@@ -409,7 +476,9 @@ def test_what_mmrepro_starts_reads_no_file() -> None:
         ("--dp", ("--dp",)),
     ],
 )
-def test_ranks_are_options_of_the_server(name: str, words: str, args: tuple[str, ...]) -> None:
+def test_ranks_are_options_of_the_server(
+    name: str, words: str, args: tuple[str, ...]
+) -> None:
     made = next(f.options for f in functions() if name == f.options.COMMAND)
     seen: list[Any] = []
     app = typer.Typer()

@@ -1,4 +1,5 @@
-"""A scenario in a distribution of its own (tests/pack), installed: known by its name."""
+"""A scenario in a distribution of its own (tests/pack), installed: known by its
+name."""
 
 import json
 import sys
@@ -33,8 +34,12 @@ def test_it_is_listed_and_shown() -> None:
     assert len(listed) > 10  # the known ones beside it
     shown = json.loads(runner.invoke(app, ["show", "odd-image", "--json"]).stdout)
     assert [c["id"] for c in shown["conditions"]] == [
-        "arrives", "others-answered", "request-fails", "refused-in-store", "short-by-the-image",
-    ]  # fmt: skip
+        "arrives",
+        "others-answered",
+        "request-fails",
+        "refused-in-store",
+        "short-by-the-image",
+    ]
 
 
 @pytest.mark.usefixtures("known")

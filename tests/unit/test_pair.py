@@ -1,4 +1,5 @@
-"""The proxy before a prefill and a decode server, with small servers in their places."""
+"""The proxy before a prefill and a decode server, with small servers in their
+places."""
 
 import contextlib
 import http.client
@@ -62,10 +63,21 @@ class Pair:
     def __init__(self, folder: Path) -> None:
         (folder / "small_engine.py").write_text(ENGINE)
         self.log, self.port = folder / "log", free_port()
-        config = '--kv-transfer-config={"kv_connector": "Example", "kv_role": "kv_both"}'
+        config = (
+            '--kv-transfer-config={"kv_connector": "Example", "kv_role": "kv_both"}'
+        )
         script = reproducer_path("pair") / "server.py"
-        arguments = ["small_engine", "--port", str(self.port), "--log", str(self.log), config]
-        self.process = subprocess.Popen([sys.executable, str(script), *arguments], cwd=folder)
+        arguments = [
+            "small_engine",
+            "--port",
+            str(self.port),
+            "--log",
+            str(self.log),
+            config,
+        ]
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), *arguments], cwd=folder
+        )
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError, http.client.HTTPException):
@@ -100,15 +112,28 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 
 def test_a_prompt_is_prefilled_for_one_token_and_then_decoded(pair: Pair) -> None:
-    asked = {"prompt": "remote", "max_tokens": 9, "stream": True, "n": 2, "temperature": 0}
+    asked = {
+        "prompt": "remote",
+        "max_tokens": 9,
+        "stream": True,
+        "n": 2,
+        "temperature": 0,
+    }
     status, text = pair.ask("POST", "/v1/completions", json.dumps(asked))
     assert (status, json.loads(text)) == (200, {"role": "kv_consumer"})
     (first, _, prompt), (then, _, whole) = pair.sent()
     assert (first, then) == ("kv_producer", "kv_consumer")
     remote = {"do_remote_decode": True, "do_remote_prefill": False}
-    alone = {"prompt": "remote", "temperature": 0, "max_tokens": 1, "kv_transfer_params": remote}
+    alone = {
+        "prompt": "remote",
+        "temperature": 0,
+        "max_tokens": 1,
+        "kv_transfer_params": remote,
+    }
     assert json.loads(prompt) == alone
-    assert json.loads(whole) == asked | {"kv_transfer_params": {"remote_engine_id": "p1"}}
+    assert json.loads(whole) == asked | {
+        "kv_transfer_params": {"remote_engine_id": "p1"}
+    }
 
 
 def test_what_the_prefill_server_refuses_is_the_answer(pair: Pair) -> None:
@@ -117,7 +142,9 @@ def test_what_the_prefill_server_refuses_is_the_answer(pair: Pair) -> None:
     assert [role for role, *_ in pair.sent()] == ["kv_producer"]
 
 
-def test_other_posts_go_to_both_and_what_is_no_request_to_the_decode_server(pair: Pair) -> None:
+def test_other_posts_go_to_both_and_what_is_no_request_to_the_decode_server(
+    pair: Pair,
+) -> None:
     assert pair.ask("POST", "/reset_prefix_cache")[0] == 200
     assert [role for role, *_ in pair.sent()] == ["kv_producer", "kv_consumer"]
     pair.ask("POST", "/v1/completions", "no JSON")
@@ -128,20 +155,36 @@ def test_other_posts_go_to_both_and_what_is_no_request_to_the_decode_server(pair
 def test_counters_are_the_decode_servers_and_gauges_are_of_both(pair: Pair) -> None:
     lines = pair.get("/metrics")[1].splitlines()
     values = [line for line in lines if line and line[0] != "#"]
-    start = next(line.split()[1] for line in values if line.startswith("process_start_time"))
+    start = next(
+        line.split()[1] for line in values if line.startswith("process_start_time")
+    )
     assert abs(float(start) - time.time()) < 60  # the proxy's
     assert [line for line in values if "start" not in line] == [
-        *('held{engine="0"} 2.0', "done 3.0", "process_open_fds 9.0", "told_info 1.0"),
+        'held{engine="0"} 2.0',
+        "done 3.0",
+        "process_open_fds 9.0",
+        "told_info 1.0",
         'held{server="prefill",engine="0"} 2.0',
     ]
 
 
 @pytest.mark.parametrize("where", ["kv_producer", "kv_consumer"])
-def test_a_client_that_leaves_is_gone_for_the_server_as_well(pair: Pair, where: str) -> None:
-    body = {"prompt": "a", "stop": "hang"} if where == "kv_consumer" else {"prompt": "hang"}
+def test_a_client_that_leaves_is_gone_for_the_server_as_well(
+    pair: Pair, where: str
+) -> None:
+    body = (
+        {"prompt": "a", "stop": "hang"}
+        if where == "kv_consumer"
+        else {"prompt": "hang"}
+    )
     data = json.dumps(body).encode()
     with socket.create_connection(("127.0.0.1", pair.port)) as client:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = (
+            "POST /v1/completions HTTP/1.1\r\n"
+            "Host: a\r\n"
+            f"Content-Length: {len(data)}\r\n"
+            "\r\n"
+        )
         client.sendall(head.encode() + data)
         until(lambda: (where, "/v1/completions") in [one[:2] for one in pair.sent()])
     until(lambda: (where, "gone", "") in pair.sent())

@@ -17,7 +17,9 @@ SIDES = st.integers(1, 300)
 
 @examples(15)
 @given(SEEDS, SIDES, SIDES)
-def test_a_png_of_the_size_that_was_asked_for(seed: int, width: int, height: int) -> None:
+def test_a_png_of_the_size_that_was_asked_for(
+    seed: int, width: int, height: int
+) -> None:
     picture = noise("X", seed, (width, height))
     with Image.open(io.BytesIO(picture.png)) as image:
         assert (image.format, image.mode) == ("PNG", "RGB")

@@ -1,4 +1,5 @@
-"""What chunked-mm-prefill reads in requests and in the log: each bound from both sides."""
+"""What chunked-mm-prefill reads in requests and in the log: each bound from both
+sides."""
 
 from typing import Any
 
@@ -21,9 +22,13 @@ def beside(image_status: int, begins: float, ends: float, **text: Any) -> Findin
     """Of an image that was sent in second 3 and ended in second 4."""
     image = later(request("trigger", mask.IMAGE, image_status, error=""), 3, 1.0)
     status, words = text.get("status", 200), text.get("text", mask.PLACEHOLDER)
-    sent = request("trigger", mask.GENERATING, status, text=words, error=text.get("error", ""))
+    sent = request(
+        "trigger", mask.GENERATING, status, text=words, error=text.get("error", "")
+    )
     sent.ttft_s = begins - 2
-    return mask.generated_beside(Requests(Evidence(requests=[later(sent, 2, ends - 2), image])))
+    return mask.generated_beside(
+        Requests(Evidence(requests=[later(sent, 2, ends - 2), image]))
+    )
 
 
 FAILED = {"status": 500, "error": DEAD}
@@ -34,7 +39,9 @@ LEFT = {"status": 500, "error": mask.GIVEN_UP}
     ("begins", "ends", "expected"),
     [(2.5, 5.0, MET), (3.0, 4.0, MET), (3.125, 5.0, NOT_MET), (2.5, 3.875, NOT_MET)],
 )
-def test_beside_an_image_that_was_answered(begins: float, ends: float, expected: Truth) -> None:
+def test_beside_an_image_that_was_answered(
+    begins: float, ends: float, expected: Truth
+) -> None:
     assert beside(200, begins, ends).truth is expected
 
 
@@ -72,11 +79,15 @@ SMALLER = ImageSent(sha256="0" * 64, width=392, height=420, bytes=1000)
 
 
 def prompted(**more: Any) -> Evidence:
-    """The literal placeholder in a text that is 10 characters and a token longer than the other."""
+    """The literal placeholder in a text that is 10 characters and a token longer than
+    the other."""
     known = {"images": [SIZE], "prompt_tokens": 240 + 11}
     known |= {"prompt_head": f"a short text {mask.PLACEHOLDER}"}
     other = request(
-        "gate", mask.SAME_SIZE, images=more.pop("others", [SIZE]), prompt_tokens=more.pop("of", 240)
+        "gate",
+        mask.SAME_SIZE,
+        images=more.pop("others", [SIZE]),
+        prompt_tokens=more.pop("of", 240),
     )
     other.prompt_head = "say"
     sent = request("trigger", mask.LITERAL, more.pop("status", 200), **known | more)
@@ -96,7 +107,9 @@ def prompted(**more: Any) -> Evidence:
         (prompted(status=500, error="boom"), UNKNOWN),
     ],
 )
-def test_the_placeholders_text_became_one_token(evidence: Evidence, expected: Truth) -> None:
+def test_the_placeholders_text_became_one_token(
+    evidence: Evidence, expected: Truth
+) -> None:
     evidence.probes = [probed(quiet_log())]
     assert mask.made_a_token(Requests(evidence), Logs(evidence)).truth is expected
 
@@ -116,7 +129,9 @@ def test_a_prompt_that_was_never_answered_is_told_by_the_core() -> None:
         (prompted(prompt_head="say"), NOT_MET),
     ],
 )
-def test_the_placeholder_stood_beside_an_image(evidence: Evidence, expected: Truth) -> None:
+def test_the_placeholder_stood_beside_an_image(
+    evidence: Evidence, expected: Truth
+) -> None:
     assert mask.literal_in_prompt(Requests(evidence)).truth is expected
 
 
@@ -154,7 +169,9 @@ STEP = "Chunked prefill is enabled with max_num_batched_tokens={}."
     ],
 )
 def test_a_budget_above_the_image(budget: str, mismatch: str, expected: Truth) -> None:
-    data = said(quiet_log(), mask_mismatch=mismatch, budget=budget and STEP.format(budget))
+    data = said(
+        quiet_log(), mask_mismatch=mismatch, budget=budget and STEP.format(budget)
+    )
     logs = Logs(Evidence(probes=[probed(data)]))
     assert report.with_budget_above_the_image(logs).truth is expected
 
@@ -169,7 +186,10 @@ def test_a_budget_above_the_image(budget: str, mismatch: str, expected: Truth) -
 )
 def test_asynchronous_scheduling_is_listed(arguments: str, expected: Truth) -> None:
     data = said(quiet_log(), arguments=f"non-default args: {arguments}")
-    assert report.without_async_scheduling(Logs(Evidence(probes=[probed(data)]))).truth is expected
+    assert (
+        report.without_async_scheduling(Logs(Evidence(probes=[probed(data)]))).truth
+        is expected
+    )
 
 
 def streamed(**lines: list[str]) -> Logs:
@@ -178,7 +198,10 @@ def streamed(**lines: list[str]) -> Logs:
         file="engine.log",
         bytes_read=1,
         lines=1,
-        matches={n: [line(1, "", f"mmrepro-stream: {t}") for t in ts] for n, ts in names.items()},
+        matches={
+            n: [line(1, "", f"mmrepro-stream: {t}") for t in ts]
+            for n, ts in names.items()
+        },
         match_counts={name: len(texts) for name, texts in names.items()},
     )
     return Logs(Evidence(probes=[probed(data)]))
@@ -188,7 +211,9 @@ MASK = "step {}: mask: {} embeddings, …"
 
 
 def test_one_is_some() -> None:
-    logs = streamed(stream_mask=[MASK.format(1, 254)], stream_silent=["step 1: silent: …"])
+    logs = streamed(
+        stream_mask=[MASK.format(1, 254)], stream_silent=["step 1: silent: …"]
+    )
     assert stream.silent_steps(logs).truth is MET
     assert stream.right_rows(logs).truth is NOT_MET
     for busy, expected in ((1, MET), (0, NOT_MET)):

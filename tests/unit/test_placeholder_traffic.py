@@ -1,4 +1,5 @@
-"""What generated-placeholder sends, and when it sends again, to a server that is only pretended."""
+"""What generated-placeholder sends, and when it sends again, to a server that is only
+pretended."""
 
 import asyncio
 import time
@@ -19,7 +20,8 @@ SCENARIO = mask.GeneratedPlaceholder()
 
 
 class Scripted:
-    """A server's side, without a server: all texts end while the first ``missed`` images run."""
+    """A server's side, without a server: all texts end while the first ``missed``
+    images run."""
 
     def __init__(self, recorder: Recorder, missed: int, image_status: int) -> None:
         self.recorder, self.missed, self.image_status = recorder, missed, image_status
@@ -71,7 +73,9 @@ def triggered(path: Path, missed: int, status: int = 200) -> tuple[Scripted, Rec
 
     async def run() -> Scripted:
         server = Scripted(recorder, missed, status)
-        drive = Drive(server, recorder, (28, 28), 2048, "0.12.0", deadline_s=5.0, suspect_s=5.0)  # type: ignore[arg-type]
+        drive = Drive(
+            server, recorder, (28, 28), 2048, "0.12.0", deadline_s=5.0, suspect_s=5.0
+        )  # type: ignore[arg-type]
         await SCENARIO.trigger(drive)
         return server
 

@@ -1,6 +1,5 @@
-"""What engines quote of users, and what names a person or a machine, never leaves; facts do."""
-
-# ruff: noqa: E501 - rows of data read better whole
+"""What engines quote of users, and what names a person or a machine, never leaves;
+facts do."""
 
 import json
 import time
@@ -45,7 +44,10 @@ PEOPLE = {
     "ssh, the machine": ("ssh -v velmora@gpu-7 ls", "gpu-7"),
     "ssh -l": ("ssh -l velmora host", "velmora"),
     "a shell": ("velmora@gpu-7:~$ ls", "velmora"),
-    "sshd": ("sshd[7]: Accepted publickey for velmora from 127.0.0.1 port 22", "velmora"),
+    "sshd": (
+        "sshd[7]: Accepted publickey for velmora from 127.0.0.1 port 22",
+        "velmora",
+    ),
     "a card": ("paid with 4111 1111 1111 1111.", "1111"),
     "a card alone": ("4111111111111111", "4111111111111111"),
     "American Express": ("378282246310005", "378282246310005"),
@@ -105,16 +107,31 @@ def test_what_names_a_person_or_a_machine_goes(kind: str) -> None:
     [
         "http://127.0.0.1:8000/v1 0.0.0.0:8000 localhost:8000 tcp://[::1]:5557",
         "core.py:195 vllm/v1/engine/core.py:1616 libcudart.so:12 main.cc:40 a.rs:10",
-        "https://github.com/vllm-project/vllm/issues/43941 https://docs.vllm.ai/en/latest",
+        (
+            "https://github.com/vllm-project/vllm/issues/43941 "
+            "https://docs.vllm.ai/en/latest"
+        ),
         "nvidia-curand-cu12 10.3.10.19 nvidia-curand-cu12==10.3.10.19 version 10.1.2.3",
         'user=None user=\'user\' --user 1000:1000 "role": "user", "content": 5',
         "/run/user/1000/x /usr/lib/x /Users/Shared vllm/users/models.py",
-        "4111111111111112 1763776641123456789 took 12345678901 bytes, 2026-11-21 02:44:01",
+        (
+            "4111111111111112 1763776641123456789 took 12345678901 bytes, 2026-11-21 "
+            "02:44:01"
+        ),
         "HF_HOME=/srv/.cache/huggingface PYTHONPATH=/usr/lib/python3.11/site-packages",
         "RAY_ADDRESS=auto host=None MASTER_ADDR=127.0.0.1 --host 0.0.0.0",
-        "pattern=a path=b spinning: 1 compat=3 pin_memory=True two_pass=True session=12, x",
-        "status_code=500 exit code: abc zip code: abc error.code: abc password.length: 12 a.b=c",
-        "secret.enabled=true passed: 3.tests.ok vocab.token.count=3 /scratch/models/x -w abc -a abc",
+        (
+            "pattern=a path=b spinning: 1 compat=3 pin_memory=True two_pass=True "
+            "session=12, x"
+        ),
+        (
+            "status_code=500 exit code: abc zip code: abc error.code: abc "
+            "password.length: 12 a.b=c"
+        ),
+        (
+            "secret.enabled=true passed: 3.tests.ok vocab.token.count=3 "
+            "/scratch/models/x -w abc -a abc"
+        ),
         "a ~ b, ~=1.2, ~5 % of 3-4-5, 555-1234, +1024, 0x7f1e7e7ea9f0",
     ],
 )
@@ -126,32 +143,105 @@ def test_what_names_nobody_stays(text: str) -> None:
 
 ASKED = "my sister velmora has a rash"
 QUOTED = {
-    "a prompt": ("Received request chatcmpl-1a2b3c4d5e: prompt: '{}', params: SamplingParams(n=1)", "logger.py:39", "Received request chatcmpl-1a2b3c4d5e"),
-    "several lines": ("Received request chatcmpl-1: prompt: 'hello\n{}\nbye', params: x", "logger.py:39", "Received request"),
-    "a cut quote": ("Received request chatcmpl-1: prompt: \"hello {}", "logger.py:39", "Received request"),
-    "a JSON body": ('got {{"patient": "{}", "age": 41}}', "launcher.py:80", '"age": 41'),
+    "a prompt": (
+        (
+            "Received request chatcmpl-1a2b3c4d5e: prompt: '{}', params: "
+            "SamplingParams(n=1)"
+        ),
+        "logger.py:39",
+        "Received request chatcmpl-1a2b3c4d5e",
+    ),
+    "several lines": (
+        "Received request chatcmpl-1: prompt: 'hello\n{}\nbye', params: x",
+        "logger.py:39",
+        "Received request",
+    ),
+    "a cut quote": (
+        'Received request chatcmpl-1: prompt: "hello {}',
+        "logger.py:39",
+        "Received request",
+    ),
+    "a JSON body": (
+        'got {{"patient": "{}", "age": 41}}',
+        "launcher.py:80",
+        '"age": 41',
+    ),
     "a JSON list": ('got ["{}", "b"]', "launcher.py:80", "got"),
-    "a tool call": ('bad <tool_call>{{"name": "mail", "arguments": {{"to": "{}"}}}}</tool_call>', "async_llm.py:3", "bad"),
-    "a template": ("unexpected <|im_start|>user {}<|im_end|>", "async_llm.py:3", "unexpected"),
-    "jinja": ("jinja2.exceptions.TemplateError: roles must alternate, got {}", "serving_chat.py:195", "jinja2.exceptions.TemplateError: "),
-    "jinja alone": ("jinja2.exceptions.UndefinedError: '{}' is undefined", "", "jinja2.exceptions.UndefinedError: "),
-    "pydantic": ("ValidationError: 1 validation error for Request input_value='{}', input_type=str", "", "ValidationError: 1 validation error for Request"),
-    "a server that speaks of a request": ("Error in preprocessing prompt inputs: {}", "serving_chat.py:195", "Error in preprocessing prompt inputs"),
-    "a string in an exception": ("ValueError: no such role: '{}'", "", "ValueError: no such role: "),
+    "a tool call": (
+        'bad <tool_call>{{"name": "mail", "arguments": {{"to": "{}"}}}}</tool_call>',
+        "async_llm.py:3",
+        "bad",
+    ),
+    "a template": (
+        "unexpected <|im_start|>user {}<|im_end|>",
+        "async_llm.py:3",
+        "unexpected",
+    ),
+    "jinja": (
+        "jinja2.exceptions.TemplateError: roles must alternate, got {}",
+        "serving_chat.py:195",
+        "jinja2.exceptions.TemplateError: ",
+    ),
+    "jinja alone": (
+        "jinja2.exceptions.UndefinedError: '{}' is undefined",
+        "",
+        "jinja2.exceptions.UndefinedError: ",
+    ),
+    "pydantic": (
+        (
+            "ValidationError: 1 validation error for Request input_value='{}', "
+            "input_type=str"
+        ),
+        "",
+        "ValidationError: 1 validation error for Request",
+    ),
+    "a server that speaks of a request": (
+        "Error in preprocessing prompt inputs: {}",
+        "serving_chat.py:195",
+        "Error in preprocessing prompt inputs",
+    ),
+    "a string in an exception": (
+        "ValueError: no such role: '{}'",
+        "",
+        "ValueError: no such role: ",
+    ),
     "ticks": ("no role `{}` is there", "x.py:1", "is there"),
-    "stop strings": ("SamplingParams(n=1, stop=['{}'], seed=None)", "x.py:1", "seed=None"),
-    "SGLang's": ("Receive: obj=GenerateReqInput(text='{}', input_ids=None)", "", "Receive: "),
-}  # fmt: skip
+    "stop strings": (
+        "SamplingParams(n=1, stop=['{}'], seed=None)",
+        "x.py:1",
+        "seed=None",
+    ),
+    "SGLang's": (
+        "Receive: obj=GenerateReqInput(text='{}', input_ids=None)",
+        "",
+        "Receive: ",
+    ),
+}
 KEPT = [
     ("AssertionError: Expected a cached item for mm_hash='9d9d9d9d9d9d9d9d9d9d'", ""),
     ("    raise ValueError('a text of the program')", ""),
-    ("RuntimeError: Worker failed with error 'M-RoPE requires ids.', please check", "core.py:1"),
-    ("This model's maximum context length is 128 tokens. However, you requested 300 tokens.", "serving_chat.py:1"),
+    (
+        "RuntimeError: Worker failed with error 'M-RoPE requires ids.', please check",
+        "core.py:1",
+    ),
+    (
+        (
+            "This model's maximum context length is 128 tokens. However, you "
+            "requested 300 tokens."
+        ),
+        "serving_chat.py:1",
+    ),
     ('127.0.0.1:50012 - "POST /v1/chat/completions HTTP/1.1" 200 OK', ""),
-    ("non-default args: {'dtype': 'bfloat16', 'model': 'Qwen/Qwen3-0.6B'}", "utils.py:233"),
-    ("Engine 000: Avg prompt throughput: 0.0 tokens/s, Running: 0 reqs", "loggers.py:1"),
+    (
+        "non-default args: {'dtype': 'bfloat16', 'model': 'Qwen/Qwen3-0.6B'}",
+        "utils.py:233",
+    ),
+    (
+        "Engine 000: Avg prompt throughput: 0.0 tokens/s, Running: 0 reqs",
+        "loggers.py:1",
+    ),
     ("/x.cu:400: block: [0,0,0] Assertion `totalElements <= srcSize` failed.", ""),
-]  # fmt: skip
+]
 
 
 def line(text: str, source: str = "") -> LogLine:
@@ -189,8 +279,14 @@ def test_settings_stay_between_texts_and_each_text_is_looked_at_once() -> None:
     told += "seed=1, text='seed=2 min_p=3', " * count
     began = time.process_time()
     shown = left_out(told, hidden(told))
-    assert time.process_time() - began < 1.5  # 0.1 s; with every text beside every setting 3.3 s
-    assert (shown.count("seed=1"), "seed=2" in shown, "min_p" in shown) == (count, False, False)
+    assert (
+        time.process_time() - began < 1.5
+    )  # 0.1 s; with every text beside every setting 3.3 s
+    assert (shown.count("seed=1"), "seed=2" in shown, "min_p" in shown) == (
+        count,
+        False,
+        False,
+    )
 
 
 @pytest.mark.parametrize(("text", "source"), KEPT)
@@ -200,9 +296,15 @@ def test_an_engines_own_words_stay(text: str, source: str) -> None:
 
 
 def test_of_a_refusal_the_status_and_the_engines_own_words_stay() -> None:
-    for text in (f"400 Invalid role: {ASKED}", f"400 {{'m': '{ASKED}'}}", f"500 <p>{ASKED}"):
+    for text in (
+        f"400 Invalid role: {ASKED}",
+        f"400 {{'m': '{ASKED}'}}",
+        f"500 <p>{ASKED}",
+    ):
         assert "velmora" not in public_reply(text, Public(HOME))
-    assert public_reply(f"400 Invalid role: {ASKED}", Public(HOME)).startswith("400 Invalid role")
+    assert public_reply(f"400 Invalid role: {ASKED}", Public(HOME)).startswith(
+        "400 Invalid role"
+    )
     assert public_reply(f"200 {ASKED}", Public(HOME)) == "200"
     for text in (
         "no answer in 6.0 s",
@@ -220,32 +322,51 @@ def test_of_a_refusal_the_status_and_the_engines_own_words_stay() -> None:
 def test_what_leaves_is_judged_alike(name: str) -> None:
     """Both are judged by ids of requests, which SGLang quotes."""
     incident = load(CORPUS / f"{name}.zip")
-    scenario = load_scenario(incident.scenario.name).with_variant(incident.scenario.variant)
+    scenario = load_scenario(incident.scenario.name).with_variant(
+        incident.scenario.variant
+    )
     again, left = rejudge(incident, scenario), rejudge(published(incident), scenario)
     assert left.now.outcome is again.now.outcome
     assert [part.now for part in left.parts] == [part.now for part in again.parts]
 
 
 def test_tenants_and_adapters_go_from_metrics() -> None:
-    labels = {"lora_name": "acme-llama", "le": "0.5", "reason": "stop", "engine": "0", "n": "17"}
-    left = Public(HOME).redact_model(MetricSample(name="vllm:x", labels=labels, value=1.0))
+    labels = {
+        "lora_name": "acme-llama",
+        "le": "0.5",
+        "reason": "stop",
+        "engine": "0",
+        "n": "17",
+    }
+    left = Public(HOME).redact_model(
+        MetricSample(name="vllm:x", labels=labels, value=1.0)
+    )
     assert left.labels == labels | {"lora_name": "[redacted:label-1]"}
 
 
 def test_adapters_go_from_a_list_of_models_and_words_from_a_refusal() -> None:
     def left(status: int, body: str) -> str:
-        answer = EndpointAnswer(path="/v1/models", status=status, seconds=0.1, body=body)
+        answer = EndpointAnswer(
+            path="/v1/models", status=status, seconds=0.1, body=body
+        )
         return Public(HOME).redact_model(answer).body
 
-    assert left(200, '{"id": "acme", "owned_by": "vllm"}') == '{"id": "[redacted:label-1]", "owned_by": "vllm"}'  # fmt: skip
-    assert "velmora" not in left(400, json.dumps({"error": {"message": f"no role '{ASKED}'"}}))
+    assert (
+        left(200, '{"id": "acme", "owned_by": "vllm"}')
+        == '{"id": "[redacted:label-1]", "owned_by": "vllm"}'
+    )
+    assert "velmora" not in left(
+        400, json.dumps({"error": {"message": f"no role '{ASKED}'"}})
+    )
 
 
 def test_a_report_of_a_run_has_no_texts_in_its_locals_and_a_bundle_none_in_its_files(
     tmp_path: Path,
 ) -> None:
     incident = load(GHOST)
-    stacks = next(r.data for r in incident.evidence.probes if isinstance(r.data, StacksData))
+    stacks = next(
+        r.data for r in incident.evidence.probes if isinstance(r.data, StacksData)
+    )
     stacks.samples[0].threads[0].frames[0].locals["prompt"] = repr(ASKED)
     assert incident.key_stack is not None
     incident.key_stack.frames[0] = KeyFrame(
@@ -260,9 +381,12 @@ def test_a_report_of_a_run_has_no_texts_in_its_locals_and_a_bundle_none_in_its_f
     (folder / "evidence" / "velmora-notes.txt").write_text("nothing\n")
     form = QUOTED["several lines"][0].format(ASKED)
     (folder / "evidence" / "engine.log").write_text(
-        f"INFO 11-21 02:44:01 [logger.py:39] {form}\nINFO 11-21 02:44:02 [core.py:9] next\n"
+        f"INFO 11-21 02:44:01 [logger.py:39] {form}\n"
+        "INFO 11-21 02:44:02 [core.py:9] next\n"
     )
-    (folder / "evidence" / "check-metrics-1-metrics.txt").write_text('a{lora="velmora",le="1"} 1\n')
+    (folder / "evidence" / "check-metrics-1-metrics.txt").write_text(
+        'a{lora="velmora",le="1"} 1\n'
+    )
     (folder / "incident.json").write_text(incident.model_dump_json())
     write_bundle(folder, incident, tmp_path / "b.zip")
     with zipfile.ZipFile(tmp_path / "b.zip") as archive:

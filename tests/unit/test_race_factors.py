@@ -1,11 +1,22 @@
-"""async-race: what hides and what prevents (item 10), and flips without effect (item 5)."""
+"""async-race: what hides and what prevents (item 10), and flips without effect (item
+5)."""
 
 from dataclasses import replace
 
 import pytest
 from made_up import run_facts, swap
 from made_up_crash import quiet_log, with_stream
-from made_up_race import RACE, apart, cached, counting, idle, large, ordered, race, reworded
+from made_up_race import (
+    RACE,
+    apart,
+    cached,
+    counting,
+    idle,
+    large,
+    ordered,
+    race,
+    reworded,
+)
 from mmrepro.failure.documents.searches import Ablation, FactorClass, FactorResult
 from mmrepro.failure.signature import Outcome, Truth
 from mmrepro.runs.judge import effect, judge as judged
@@ -16,7 +27,7 @@ from turns import Change, both, edit
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 NOT_REPRODUCED = Outcome.NOT_REPRODUCED
 
-# ------------------------------------------------------------------ hidden or prevented (item 10)
+# -------------------------------------------------------- hidden or prevented (item 10)
 
 
 def of_mitigation(name: str, evidence: Evidence) -> tuple[str, str]:
@@ -45,7 +56,11 @@ def test_the_barrier_and_synchronous_scheduling_prevent_it() -> None:
 @pytest.mark.parametrize(
     ("name", "evidence", "why"),
     [
-        ("sync-scheduling", ordered(), "9 of 16 steps begun with the device still busy"),
+        (
+            "sync-scheduling",
+            ordered(),
+            "9 of 16 steps begun with the device still busy",
+        ),
         ("barrier", ordered(), "0 × the event was recorded"),
         ("budget", ordered(), "at most 254 image rows in a step"),
     ],
@@ -53,7 +68,8 @@ def test_the_barrier_and_synchronous_scheduling_prevent_it() -> None:
 def test_a_mitigation_without_effect_prevented_nothing(
     name: str, evidence: Evidence, why: str
 ) -> None:
-    """Another reason why nothing was overwritten: this mitigation's part in it was not seen."""
+    """Another reason why nothing was overwritten: this mitigation's part in it was not
+    seen."""
     word, observed = of_mitigation(name, evidence)
     assert word == "not-told"
     assert f"{name} was not seen to take effect: {why}" in observed
@@ -80,10 +96,30 @@ FLIPS = [
     ("eager-mode", counting(graph_batch=1), MET, "1 batches run by a graph, of 30"),
     ("eager-mode", counting(batch=0), UNKNOWN, "the engine logged no batch"),
     ("async-scheduling", idle, MET, "0 of 16 steps begun with the device still busy"),
-    ("async-scheduling", counting(), NOT_MET, "9 of 16 steps begun with the device still busy"),
-    ("async-scheduling", reworded("stream-steps", "steps: 16", "steps: 1"), UNKNOWN, "1 steps"),
-    ("async-scheduling", reworded("stream-steps", "begun", "…"), UNKNOWN, "0 steps were watched"),
-    ("async-scheduling", reworded("stream-steps", "16 begun, 9", "2 begun, 0"), MET, "0 of 2"),
+    (
+        "async-scheduling",
+        counting(),
+        NOT_MET,
+        "9 of 16 steps begun with the device still busy",
+    ),
+    (
+        "async-scheduling",
+        reworded("stream-steps", "steps: 16", "steps: 1"),
+        UNKNOWN,
+        "1 steps",
+    ),
+    (
+        "async-scheduling",
+        reworded("stream-steps", "begun", "…"),
+        UNKNOWN,
+        "0 steps were watched",
+    ),
+    (
+        "async-scheduling",
+        reworded("stream-steps", "16 begun, 9", "2 begun, 0"),
+        MET,
+        "0 of 2",
+    ),
     ("prefix-caching", cached("False"), MET, "enable_prefix_caching=False"),
     ("prefix-caching", cached("True"), NOT_MET, "enable_prefix_caching=True"),
     ("prefix-caching", counting(), UNKNOWN, "no enable_prefix_caching"),
@@ -100,7 +136,12 @@ FLIPS = [
         NOT_MET,
         "at most 256",
     ),
-    ("chunk-budget", reworded("stream-mask", "254 embeddings", "0 embeddings"), UNKNOWN, "no step"),
+    (
+        "chunk-budget",
+        reworded("stream-mask", "254 embeddings", "0 embeddings"),
+        UNKNOWN,
+        "no step",
+    ),
     ("image-size", apart, MET, "prompts of 240 tokens, an image in at most 1 steps"),
     ("image-size", counting(), NOT_MET, "an image in at most 8 steps"),
     (
@@ -109,7 +150,12 @@ FLIPS = [
         NOT_MET,
         "prompts of 240, 609",
     ),
-    ("image-size", both(apart, edit(module.SECOND, prompt_tokens=None)), UNKNOWN, "did not say"),
+    (
+        "image-size",
+        both(apart, edit(module.SECOND, prompt_tokens=None)),
+        UNKNOWN,
+        "did not say",
+    ),
 ]
 
 
@@ -129,11 +175,15 @@ def test_every_factor_says_what_shows_its_flip() -> None:
 
 
 def test_no_enforce_eager_on_a_cpu_refutes_nothing_about_graphs() -> None:
-    """--no-enforce-eager switched no graph on: nothing is said, in the report itself."""
+    """--no-enforce-eager switched no graph on: nothing is said, in the report
+    itself."""
     facts = replace(run_facts(RACE), flips=frozenset({"eager-mode"}))
     told = {c.id: c for c in RACE.claim_results(race(), facts)}["graphs"]
     assert told.status.value == "not-tested"
-    why = "eager-mode: its flip was not seen to take effect: 0 batches run by a graph, of 30"
+    why = (
+        "eager-mode: its flip was not seen to take effect: 0 batches run by a "
+        "graph, of 30"
+    )
     result = FactorResult.model_construct(
         name="eager-mode", factor_class=FactorClass.NOT_TESTED, why=why
     )
@@ -160,7 +210,9 @@ def test_the_reports_hypotheses_against_an_ablations_table(
 ) -> None:
     names = ("prefix-caching", "chunk-budget", "eager-mode", "async-scheduling")
     results = {
-        name: FactorResult.model_construct(name=name, factor_class=factor_class, why="as it ran")
+        name: FactorResult.model_construct(
+            name=name, factor_class=factor_class, why="as it ran"
+        )
         for name in names
     }
     ablation = Ablation.model_construct(factors=list(results.values()))

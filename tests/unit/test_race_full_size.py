@@ -1,4 +1,5 @@
-"""chunked-mm-prefill with the report's own sizes: its claims on the recorded runs, changed."""
+"""chunked-mm-prefill with the report's own sizes: its claims on the recorded runs,
+changed."""
 
 import re
 from collections.abc import Callable
@@ -42,13 +43,33 @@ def small_steps(evidence: Evidence) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "claim", "status"),
     [
-        ("0.12.0", line("placeholders", "offset=2", "offset=3"), "as-dumped", "refuted"),
-        ("0.12.0", line("placeholders", "length=4819", "length=602"), "as-dumped", "refuted"),
+        (
+            "0.12.0",
+            line("placeholders", "offset=2", "offset=3"),
+            "as-dumped",
+            "refuted",
+        ),
+        (
+            "0.12.0",
+            line("placeholders", "length=4819", "length=602"),
+            "as-dumped",
+            "refuted",
+        ),
         ("0.12.0", line("budget", "=2048", "=8192"), "as-dumped", "refuted"),
         ("0.12.0", line("placeholders", "Placeholder", ""), "as-dumped", "not-tested"),
-        ("barrier", line("stream-mask", "mask: 725 e", "mask: 0 e"), "in-two-chunks", "not-tested"),
+        (
+            "barrier",
+            line("stream-mask", "mask: 725 e", "mask: 0 e"),
+            "in-two-chunks",
+            "not-tested",
+        ),
         ("barrier", line("budget", "=2048", "=8192"), "in-two-chunks", "not-tested"),
-        ("0.12.0", line("stream-error", "2046 emb", "99 emb"), "first-chunk-passes", "not-tested"),
+        (
+            "0.12.0",
+            line("stream-error", "2046 emb", "99 emb"),
+            "first-chunk-passes",
+            "not-tested",
+        ),
         ("budget", small_steps, "budget-cures", "not-tested"),
     ],
 )
@@ -57,12 +78,15 @@ def test_one_number_changed(name: str, change: Change, claim: str, status: str) 
 
 
 def test_a_step_before_it_would_have_let_the_first_chunk_pass() -> None:
-    """The failed step is the second in a row with image rows: so its image's first one passed."""
+    """The failed step is the second in a row with image rows: so its image's first one
+    passed."""
 
     def change(evidence: Evidence) -> None:
         for _, data in evidence.results(LogsData):
             lines = data.matches["stream-mask"]
             for one, step in zip(lines[-2:], (27, 28), strict=True):
-                one.text = f"mmrepro-stream: step {step}: mask: 2046 embeddings, 2046 prepared"
+                one.text = (
+                    f"mmrepro-stream: step {step}: mask: 2046 embeddings, 2046 prepared"
+                )
 
     assert told("0.12.0", change)["first-chunk-passes"] == "confirmed"

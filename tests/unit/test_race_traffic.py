@@ -36,16 +36,24 @@ def test_the_budgets_make_so_many_steps_of_the_images() -> None:
         return -(-(tokens + 2) // budget)
 
     budgets = (stream.BUDGET, stream.LARGE_BUDGET)
-    assert [[steps(t, b) for b in budgets] for t in (602, 300, 144)] == [[3, 1], [2, 1], [1, 1]]
+    assert [[steps(t, b) for b in budgets] for t in (602, 300, 144)] == [
+        [3, 1],
+        [2, 1],
+        [1, 1],
+    ]
     assert [b * 8 for b in budgets] == [2048, 8192]
     rows = "at most 254 image rows in a step, of 256 tokens"
     assert stream.larger_steps(Logs(ordered())).observed == rows
     assert race.failing(ordered()) == race.FIRST
-    assert race.AsyncRace().model.image_tokens == 4 * 602  # all images of a run fit in the cache
+    assert (
+        race.AsyncRace().model.image_tokens == 4 * 602
+    )  # all images of a run fit in the cache
     assert race.AsyncRace().max_model_len == 4096
 
 
-def test_the_literal_placeholder_is_sent_beside_an_image_of_the_gates_size(tmp_path: Path) -> None:
+def test_the_literal_placeholder_is_sent_beside_an_image_of_the_gates_size(
+    tmp_path: Path,
+) -> None:
     scenario = placeholder.LiteralPlaceholder()
     server = driven(scenario, tmp_path, 200)
     (label, tokens, more), _ = server.sent

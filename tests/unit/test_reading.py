@@ -1,4 +1,5 @@
-"""Reading is not running: what a stranger's file, folder or document names is never executed."""
+"""Reading is not running: what a stranger's file, folder or document names is never
+executed."""
 
 import ast
 import json
@@ -78,12 +79,16 @@ def test_a_file_is_parsed_and_not_run(theirs: Path, words: tuple[str, ...]) -> N
         ("show", "./theirs.py", "--variant", "any"),
     ],
 )
-def test_where_it_has_to_run_it_is_asked_for(theirs: Path, words: tuple[str, ...]) -> None:
+def test_where_it_has_to_run_it_is_asked_for(
+    theirs: Path, words: tuple[str, ...]
+) -> None:
     code, said, told = mmrepro(*words)
     assert (code, said) == (2, "")
     sentence, following = told.splitlines()
     assert sentence == "./theirs.py is a Python file, which would be run to be read."
-    assert following.startswith(f"Next: read it yourself first, then: mmrepro {words[0]} ")
+    assert following.startswith(
+        f"Next: read it yourself first, then: mmrepro {words[0]} "
+    )
     assert "--trust" in following
     assert not ran(theirs.parent)
 
@@ -99,20 +104,26 @@ def test_what_is_trusted_is_run(theirs: Path) -> None:
 
 @pytest.mark.parametrize("name", ["encoder_cache_overflow", "tool_stream", "pack"])
 def test_what_is_declared_is_what_a_run_of_the_file_says(name: str) -> None:
-    file = PACK / "odd_image.py" if name == "pack" else ROOT / "scenarios" / f"{name}.py"
+    file = (
+        PACK / "odd_image.py" if name == "pack" else ROOT / "scenarios" / f"{name}.py"
+    )
     read, loaded = read_declared(str(file)), load_scenario(str(file))
     for field in ("name", "engine", "release", "title", "summary", "explanation"):
         assert getattr(read, field) == getattr(loaded, field), field
     assert read.affected == loaded.affected_range
     assert read.server.split() == " ".join(loaded.server.split()).split()
-    assert [one.name for one in read.mitigations] == [one.name for one in loaded.mitigations]
+    assert [one.name for one in read.mitigations] == [
+        one.name for one in loaded.mitigations
+    ]
     told = [(one.id, one.title, one.address) for one in read.references]
     assert told == [(one.id, one.title, one.url) for one in loaded.references]
     assert read.failure_class == (loaded.failure_class or "")
 
 
 def test_an_engine_that_a_class_elsewhere_says_is_not_guessed(tmp_path: Path) -> None:
-    text = ODD_IMAGE.replace("(Scenario)", "(elsewhere.Base)").replace('engine = "minivllm"', "")
+    text = ODD_IMAGE.replace("(Scenario)", "(elsewhere.Base)").replace(
+        'engine = "minivllm"', ""
+    )
     (tmp_path / "x.py").write_text(text)
     assert read_declared(str(tmp_path / "x.py")).engine == "…"
     (tmp_path / "x.py").write_text(text.replace("elsewhere.Base", "Scenario"))
@@ -190,7 +201,12 @@ def test_an_incident_that_names_a_file_does_not_run_it(theirs: Path) -> None:
         incident = json.loads(bundle.read("incident.json"))
     incident["scenario"]["name"] = "./theirs.py"
     Path("incident.json").write_text(json.dumps(incident))
-    for words in (("judge", "."), ("judge", ".", "--trust"), ("report", "."), ("open", ".")):
+    for words in (
+        ("judge", "."),
+        ("judge", ".", "--trust"),
+        ("report", "."),
+        ("open", "."),
+    ):
         code, _, told = mmrepro(*words)
         assert not ran(theirs.parent), words
         if words[0] == "judge":
@@ -202,7 +218,10 @@ def test_a_case_that_names_a_file_does_not_run_it(theirs: Path) -> None:
         ServerWanted(engine="minivllm", release="0.1", mitigation="./theirs.py/fix")
     # The name is refused before; whatever got past that would not be run either.
     wanted = ServerWanted.model_construct(
-        **{**dict(ServerWanted(engine="minivllm", release="0.1")), "mitigation": "./theirs.py/fix"}
+        **{
+            **dict(ServerWanted(engine="minivllm", release="0.1")),
+            "mitigation": "./theirs.py/fix",
+        }
     )
     with pytest.raises(UntrustedFile):
         replayed(wanted, RunCommand())
@@ -210,7 +229,9 @@ def test_a_case_that_names_a_file_does_not_run_it(theirs: Path) -> None:
 
 
 def test_a_matrix_file_that_names_a_file_does_not_run_it(theirs: Path) -> None:
-    Path("night.toml").write_text('[[cell]]\nscenario = "theirs.py"\nreleases = "own"\n')
+    Path("night.toml").write_text(
+        '[[cell]]\nscenario = "theirs.py"\nreleases = "own"\n'
+    )
     given = load_matrix(Path("night.toml"))
     with pytest.raises(UntrustedFile):
         planned_of(MatrixRunCommand(file=Path("night.toml")), given)
@@ -226,7 +247,10 @@ def test_a_ledger_that_names_a_file_does_not_run_it(theirs: Path) -> None:
     runs = SimpleNamespace(planned={"a": SimpleNamespace(cell=cell)})
     with pytest.raises(UntrustedFile):
         _refuse_files(runs, MatrixRunCommand())  # type: ignore[arg-type]
-    for asked in (MatrixRunCommand(trust=True), MatrixRunCommand(scenarios=("./theirs.py",))):
+    for asked in (
+        MatrixRunCommand(trust=True),
+        MatrixRunCommand(scenarios=("./theirs.py",)),
+    ):
         _refuse_files(runs, asked)  # type: ignore[arg-type]
     assert not ran(theirs.parent)
     again = MatrixRunCommand(scenarios=("./theirs.py",)).resumed(Path("M"))
@@ -259,12 +283,29 @@ def test_a_campaign_that_is_resumed_decides_on_no_code(written: str, code: str) 
 def test_a_finding_becomes_no_code_of_a_scenario() -> None:
     evil = 'x"\n__import__("os").abort()\n"'
     facts = {
-        "title": "t", "said": "s", "why": "w", "module": "m", "folder": "f", "cls": "C",
-        "name": "n", "engine": evil, "release": evil, "model": "M()", "foreign": "",
-        "max_model_len": 1, "server": "''", "env": "", "patterns": "", "precondition": "p",
-        "symptoms": [], "causes": [], "healthy": "", "imports": ["a"], "more": ["b"],
+        "title": "t",
+        "said": "s",
+        "why": "w",
+        "module": "m",
+        "folder": "f",
+        "cls": "C",
+        "name": "n",
+        "engine": evil,
+        "release": evil,
+        "model": "M()",
+        "foreign": "",
+        "max_model_len": 1,
+        "server": "''",
+        "env": "",
+        "patterns": "",
+        "precondition": "p",
+        "symptoms": [],
+        "causes": [],
+        "healthy": "",
+        "imports": ["a"],
+        "more": ["b"],
         "observed": {"statement": evil, "label": evil, "test": "True", "told": "t"},
-    }  # fmt: skip
+    }
     tree = ast.parse(_filled("scenario_from.py.j2", facts))
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     assert "__import__" not in names
@@ -284,15 +325,18 @@ RUNS_WHAT_IS_NAMED = {
     "harness/pytest_plugin/items.py",
     "harness/scenario/registry.py",
 }
-"""Modules whose user named the file to run it, that get what such a module was given, or that have
-the name from an installed distribution."""
+"""Modules whose user named the file to run it, that get what such a module was given,
+or that have the name from an installed distribution."""
 
 
 def test_who_runs_a_file_is_known() -> None:
-    """A module that takes a scenario's name from somewhere else calls known_scenario."""
+    """A module that takes a scenario's name from somewhere else calls
+    known_scenario."""
     files = [*(ROOT / "harness").rglob("*.py"), *(ROOT / "reports").rglob("*.py")]
     callers = {
-        str(file.relative_to(ROOT)) for file in files if "load_scenario" in file.read_text("utf-8")
+        str(file.relative_to(ROOT))
+        for file in files
+        if "load_scenario" in file.read_text("utf-8")
     }
     assert callers == RUNS_WHAT_IS_NAMED
 
@@ -300,24 +344,42 @@ def test_who_runs_a_file_is_known() -> None:
 # ------------------------------------------------------------------ a stranger's folder
 
 
-SHADOWS = ("typing", "pathlib", "json", "yaml", "typer", "conftest", "sitecustomize", "evil_mod")
+SHADOWS = (
+    "typing",
+    "pathlib",
+    "json",
+    "yaml",
+    "typer",
+    "conftest",
+    "sitecustomize",
+    "evil_mod",
+)
 
 
 @pytest.fixture
 def strange(tmp_path: Path) -> Path:
-    """A folder with modules of known names, and a distribution that brings a scenario."""
+    """A folder with modules of known names, and a distribution that brings a
+    scenario."""
     for name in SHADOWS:
-        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+        (tmp_path / f"{name}.py").write_text(
+            f"open({str(tmp_path / 'ran')!r}, 'w').close()\n"
+        )
     (facts := tmp_path / "evil-1.dist-info").mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1\n")
-    (facts / "entry_points.txt").write_text("[mmrepro.scenarios]\nevil-one = evil_mod:SCENARIO\n")
+    (facts / "entry_points.txt").write_text(
+        "[mmrepro.scenarios]\nevil-one = evil_mod:SCENARIO\n"
+    )
     return tmp_path
 
 
 @pytest.mark.parametrize("words", [("list",), ("find", "anything at all")])
-def test_nothing_is_imported_from_the_current_folder(strange: Path, words: tuple[str, ...]) -> None:
+def test_nothing_is_imported_from_the_current_folder(
+    strange: Path, words: tuple[str, ...]
+) -> None:
     command = [sys.executable, "-m", "mmrepro", *words]
-    done = subprocess.run(command, cwd=strange, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=strange, capture_output=True, text=True, check=False
+    )
     assert (done.returncode in (0, 1, 3), done.stderr) == (True, "")
     assert "evil-one" not in done.stdout
     assert not ran(strange)
@@ -329,13 +391,18 @@ def test_a_scenario_of_a_distribution_is_no_file(
     """Its name might be that of a file here."""
     (facts := tmp_path / "site" / "evil-1.dist-info").mkdir(parents=True)
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1\n")
-    (facts / "entry_points.txt").write_text("[mmrepro.scenarios]\nevil.py = nothing:SCENARIO\n")
+    (facts / "entry_points.txt").write_text(
+        "[mmrepro.scenarios]\nevil.py = nothing:SCENARIO\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert "evil.py" not in scenario_names()
 
 
 LINGERS = {
-    "a thread": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()",
+    "a thread": (
+        "import threading, time\nthreading.Thread(target=time.sleep, "
+        "args=(600,)).start()"
+    ),
     "the end": "import atexit, time\natexit.register(time.sleep, 600)",
 }
 
@@ -346,7 +413,12 @@ def test_what_a_file_leaves_running_keeps_no_command(theirs: Path, name: str) ->
     command = [sys.executable, "-m", "mmrepro", "show", "./theirs.py", "--trust"]
     began = time.monotonic()
     done = subprocess.run(
-        command, cwd=theirs.parent, capture_output=True, text=True, check=False, timeout=60
+        command,
+        cwd=theirs.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert (done.returncode, "gets HTTP 500" in done.stdout) == (0, True)
     assert time.monotonic() - began < 30

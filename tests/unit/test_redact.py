@@ -1,7 +1,5 @@
 """What is private never survives; what is evidence does."""
 
-# ruff: noqa: E501 - rows of data read better whole
-
 import base64
 import hashlib
 import time
@@ -14,7 +12,8 @@ from mmrepro.base.text.redact import MIN_SECRET, PLACEHOLDER, Redactor
 
 ALNUM = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 word = st.text(ALNUM, min_size=20, max_size=40)
-# Surroundings in which a secret stands in logs: any text, then something that ends a word.
+# Surroundings in which a secret stands in logs: any text, then something that ends a
+# word.
 around = st.text(max_size=40).map(lambda t: t.replace("\\", " "))
 
 
@@ -23,19 +22,45 @@ def redactor() -> Redactor:
 
 
 FORMS = [
-    "sk-{}", "hf_{}", "ghp_{}", "gho_{}", "github_pat_{}", "api_key={}", "API-KEY: {}", "apikey={}",
-    "token={}", "access_token={}", "password={}", "HF_TOKEN={}", "OPENAI_API_KEY='{}'",
-    '"password": "{}"', "'api_key': ['{}']", "--api-key {}", "--api-key={}", "Authorization: Bearer {}",
-    "authorization: Basic {}", "{{'Authorization': 'Bearer {}'}}", "-H 'Authorization: Bearer {}'",
-    "Cookie: session={}; a=b", "Set-Cookie: {}", "http://user:{}@host/path", "https://{}@host.org/",
-    "/home/{}/x", "/Users/{}/x", "C:\\Users\\{}\\x", "{}@example.com", "data:image/png;base64,{}",
-]  # fmt: skip
+    "sk-{}",
+    "hf_{}",
+    "ghp_{}",
+    "gho_{}",
+    "github_pat_{}",
+    "api_key={}",
+    "API-KEY: {}",
+    "apikey={}",
+    "token={}",
+    "access_token={}",
+    "password={}",
+    "HF_TOKEN={}",
+    "OPENAI_API_KEY='{}'",
+    '"password": "{}"',
+    "'api_key': ['{}']",
+    "--api-key {}",
+    "--api-key={}",
+    "Authorization: Bearer {}",
+    "authorization: Basic {}",
+    "{{'Authorization': 'Bearer {}'}}",
+    "-H 'Authorization: Bearer {}'",
+    "Cookie: session={}; a=b",
+    "Set-Cookie: {}",
+    "http://user:{}@host/path",
+    "https://{}@host.org/",
+    "/home/{}/x",
+    "/Users/{}/x",
+    "C:\\Users\\{}\\x",
+    "{}@example.com",
+    "data:image/png;base64,{}",
+]
 
 
 @pytest.mark.parametrize("form", FORMS)
 @examples(15)
 @given(secret=word, before=around, after=around)
-def test_a_planted_secret_never_survives(form: str, secret: str, before: str, after: str) -> None:
+def test_a_planted_secret_never_survives(
+    form: str, secret: str, before: str, after: str
+) -> None:
     assume(secret not in before + after)
     assert secret not in redactor().redact(f"{before} {form.format(secret)} {after}")
 
@@ -47,11 +72,15 @@ def test_long_base64_and_private_keys_never_survive(data: bytes) -> None:
     assert encoded[:64] not in redactor().redact(f"image {encoded} end")
     pem = f"-----BEGIN RSA PRIVATE KEY-----\n{encoded}\n-----END RSA PRIVATE KEY-----"
     assert redactor().redact(f"a {pem} b") == "a [redacted:privatekey-1] b"
-    assert encoded[:20] not in redactor().redact("-----BEGIN PRIVATE KEY-----\n" + encoded[:50])
+    assert encoded[:20] not in redactor().redact(
+        "-----BEGIN PRIVATE KEY-----\n" + encoded[:50]
+    )
 
 
 def test_a_web_token_and_an_aws_key() -> None:
-    token = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0"
+    token = (
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0"
+    )
     assert redactor().redact(f"<{token}>") == "<[redacted:key-1]>"
     assert redactor().redact("AKIAIOSFODNN7EXAMPLE.") == "[redacted:key-1]."
 
@@ -59,12 +88,29 @@ def test_a_web_token_and_an_aws_key() -> None:
 fragments = st.lists(
     st.one_of(
         st.text(max_size=20),
-        st.sampled_from(["sk-" + "a1" * 8, "password=", "token: '", "://a:b@c", "@x.org", "/home/bob",
-                         "[redacted:key-1]", "Bearer ", "Authorization: ", "\n", "'", "Cookie: a=\"b\"",
-                         "/home/me/x", "eyJabcdef.abcdef.abc", "A1b" * 30, "--api-key "]),
+        st.sampled_from(
+            [
+                "sk-" + "a1" * 8,
+                "password=",
+                "token: '",
+                "://a:b@c",
+                "@x.org",
+                "/home/bob",
+                "[redacted:key-1]",
+                "Bearer ",
+                "Authorization: ",
+                "\n",
+                "'",
+                'Cookie: a="b"',
+                "/home/me/x",
+                "eyJabcdef.abcdef.abc",
+                "A1b" * 30,
+                "--api-key ",
+            ]
+        ),
     ),
     max_size=12,
-)  # fmt: skip
+)
 
 
 @examples(150)
@@ -73,7 +119,9 @@ def test_redacting_twice_is_redacting_once(parts: list[str]) -> None:
     one = redactor()
     once = one.redact("".join(parts))
     assert one.redact(once) == once
-    assert redactor().redact(once) == once, "also by a redactor that never saw the secrets"
+    assert redactor().redact(once) == once, (
+        "also by a redactor that never saw the secrets"
+    )
 
 
 @examples(50)
@@ -86,7 +134,8 @@ def test_a_registered_prompt_never_survives(secret: str, around: str) -> None:
         return
     assert placeholder == "[redacted:prompt-1]"
     out = one.redact(f"{around}\0{secret}\0{around}")
-    # What is left may hold it only inside a placeholder (a secret that reads "redacted").
+    # What is left may hold it only inside a placeholder (a secret that reads
+    # "redacted").
     assert secret not in PLACEHOLDER.sub("\1", out)
     assert placeholder in out or secret in f"{around}\0"
 
@@ -95,7 +144,11 @@ def test_a_prompt_is_found_cut_and_escaped() -> None:
     one = redactor()
     prompt = 'What is in "this" picture?\n' + "tell me all of it " * 20
     placeholder = one.add(prompt, "prompt")
-    for form in (prompt[:200], repr(prompt), prompt.replace('"', '\\"').replace("\n", "\\n")):
+    for form in (
+        prompt[:200],
+        repr(prompt),
+        prompt.replace('"', '\\"').replace("\n", "\\n"),
+    ):
         assert one.redact(f"log: {form}").count("picture") == 0
         assert placeholder in one.redact(f"log: {form}")
 
@@ -106,7 +159,8 @@ def test_the_same_secret_has_the_same_placeholder_everywhere(secret: str) -> Non
     one = redactor()
     key = f"sk-{secret}"
     out = one.redact(
-        f"{key} api_key={key} 'Authorization': 'Bearer {key}' http://u:{key}@h/ --token {key}"
+        f"{key} api_key={key} 'Authorization': 'Bearer {key}' http://u:{key}@h/ "
+        f"--token {key}"
     )
     assert PLACEHOLDER.findall(out).count("[redacted:password-1]") == 5
     assert secret not in out
@@ -173,17 +227,27 @@ def test_a_model_is_walked_whole() -> None:
     secret = "abcdefgh"
     model = Outer(
         text="mail bob@example.com",
-        table={"OPENAI_API_KEY": secret, "bob@example.com": "x", "PATH": "/home/bob/bin", "token": "'151655'"},
+        table={
+            "OPENAI_API_KEY": secret,
+            "bob@example.com": "x",
+            "PATH": "/home/bob/bin",
+            "token": "'151655'",
+        },
         command=["vllm", "--api-key", secret, "--max-tokens", "16"],
         inner=[Inner(name="--api-key", value=secret), Inner(name="--seed", value="0")],
         digest="ab" * 32,
-    )  # fmt: skip
+    )
     one = redactor()
     out = one.redact_model(model)
     assert type(out) is Outer
     assert secret not in out.model_dump_json()
     assert "bob" not in out.model_dump_json()
-    assert out.table["OPENAI_API_KEY"] == out.command[2] == out.inner[0].value == "[redacted:key-1]"
+    assert (
+        out.table["OPENAI_API_KEY"]
+        == out.command[2]
+        == out.inner[0].value
+        == "[redacted:key-1]"
+    )
     assert out.command[3:] == ["--max-tokens", "16"]
     assert out.table["token"] == "'151655'"
     assert out.digest == model.digest
@@ -193,11 +257,33 @@ def test_a_model_is_walked_whole() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    ["eyJ", "eyJa.", "-eyJaaaaa", "sk-", "a@", "@", "password=", "token:'", "://", "://a:", "/home/", "A",
-     "aA1", "Authorization: ", "-----BEGIN PRIVATE KEY-----", "api_", "a_", "x-", "--", "bearer ", "'\\"],
-)  # fmt: skip
+    [
+        "eyJ",
+        "eyJa.",
+        "-eyJaaaaa",
+        "sk-",
+        "a@",
+        "@",
+        "password=",
+        "token:'",
+        "://",
+        "://a:",
+        "/home/",
+        "A",
+        "aA1",
+        "Authorization: ",
+        "-----BEGIN PRIVATE KEY-----",
+        "api_",
+        "a_",
+        "x-",
+        "--",
+        "bearer ",
+        "'\\",
+    ],
+)
 def test_time_is_linear(bad: str) -> None:
-    """Four times the text takes four times as long, not sixteen; a busy machine, now and then 6."""
+    """Four times the text takes four times as long, not sixteen; a busy machine, now
+    and then 6."""
 
     def seconds(characters: int) -> float:
         text = bad * (characters // len(bad))

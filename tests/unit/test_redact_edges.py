@@ -1,7 +1,5 @@
 """Where exactly something private begins and ends: both sides of each rule."""
 
-# ruff: noqa: E501 - rows of data read better whole
-
 import json
 from enum import Enum
 from typing import Literal
@@ -32,7 +30,9 @@ EXACTLY = {
     "x-api-key: 'abc d' e": "x-api-key: '[redacted:key-1]' e",
     "Cookie: a=b": "Cookie: [redacted:cookie-1]",
     "a bearer abcdefgh b": "a bearer [redacted:key-1] b",
-    "curl -H 'Authorization: Basic abc' -d x": "curl -H 'Authorization: Basic [redacted:key-1]' -d x",
+    "curl -H 'Authorization: Basic abc' -d x": (
+        "curl -H 'Authorization: Basic [redacted:key-1]' -d x"
+    ),
     # assigned
     "(api_key=abc123)": "(api_key=[redacted:key-1])",
     "api_key=abc123, b": "api_key=[redacted:key-1], b",
@@ -63,9 +63,15 @@ EXACTLY = {
     "token_ids: [1, 2, 3, 4, 5, 6], x": "token_ids: [[redacted:tokens-1]], x",
     "input_ids=[[1, 2, 3], [4, 5]] x": "input_ids=[[redacted:tokens-1]]] x",
     # data
-    "a data:image/png;base64,iVBORw0KGgo= b": "a data:image/png;base64,[redacted:image-1] b",
-    "-----BEGIN PRIVATE KEY-----abc-----END PRIVATE KEY----- b": "[redacted:privatekey-1] b",
-    "a -----BEGIN PRIVATE KEY-----abc-----END PRIVATE KEY----- b": "a [redacted:privatekey-1] b",
+    "a data:image/png;base64,iVBORw0KGgo= b": (
+        "a data:image/png;base64,[redacted:image-1] b"
+    ),
+    "-----BEGIN PRIVATE KEY-----abc-----END PRIVATE KEY----- b": (
+        "[redacted:privatekey-1] b"
+    ),
+    "a -----BEGIN PRIVATE KEY-----abc-----END PRIVATE KEY----- b": (
+        "a [redacted:privatekey-1] b"
+    ),
     "a -----BEGIN PRIVATE KEY-----abc": "a [redacted:privatekey-1]",
     # addresses
     "a@b.co": "[redacted:email-1]",
@@ -95,7 +101,7 @@ EXACTLY = {
     # homes
     "cd /home/me": "cd ~",
     "/home/bob/x": "/home/[redacted:user-1]/x",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("text", "redacted"), EXACTLY.items())
@@ -104,16 +110,29 @@ def test_exactly_what_is_private_goes(text: str, redacted: str) -> None:
 
 
 WITH = [
-    "data:image/png;base64,{}", "http://{}@h/", "http://u:{}@h/", "Authorization: {}", "bearer {}",
-    "password={}", "api_key: '{}'", "--api-key {}", "prompt: '{}'", "/home/{}/x", "{}@b.org",
-    "sk-{}{}", "-----BEGIN PRIVATE KEY-----{}-----END PRIVATE KEY-----", "Cookie: {}",
-]  # fmt: skip
+    "data:image/png;base64,{}",
+    "http://{}@h/",
+    "http://u:{}@h/",
+    "Authorization: {}",
+    "bearer {}",
+    "password={}",
+    "api_key: '{}'",
+    "--api-key {}",
+    "prompt: '{}'",
+    "/home/{}/x",
+    "{}@b.org",
+    "sk-{}{}",
+    "-----BEGIN PRIVATE KEY-----{}-----END PRIVATE KEY-----",
+    "Cookie: {}",
+]
 
 
 @pytest.mark.parametrize("form", WITH)
 def test_another_secret_has_another_placeholder(form: str) -> None:
     one = redactor()
-    first, second = (one.redact(form.replace("{}", value)) for value in ("abcdefgh", "abcdefgi"))
+    first, second = (
+        one.redact(form.replace("{}", value)) for value in ("abcdefgh", "abcdefgi")
+    )
     assert first != second
     assert second.count("-2]") == 1
     assert one.redact(form.replace("{}", "abcdefgh")) == first
@@ -121,9 +140,18 @@ def test_another_secret_has_another_placeholder(form: str) -> None:
 
 def test_other_token_ids_have_another_placeholder() -> None:
     one = redactor()
-    assert one.redact("token_ids: [1, 2, 3, 4, 5, 6]") == "token_ids: [[redacted:tokens-1]]"
-    assert one.redact("token_ids: [1, 2, 3, 4, 5, 7]") == "token_ids: [[redacted:tokens-2]]"
-    assert one.redact("input_ids: [1, 2, 3, 4, 5, 6]") == "input_ids: [[redacted:tokens-1]]"
+    assert (
+        one.redact("token_ids: [1, 2, 3, 4, 5, 6]")
+        == "token_ids: [[redacted:tokens-1]]"
+    )
+    assert (
+        one.redact("token_ids: [1, 2, 3, 4, 5, 7]")
+        == "token_ids: [[redacted:tokens-2]]"
+    )
+    assert (
+        one.redact("input_ids: [1, 2, 3, 4, 5, 6]")
+        == "input_ids: [[redacted:tokens-1]]"
+    )
 
 
 def test_what_shows_only_when_its_neighbour_is_gone() -> None:
@@ -162,7 +190,13 @@ def test_a_kind_is_twenty_letters() -> None:
 
 @pytest.mark.parametrize(
     "secret",
-    ['line "one"\nline', "it's 'two'\n", "Zürich\tist schön", 'Zürich "eins"', "plain one"],
+    [
+        'line "one"\nline',
+        "it's 'two'\n",
+        "Zürich\tist schön",
+        'Zürich "eins"',
+        "plain one",
+    ],
 )
 def test_each_printed_form_of_a_secret_is_known(secret: str) -> None:
     """JSON's two, Python's, and its own, each whole and nothing besides."""
@@ -237,7 +271,8 @@ def test_a_value_is_called_what_its_record_is_called() -> None:
 
 
 def test_what_is_one_of_few_words_stays() -> None:
-    """A Literal and an Enum: replaced, they would not be valid any more. What follows is not."""
+    """A Literal and an Enum: replaced, they would not be valid any more. What follows
+    is not."""
     out = walked(name="bob@example.com", value="bob@example.com")
     assert (out.kind, out.colour) == ("bob@example.com", Colour.MAIL)
     assert out.name == out.value == "[redacted:email-1]"
@@ -245,7 +280,10 @@ def test_what_is_one_of_few_words_stays() -> None:
 
 def test_what_holds_nothing_private_is_the_same_object() -> None:
     plain = Walked(name="a", value=["b", {"c": 3}])
-    assert redactor().redact_model(plain) is plain or redactor().redact_model(plain) == plain
+    assert (
+        redactor().redact_model(plain) is plain
+        or redactor().redact_model(plain) == plain
+    )
 
 
 def test_however_deep_and_in_whatever() -> None:
@@ -260,8 +298,15 @@ def test_however_deep_and_in_whatever() -> None:
         ],
         3: {"password": ["[redacted:key-1]"]},
     }
-    assert walked(things=("api_key", "abcdef", "x")).things == ("api_key", "abcdef", "x")
-    assert walked(things=("x-api-key", "abcdef")).things == ("x-api-key", "[redacted:key-1]")
+    assert walked(things=("api_key", "abcdef", "x")).things == (
+        "api_key",
+        "abcdef",
+        "x",
+    )
+    assert walked(things=("x-api-key", "abcdef")).things == (
+        "x-api-key",
+        "[redacted:key-1]",
+    )
 
 
 def test_nothing_is_lost_between_placeholders() -> None:
@@ -272,7 +317,10 @@ def test_nothing_is_lost_between_placeholders() -> None:
         == "[redacted:email-1] [redacted:key-1] [redacted:email-2] [redacted:key-2]"
     )
     one.add("redacted")
-    assert one.redact("[redacted:key-1] redacted") == "[redacted:key-1] [redacted:secret-1]"
+    assert (
+        one.redact("[redacted:key-1] redacted")
+        == "[redacted:key-1] [redacted:secret-1]"
+    )
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +346,9 @@ def test_what_is_known_to_be_clean_is_bounded_and_never_hides_a_secret() -> None
     one.add("plain word")
     assert one.redact("one plain word") == "one [redacted:secret-1]"
     assert one.redact("another plain line") == "another plain line"
-    assert "another plain line" not in one._clean, "known to be clean of what is registered only"
+    assert "another plain line" not in one._clean, (
+        "known to be clean of what is registered only"
+    )
     full = redactor()
     full._clean = {str(n) for n in range(49_999)}
     full.redact("the last that is kept")

@@ -1,6 +1,5 @@
-"""The forms in which secrets and users' words were seen to survive, and what must not go with them."""
-
-# ruff: noqa: E501 - rows of data read better whole
+"""The forms in which secrets and users' words were seen to survive, and what must not
+go with them."""
 
 import base64
 import hashlib
@@ -18,7 +17,10 @@ from mmrepro.base.text.opaque import called_digest, is_opaque
 from mmrepro.base.text.redact import PLACEHOLDER, Redactor
 from mmrepro.failure.documents.published import redact_log
 
-S, T = "hunter2-blue", "second-3-red"  # no opaque tokens: only what stands around says it
+S, T = (
+    "hunter2-blue",
+    "second-3-red",
+)  # no opaque tokens: only what stands around says it
 
 
 def redacted(text: str) -> str:
@@ -44,7 +46,9 @@ NAMED = {
     "printed colour": f"\\x1b[31mpassword={S}\\x1b[0m",
     "literal newline before": f"ready\\npassword={S}\\nport=80",
     "escaped JSON": json.dumps({"body": json.dumps({"api_key": S})}),
-    "JSON escaped twice": json.dumps({"a": json.dumps({"b": json.dumps({"password": S})})}),
+    "JSON escaped twice": json.dumps(
+        {"a": json.dumps({"b": json.dumps({"password": S})})}
+    ),
     "escaped quote inside": json.dumps({"password": f'{S}"{T}'}),
     "%3D": f"callback?next=%2Fx%3Fapi_key%3D{S}%26b",
     "URL-encoded JSON": f"%7B%22api_key%22%3A%22{S}%22%7D",
@@ -83,7 +87,7 @@ NAMED = {
     "docker login -p": f"docker login -u bob -p {S} registry",
     "netrc": f"machine h login bob password {S}",
     "prose": f"the password for bob is {S}",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("form", NAMED)
@@ -113,13 +117,28 @@ def test_a_word_is_enough_behind_a_header_or_in_quotes() -> None:
 
 
 VENDORS = [
-    "sk_live_{}", "rk_live_{}", "ya29.{}", "GOCSPX-{}", "glrt-{}", "xai-{}", "r8_{}", "npm_{}",
-    "SG.{}.{}", "dapi{:x}", "dop_v1_{:x}", "hvs.{}", "dckr_pat_{}", "hf_{}", "gsk_{}", "pypi-{}",
-]  # fmt: skip
+    "sk_live_{}",
+    "rk_live_{}",
+    "ya29.{}",
+    "GOCSPX-{}",
+    "glrt-{}",
+    "xai-{}",
+    "r8_{}",
+    "npm_{}",
+    "SG.{}.{}",
+    "dapi{:x}",
+    "dop_v1_{:x}",
+    "hvs.{}",
+    "dckr_pat_{}",
+    "hf_{}",
+    "gsk_{}",
+    "pypi-{}",
+]
 AZURE = [
-    "Endpoint=sb://x.net/;SharedAccessKeyName=Root;SharedAccessKey={}=", "AccountKey={}==;Suffix=x",
+    "Endpoint=sb://x.net/;SharedAccessKeyName=Root;SharedAccessKey={}=",
+    "AccountKey={}==;Suffix=x",
     "https://x.blob.core.windows.net/c/b?sv=2022&sr=b&sig={}%3D&se=2026",
-]  # fmt: skip
+]
 
 
 def drawn(rng: random.Random, form: str) -> tuple[str, str]:
@@ -143,7 +162,9 @@ def test_tokens_of_vendors_go_wherever_they_stand(form: str, around: str) -> Non
 
 
 OPAQUE: dict[str, Callable[[random.Random], str]] = {
-    "letters and digits": lambda r: "".join(r.choices(string.ascii_letters + string.digits, k=24)),
+    "letters and digits": lambda r: "".join(
+        r.choices(string.ascii_letters + string.digits, k=24)
+    ),
     "lower": lambda r: "".join(r.choices(string.ascii_lowercase + string.digits, k=28)),
     "upper": lambda r: "".join(r.choices(string.ascii_uppercase + string.digits, k=24)),
     "base64": lambda r: base64.b64encode(r.randbytes(24)).decode(),
@@ -151,13 +172,31 @@ OPAQUE: dict[str, Callable[[random.Random], str]] = {
     "base32": lambda r: base64.b32encode(r.randbytes(20)).decode(),
     "hexadecimal": lambda r: r.randbytes(16).hex(),
     "long hexadecimal": lambda r: r.randbytes(32).hex(),
-    "UUID": lambda r: f"{r.getrandbits(128):032x}"[:8] + "-1234-4abc-8def-" + r.randbytes(6).hex(),
-}  # fmt: skip
+    "UUID": lambda r: (
+        f"{r.getrandbits(128):032x}"[:8] + "-1234-4abc-8def-" + r.randbytes(6).hex()
+    ),
+}
 PLACES = [
-    "{}", "value {} seen", "x={}", '{{"x": "{}"}}', "('{}',)", "/srv/{}/file.txt", "<{}>", "a:{}",
-    "http://host/p?q={}&r=1", "x=%22{}%22", 'vllm:info{{x="{}"}} 1.0', "\\n{}", "[x] {},", "{}: not found", "`{}`",
-    'File "{}", line 1, in <module>', "--option={}", "(EngineCore pid=1) INFO 11-21 {}", "{}\\n\\t",
-]  # fmt: skip
+    "{}",
+    "value {} seen",
+    "x={}",
+    '{{"x": "{}"}}',
+    "('{}',)",
+    "/srv/{}/file.txt",
+    "<{}>",
+    "a:{}",
+    "http://host/p?q={}&r=1",
+    "x=%22{}%22",
+    'vllm:info{{x="{}"}} 1.0',
+    "\\n{}",
+    "[x] {},",
+    "{}: not found",
+    "`{}`",
+    'File "{}", line 1, in <module>',
+    "--option={}",
+    "(EngineCore pid=1) INFO 11-21 {}",
+    "{}\\n\\t",
+]
 
 
 def is_hexadecimal(token: str) -> bool:
@@ -166,8 +205,14 @@ def is_hexadecimal(token: str) -> bool:
 
 @pytest.mark.parametrize("kind", OPAQUE)
 @examples(30)
-@given(seed=st.integers(0, 2**64), place=st.sampled_from(PLACES), around=st.text(max_size=30))
-def test_an_opaque_token_never_survives(kind: str, seed: int, place: str, around: str) -> None:
+@given(
+    seed=st.integers(0, 2**64),
+    place=st.sampled_from(PLACES),
+    around=st.text(max_size=30),
+)
+def test_an_opaque_token_never_survives(
+    kind: str, seed: int, place: str, around: str
+) -> None:
     token = OPAQUE[kind](random.Random(seed))
     text = f"{around} {place.format(token)} {around}"
     at = text.index(token)
@@ -180,7 +225,8 @@ def test_an_opaque_token_never_survives(kind: str, seed: int, place: str, around
 
 @pytest.mark.parametrize("word", ["commit", "COMMIT", "sha256", "mm_hash", "etag"])
 def test_what_a_text_calls_a_digest_stays_if_it_is_hexadecimal(word: str) -> None:
-    """The limit of the above: Hypothesis draws words of our own code, and drew COMMIT."""
+    """The limit of the above: Hypothesis draws words of our own code, and drew
+    COMMIT."""
     for kind, make in OPAQUE.items():
         token = make(random.Random(1))
         assert (token in redacted(f"{word} {token}")) == is_hexadecimal(token), kind
@@ -193,7 +239,10 @@ def test_a_token_has_one_placeholder(seed: int) -> None:
     rng = random.Random(seed)
     first, second = (OPAQUE["base64url"](rng).rstrip("=") for _ in range(2))
     one = Redactor(home="/home/me")
-    marks = [PLACEHOLDER.findall(one.redact(f"x {f} y")) for f in (first, f"\x1b[1m{first}\x1b[m")]
+    marks = [
+        PLACEHOLDER.findall(one.redact(f"x {f} y"))
+        for f in (first, f"\x1b[1m{first}\x1b[m")
+    ]
     assert marks[0] == marks[1]
     assert len(marks[0]) == 1
     assert one.redact(second) != one.redact(first)
@@ -205,19 +254,26 @@ def test_a_token_wrapped_over_two_lines(name: str, break_: str) -> None:
     for seed in range(20):
         token = OPAQUE["letters and digits"](random.Random(seed)) + "7Zq"
         for cut in (9, 13, len(token) - 7):
-            out = redacted(f"before {name}{token[:cut]}{break_}{token[cut:]} behind\nnext line")
+            out = redacted(
+                f"before {name}{token[:cut]}{break_}{token[cut:]} behind\nnext line"
+            )
             assert token[:cut] not in out
             assert token[cut:] not in out
             assert out.endswith("behind\nnext line")
 
 
 SAID = {
-    "output": "Generated response chatcmpl-1: output: 'you should see a lawyer', output_token_ids: [], finish",
-    "text list": "GenerateReqInput(text=['you should see a lawyer', 'about my rash'], rid='1')",
+    "output": (
+        "Generated response chatcmpl-1: output: 'you should see a lawyer', "
+        "output_token_ids: [], finish"
+    ),
+    "text list": (
+        "GenerateReqInput(text=['you should see a lawyer', 'about my rash'], rid='1')"
+    ),
     "input": '{"input": ["about my rash"]}',
     "escaped content": json.dumps({"body": json.dumps({"content": "about my rash"})}),
     "reasoning": '"reasoning_content": "about my rash"',
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("form", SAID)
@@ -229,26 +285,42 @@ def test_what_users_wrote_does_not_leave(form: str) -> None:
 
 def test_token_ids_of_an_answer_do_not_leave() -> None:
     ids = "1, 22, 333, 4444, 55555"
-    for text in (f"output_token_ids: [{ids}]", f"output_token_ids=({ids})", f"array('l', [{ids}])"):
+    for text in (
+        f"output_token_ids: [{ids}]",
+        f"output_token_ids=({ids})",
+        f"array('l', [{ids}])",
+    ):
         named = text if "token_ids" in text else f"output_token_ids={text}"
         assert ids not in redact_log(named, Redactor(home="/home/me"))
 
 
 CALLERS = {
-    "uvicorn": ('INFO:     203.0.113.77:51234 - "POST /v1/chat/completions HTTP/1.1" 200 OK', "203.0.113.77"),
-    "uvicorn, IPv6": ('INFO:     2001:db8::7:51234 - "POST /v1 HTTP/1.1" 200 OK', "2001:db8::7"),
+    "uvicorn": (
+        'INFO:     203.0.113.77:51234 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
+        "203.0.113.77",
+    ),
+    "uvicorn, IPv6": (
+        'INFO:     2001:db8::7:51234 - "POST /v1 HTTP/1.1" 200 OK',
+        "2001:db8::7",
+    ),
     "brackets": ("from [2001:db8:1::42]:8000", "2001:db8:1::42"),
     "pair": ("client ('203.0.113.77', 51234) left", "203.0.113.77"),
     "scope": ("'client': ('203.0.113.77', 51234)", "203.0.113.77"),
     "IPv6 pair": ("'client': ('2001:db8::9a', 51234, 0, 0)", "2001:db8::9a"),
     "mapped": ('::ffff:203.0.113.77:51234 - "GET / HTTP/1.1" 200', "203.0.113.77"),
     "forwarded": ("X-Forwarded-For: 203.0.113.77, 198.51.100.4", "203.0.113.77"),
-    "forwarded, second": ("X-Forwarded-For: 203.0.113.77, 198.51.100.4", "198.51.100.4"),
+    "forwarded, second": (
+        "X-Forwarded-For: 203.0.113.77, 198.51.100.4",
+        "198.51.100.4",
+    ),
     "forwarded, ASGI": ("(b'x-forwarded-for', b'203.0.113.77')", "203.0.113.77"),
     "real": ("x-real-ip: 203.0.113.77", "203.0.113.77"),
     "Forwarded": ('Forwarded: for="[2001:db8:cafe::17]:4711"', "2001:db8:cafe::17"),
-    "nginx": ('203.0.113.77 - - [21/Nov/2026:03:00:00 +0000] "GET / HTTP/1.1" 200', "203.0.113.77"),
-}  # fmt: skip
+    "nginx": (
+        '203.0.113.77 - - [21/Nov/2026:03:00:00 +0000] "GET / HTTP/1.1" 200',
+        "203.0.113.77",
+    ),
+}
 
 
 @pytest.mark.parametrize("form", CALLERS)
@@ -262,7 +334,10 @@ def test_where_users_called_from_does_not_leave(form: str) -> None:
     [
         'INFO:     127.0.0.1:51234 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
         'INFO:     ::1:51234 - "GET /health HTTP/1.1" 200 OK',
-        "('127.0.0.1', 51234) http://0.0.0.0:8000 [::1]:8000 X-Forwarded-For: 127.0.0.1",
+        (
+            "('127.0.0.1', 51234) http://0.0.0.0:8000 [::1]:8000 X-Forwarded-For: "
+            "127.0.0.1"
+        ),
         "nvidia-cublas-cu12==12.4.5.8 'nvidia-nccl-cu12': '2.26.2.1'",
         "2026-11-21 02:44:01,123 c10::Error at::native::add std::string a[10::2]",
         "took 00:00:01.5 aa:bb:cc",
@@ -281,20 +356,47 @@ DIGEST = "9d" * 20 + "ab" * 12
         f"Expected a cached item for mm_hash='{DIGEST}'",
         f"mm_hashes=['{DIGEST}', '{DIGEST[::-1]}'], P0/P1",
         f"--hash=sha256:{DIGEST} sha256:{DIGEST} {DIGEST}  vllm-0.23.0.whl",
-        f"commit {DIGEST[:40]} github.com/vllm-project/vllm/blob/{DIGEST[:40]}/vllm/envs.py",
+        (
+            f"commit {DIGEST[:40]} "
+            f"github.com/vllm-project/vllm/blob/{DIGEST[:40]}/vllm/envs.py"
+        ),
         f"models--Qwen/snapshots/{DIGEST[:40]}/config.json identifier='{DIGEST}'",
-        "Added request chatcmpl-ae7541ba29e43b4f-86f4de22, cmpl-83bea7b713888eb2, rid 0x7f1e7e7ea9f0",
-        "DeepseekOcr2SamVisionAttention.forward Qwen2_5OmniToken2WavConfig GPT2LMHeadModel",
-        "NVML_GPM_METRIC_NVLINK_L13_RX_PER_SEC VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8_CUTLASS",
-        "lmdeploy-0.7.0.post3-cp311-cp311-manylinux2014_x86_64.whl torch-2.11.0+cpu-cp38-abi3-linux.whl",
+        (
+            "Added request chatcmpl-ae7541ba29e43b4f-86f4de22, cmpl-83bea7b713888eb2, "
+            "rid 0x7f1e7e7ea9f0"
+        ),
+        (
+            "DeepseekOcr2SamVisionAttention.forward Qwen2_5OmniToken2WavConfig "
+            "GPT2LMHeadModel"
+        ),
+        (
+            "NVML_GPM_METRIC_NVLINK_L13_RX_PER_SEC "
+            "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8_CUTLASS"
+        ),
+        (
+            "lmdeploy-0.7.0.post3-cp311-cp311-manylinux2014_x86_64.whl "
+            "torch-2.11.0+cpu-cp38-abi3-linux.whl"
+        ),
         "/usr/lib/python3.11/site-packages/transformers/models/qwen2_vl/modeling_qwen2_vl.py:1045",
-        "image_token='<|image_pad|>' eos_token_id=151645 max_tokens=16 pad_token: '<pad>'",
+        (
+            "image_token='<|image_pad|>' eos_token_id=151645 max_tokens=16 pad_token: "
+            "'<pad>'"
+        ),
         "cache_key=abcdef sort_key='name' mm_key=x public_key_length=4 tokenizer=auto",
-        "multi_modal_processor_cache VLLM_WORKER_MULTIPROC_METHOD spawn asynccontextmanager",
-        "token=self.tokenizer.token api_key=os.environ['X'] api_key=${API_KEY} key_pass=<Tensor at 0x7fc715aa13d0>",
-        "ipc:///tmp/02758c2f-7adb-4f8c-b27c-163c3e8ad175 1.0842020432385337e-19 pyjwt==2.10.1",
+        (
+            "multi_modal_processor_cache VLLM_WORKER_MULTIPROC_METHOD spawn "
+            "asynccontextmanager"
+        ),
+        (
+            "token=self.tokenizer.token api_key=os.environ['X'] api_key=${API_KEY} "
+            "key_pass=<Tensor at 0x7fc715aa13d0>"
+        ),
+        (
+            "ipc:///tmp/02758c2f-7adb-4f8c-b27c-163c3e8ad175 1.0842020432385337e-19 "
+            "pyjwt==2.10.1"
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_engines_log_stays(text: str) -> None:
     assert redacted(text) == text
 
@@ -302,22 +404,44 @@ def test_what_engines_log_stays(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("SLACK_BOT_TOKEN", Secrecy.TOKEN), ("PGPASSWORD", Secrecy.STRONG), ("dbPassword", Secrecy.STRONG),
-        ("clientSecret", Secrecy.STRONG), ("APIKey", Secrecy.STRONG), ("x-acme-key", Secrecy.STRONG),
-        ("ACME_KEY", Secrecy.STRONG), ("api_keys", Secrecy.STRONG), ("signature", Secrecy.WEAK),
-        ("SecretAccessKey", Secrecy.STRONG), ("secret_name", Secrecy.NONE), ("max_tokens", Secrecy.NONE),
-        ("image_token", Secrecy.NONE), ("cache_key", Secrecy.NONE), ("KV_CACHE_KEY", Secrecy.NONE),
-        ("tokenizer", Secrecy.NONE), ("forward_pass", Secrecy.NONE), ("", Secrecy.NONE), ("42", Secrecy.NONE),
-        ("num_encoder_tokens", Secrecy.NONE), ("spring.datasource.password", Secrecy.STRONG),
+        ("SLACK_BOT_TOKEN", Secrecy.TOKEN),
+        ("PGPASSWORD", Secrecy.STRONG),
+        ("dbPassword", Secrecy.STRONG),
+        ("clientSecret", Secrecy.STRONG),
+        ("APIKey", Secrecy.STRONG),
+        ("x-acme-key", Secrecy.STRONG),
+        ("ACME_KEY", Secrecy.STRONG),
+        ("api_keys", Secrecy.STRONG),
+        ("signature", Secrecy.WEAK),
+        ("SecretAccessKey", Secrecy.STRONG),
+        ("secret_name", Secrecy.NONE),
+        ("max_tokens", Secrecy.NONE),
+        ("image_token", Secrecy.NONE),
+        ("cache_key", Secrecy.NONE),
+        ("KV_CACHE_KEY", Secrecy.NONE),
+        ("tokenizer", Secrecy.NONE),
+        ("forward_pass", Secrecy.NONE),
+        ("", Secrecy.NONE),
+        ("42", Secrecy.NONE),
+        ("num_encoder_tokens", Secrecy.NONE),
+        ("spring.datasource.password", Secrecy.STRONG),
     ],
-)  # fmt: skip
+)
 def test_what_a_name_says(name: str, told: Secrecy) -> None:
     assert secrecy(name) is told
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "hello", "multimodal", "2026-11-24T03:13:00", "a" * 40, "12" * 20, "/x/fuzz/sg1/e0004/f1"],
+    [
+        "",
+        "hello",
+        "multimodal",
+        "2026-11-24T03:13:00",
+        "a" * 40,
+        "12" * 20,
+        "/x/fuzz/sg1/e0004/f1",
+    ],
 )
 def test_what_is_not_opaque(text: str) -> None:
     assert not is_opaque(text)

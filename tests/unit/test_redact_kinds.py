@@ -1,6 +1,5 @@
-"""Secrets by kinds: commands, words, blanks, tables, and encodings between a name and its value."""
-
-# ruff: noqa: E501 - rows of data read better whole
+"""Secrets by kinds: commands, words, blanks, tables, and encodings between a name and
+its value."""
 
 import base64
 import codecs
@@ -14,7 +13,10 @@ from mmrepro.base.records import Record
 from mmrepro.base.text import encoded
 from mmrepro.base.text.redact import PLACEHOLDER, Redactor
 
-S, LOOKS = "velmortin", "Blue7xQm"  # nothing but what stands around says it of the first
+S, LOOKS = (
+    "velmortin",
+    "Blue7xQm",
+)  # nothing but what stands around says it of the first
 
 
 def redacted(text: str) -> str:
@@ -22,29 +24,63 @@ def redacted(text: str) -> str:
 
 
 JOINED = [
-    "HF_TOKEN is set to {}", "we changed DB_PASSWORD to {} there", "REDIS_PASSWORD -> {}", "set -gx HF_TOKEN {}",
-    "set --export --global HF_TOKEN {}", "setenv HF_TOKEN {}", "setx HF_TOKEN {} /M", "setx S3Secret {}", "ENV HF_TOKEN {}",
-    "Set-Item -Path Env:HF_TOKEN -Value {}", "$env:HF_TOKEN = '{}'", "PROXY_SECRET[0]={}", "launchctl setenv dbPassword {}",
-    "HF_TOKEN        {}", "  db_password\t{}", "| HF_TOKEN | {} |", "HF_TOKEN,{}", "name;HF_TOKEN\nx;{}", "HF_TOKEN .... {}",
-    "host,db_password,port\nh1,{},80", "host\tHF_TOKEN\nh1\t{}", "| host | HF_TOKEN |\n|---|---|\n| h1 | {} |",
-    '"host","HF_TOKEN"\n"h1","{}"', "HOST    DB_PASSWORD\n-------------------\nh1      {}",
+    "HF_TOKEN is set to {}",
+    "we changed DB_PASSWORD to {} there",
+    "REDIS_PASSWORD -> {}",
+    "set -gx HF_TOKEN {}",
+    "set --export --global HF_TOKEN {}",
+    "setenv HF_TOKEN {}",
+    "setx HF_TOKEN {} /M",
+    "setx S3Secret {}",
+    "ENV HF_TOKEN {}",
+    "Set-Item -Path Env:HF_TOKEN -Value {}",
+    "$env:HF_TOKEN = '{}'",
+    "PROXY_SECRET[0]={}",
+    "launchctl setenv dbPassword {}",
+    "HF_TOKEN        {}",
+    "  db_password\t{}",
+    "| HF_TOKEN | {} |",
+    "HF_TOKEN,{}",
+    "name;HF_TOKEN\nx;{}",
+    "HF_TOKEN .... {}",
+    "host,db_password,port\nh1,{},80",
+    "host\tHF_TOKEN\nh1\t{}",
+    "| host | HF_TOKEN |\n|---|---|\n| h1 | {} |",
+    '"host","HF_TOKEN"\n"h1","{}"',
+    "HOST    DB_PASSWORD\n-------------------\nh1      {}",
     "INFO 11-21 02:44:01 [core.py:1] host,HF_TOKEN\nh1,{}",
-    "aws configure set aws_secret_access_key {}", "git config --global acme.token {}", "npm config set //r.example/:_authToken {}",
-    "aws ssm put-parameter --name /x/HF_TOKEN --value {}", "gh secret set HF_TOKEN --body {}",
-    "requirepass {}", "  db.password {}\n", "db.example:5432:*:bob:{}", "ConvertTo-SecureString '{}' -AsPlainText -Force",
-    "<key>HF_TOKEN</key>\n<string>{}</string>", '<entry key="db.password">{}</entry>', '{"name": "HF_TOKEN", "content": "{}"}',
-]  # fmt: skip
+    "aws configure set aws_secret_access_key {}",
+    "git config --global acme.token {}",
+    "npm config set //r.example/:_authToken {}",
+    "aws ssm put-parameter --name /x/HF_TOKEN --value {}",
+    "gh secret set HF_TOKEN --body {}",
+    "requirepass {}",
+    "  db.password {}\n",
+    "db.example:5432:*:bob:{}",
+    "ConvertTo-SecureString '{}' -AsPlainText -Force",
+    "<key>HF_TOKEN</key>\n<string>{}</string>",
+    '<entry key="db.password">{}</entry>',
+    '{"name": "HF_TOKEN", "content": "{}"}',
+]
 
 
 @pytest.mark.parametrize("form", JOINED)
-def test_a_name_and_its_value_with_something_else_than_a_sign_between_them(form: str) -> None:
+def test_a_name_and_its_value_with_something_else_than_a_sign_between_them(
+    form: str,
+) -> None:
     out = redacted(form.replace("{}", S))
     assert S not in out
     assert PLACEHOLDER.search(out)
 
 
-PROSE = ["my HF_TOKEN is {}, is that wrong?", "HF_TOKEN ({}) was refused", "DB_PASSWORD for bob: {}", "use {} as HF_TOKEN",
-         "got HF_TOKEN {} from the vault", "the password for bob is {}"]  # fmt: skip
+PROSE = [
+    "my HF_TOKEN is {}, is that wrong?",
+    "HF_TOKEN ({}) was refused",
+    "DB_PASSWORD for bob: {}",
+    "use {} as HF_TOKEN",
+    "got HF_TOKEN {} from the vault",
+    "the password for bob is {}",
+]
 
 
 @pytest.mark.parametrize("form", PROSE)
@@ -54,14 +90,37 @@ def test_in_a_sentence_a_value_goes_that_is_no_word(form: str) -> None:
 
 
 COMMANDS = [
-    "sshpass -p {} ssh bob@h", "sshpass -p{} scp a b", "['sshpass', '-p', '{}', 'ssh']", '{"argv": ["mysql", "-uroot", "-p{}", "db"]}',
-    "az login -u bob -p {} --tenant x", "docker login -u bob -p {} r", "redis-cli -h h -a {} ping", "curl -s -u bob:{} http://h",
-    "smbclient //h/s -U bob%{}", "lftp -u bob,{} ftp://h", "sqlplus bob/{}@db", "openssl rsa -passin pass:{} -in k", "openssl enc -k {} -in a",
-    "htpasswd -nb bob {}", "wandb login {}", "vault login {}", "keytool -list -storepass {}", "7z x -p{} a.7z", "zip -P {} a.zip b",
-    "ssh-keygen -N {} -f k", "nmcli device wifi connect ap password {}", "xfreerdp /u:bob /p:{} /v:h", "rabbitmqctl add_user bob {}",
-    "kubectl create secret generic x --from-literal=db={}", "az keyvault secret set --name n --value {}", '"cmd": "mysql -uroot -p{}"',
-    "echo {} | docker login -u bob --password-stdin", "echo bob:{} | chpasswd", "gh auth login --with-token <<< {}", "mariadb -uroot -p'{}' db",
-]  # fmt: skip
+    "sshpass -p {} ssh bob@h",
+    "sshpass -p{} scp a b",
+    "['sshpass', '-p', '{}', 'ssh']",
+    '{"argv": ["mysql", "-uroot", "-p{}", "db"]}',
+    "az login -u bob -p {} --tenant x",
+    "docker login -u bob -p {} r",
+    "redis-cli -h h -a {} ping",
+    "curl -s -u bob:{} http://h",
+    "smbclient //h/s -U bob%{}",
+    "lftp -u bob,{} ftp://h",
+    "sqlplus bob/{}@db",
+    "openssl rsa -passin pass:{} -in k",
+    "openssl enc -k {} -in a",
+    "htpasswd -nb bob {}",
+    "wandb login {}",
+    "vault login {}",
+    "keytool -list -storepass {}",
+    "7z x -p{} a.7z",
+    "zip -P {} a.zip b",
+    "ssh-keygen -N {} -f k",
+    "nmcli device wifi connect ap password {}",
+    "xfreerdp /u:bob /p:{} /v:h",
+    "rabbitmqctl add_user bob {}",
+    "kubectl create secret generic x --from-literal=db={}",
+    "az keyvault secret set --name n --value {}",
+    '"cmd": "mysql -uroot -p{}"',
+    "echo {} | docker login -u bob --password-stdin",
+    "echo bob:{} | chpasswd",
+    "gh auth login --with-token <<< {}",
+    "mariadb -uroot -p'{}' db",
+]
 
 
 @pytest.mark.parametrize("form", COMMANDS)
@@ -74,13 +133,17 @@ def test_what_a_command_takes_as_a_secret(form: str) -> None:
 
 ENCODINGS: dict[str, Callable[[str], str]] = {
     "numbers": lambda t: str(list(t.encode())),
-    "numbers without blanks": lambda t: "bytes([" + ",".join(map(str, t.encode())) + "])",
+    "numbers without blanks": lambda t: (
+        "bytes([" + ",".join(map(str, t.encode())) + "])"
+    ),
     "hexadecimal numbers": lambda t: "{" + ", ".join(map(hex, t.encode())) + "}",
     "wide": lambda t: "".join(chr(ord(c) + 0xFEE0) for c in t),
     "entities": lambda t: "".join(f"&#{ord(c)};" for c in t),
     "hexadecimal entities": lambda t: "".join(f"&#x{ord(c):X};" for c in t),
     "\\u": lambda t: "".join(f"\\u{ord(c):04x}" for c in t),
-    "\\u of some": lambda t: "".join(f"\\u{ord(c):04x}" if n % 2 else c for n, c in enumerate(t)),
+    "\\u of some": lambda t: "".join(
+        f"\\u{ord(c):04x}" if n % 2 else c for n, c in enumerate(t)
+    ),
     "\\x": lambda t: "".join(f"\\x{ord(c):02x}" for c in t),
     "octal": lambda t: "".join(f"\\{ord(c):03o}" for c in t),
     "U+": lambda t: " ".join(f"U+{ord(c):04X}" for c in t),
@@ -114,7 +177,12 @@ SEEN_BY_WHO_KNOWS: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_an_encoded_value_goes_whole(encoding: str) -> None:
     hidden = ENCODINGS[encoding](S)
-    for form in ("HF_TOKEN={}", 'password: "{}"', "HF_TOKEN is set to {}", "--api-key {}"):
+    for form in (
+        "HF_TOKEN={}",
+        'password: "{}"',
+        "HF_TOKEN is set to {}",
+        "--api-key {}",
+    ):
         out = redacted(form.replace("{}", hidden))
         assert hidden not in out
         assert hidden[len(hidden) // 2 :] not in out
@@ -137,7 +205,8 @@ def test_another_spelling_of_a_secret_that_is_known(encoding: str) -> None:
 
 def test_a_secret_that_no_text_has_by_chance_goes_wherever_it_stands() -> None:
     out = redacted(
-        "got HF_TOKEN=Blue7xQm9 and then Blue7xQm9 alone, DB_PASSWORD=production in production"
+        "got HF_TOKEN=Blue7xQm9 and then Blue7xQm9 alone, DB_PASSWORD=production in "
+        "production"
     )
     assert out.count("[redacted:key-1]") == 2
     assert out.endswith("[redacted:password-1] in production")
@@ -146,7 +215,10 @@ def test_a_secret_that_no_text_has_by_chance_goes_wherever_it_stands() -> None:
 def test_the_names_below_a_secret_s_name_are_no_column() -> None:
     text = "NAME           VALUE\nHF_TOKEN       velmortin\nPORT           8000"
     assert redacted(text) == text.replace("velmortin", "[redacted:key-1]")
-    assert redacted("HF_TOKEN,velmortin\nPORT,8000") == "HF_TOKEN,[redacted:key-1]\nPORT,8000"
+    assert (
+        redacted("HF_TOKEN,velmortin\nPORT,8000")
+        == "HF_TOKEN,[redacted:key-1]\nPORT,8000"
+    )
 
 
 class Fields(Record):
@@ -159,13 +231,17 @@ def test_a_field_may_spell_what_a_later_one_names() -> None:
     model = Fields(first=f"x {hidden} y", variables={"API_KEY": S})
     one = Redactor()
     assert one.redact_model(model).first == "x [redacted:key-1] y"
-    assert one.redact_model(model).first == "x [redacted:key-1] y", "and of the cache as well"
+    assert one.redact_model(model).first == "x [redacted:key-1] y", (
+        "and of the cache as well"
+    )
     assert one.redact(model.first) == "x [redacted:key-1] y"
     assert Redactor().redact(model.first) == model.first
 
 
 @pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("address", ["https://{}/x", "http://{}:8080/v1", "//{}/a", "{}:5432"])
+@pytest.mark.parametrize(
+    "address", ["https://{}/x", "http://{}:8080/v1", "//{}/a", "{}:5432"]
+)
 def test_an_address_in_a_parameter(address: str, times: int) -> None:
     shown = address.replace("{}", "10.157.63.130")
     for _ in range(times):
@@ -176,12 +252,27 @@ def test_an_address_in_a_parameter(address: str, times: int) -> None:
 def test_words_of_engines_stay() -> None:
     for text in (
         "max_tokens=7 token ids key-value cache session 3 tokenizer: x",
-        "HF_TOKEN is not set", "HF_TOKEN is set", "set HF_TOKEN before you start", "the password is wrong", "token embeddings",
-        "block_ids=([25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43],)",
-        "sizes [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]", "For the written token, the prompt is as long as\nwith the token, not as",
-        '[{"role": "user", "content": "hi"}]', "docker run -p 8000:8000 image", "ssh -p 2222 h", "a%20b &amp; c &lt;d&gt; \\u00e9",
-        "NAME      VALUE\nPORT      8000\nkey_cache torch", "key_cache      torch.bfloat16", "| token | logprob |\n|---|---|\n| the | -0.5 |", "cache_key\tvalue", "a - b - c - d - e - f",
-    ):  # fmt: skip
+        "HF_TOKEN is not set",
+        "HF_TOKEN is set",
+        "set HF_TOKEN before you start",
+        "the password is wrong",
+        "token embeddings",
+        (
+            "block_ids=([25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, "
+            "40, 41, 42, 43],)"
+        ),
+        "sizes [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]",
+        "For the written token, the prompt is as long as\nwith the token, not as",
+        '[{"role": "user", "content": "hi"}]',
+        "docker run -p 8000:8000 image",
+        "ssh -p 2222 h",
+        "a%20b &amp; c &lt;d&gt; \\u00e9",
+        "NAME      VALUE\nPORT      8000\nkey_cache torch",
+        "key_cache      torch.bfloat16",
+        "| token | logprob |\n|---|---|\n| the | -0.5 |",
+        "cache_key\tvalue",
+        "a - b - c - d - e - f",
+    ):
         assert redacted(text) == text
 
 
@@ -196,10 +287,31 @@ def test_only_the_value_goes_where_its_name_is_encoded(text: str) -> None:
 
 @pytest.mark.parametrize(
     "part",
-    [ENCODINGS["percent"](f"HF_TOKEN={S} "), ENCODINGS["numbers"](f"HF_TOKEN={S} "), "sshpass -p x ", "HF_TOKEN,", "token,a\n", "| HF_TOKEN | x |\n",
-     "HF_TOKEN  ", "set HF_TOKEN ", "echo x | ", "a ", "'a',", "&#", "\\u00", "%25", "12,", "echo '", "mysql -p'", "token\tkey\n",
-     f"HF_TOKEN={S}\n", "docker login ", "<<< ", "HF_TOKEN is set to "],
-)  # fmt: skip
+    [
+        ENCODINGS["percent"](f"HF_TOKEN={S} "),
+        ENCODINGS["numbers"](f"HF_TOKEN={S} "),
+        "sshpass -p x ",
+        "HF_TOKEN,",
+        "token,a\n",
+        "| HF_TOKEN | x |\n",
+        "HF_TOKEN  ",
+        "set HF_TOKEN ",
+        "echo x | ",
+        "a ",
+        "'a',",
+        "&#",
+        "\\u00",
+        "%25",
+        "12,",
+        "echo '",
+        "mysql -p'",
+        "token\tkey\n",
+        f"HF_TOKEN={S}\n",
+        "docker login ",
+        "<<< ",
+        "HF_TOKEN is set to ",
+    ],
+)
 def test_time_is_linear_in_the_text(part: str) -> None:
     """Four times the text takes four times as long, not sixteen."""
 

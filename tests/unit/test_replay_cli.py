@@ -45,7 +45,9 @@ class FakeReplaying:
     error: ClassVar[BaseException | None]
     asked: ClassVar[ReplayCommand]
 
-    def __init__(self, options: ReplayCommand, *, write: Callable[[Replay, Path], object]) -> None:
+    def __init__(
+        self, options: ReplayCommand, *, write: Callable[[Replay, Path], object]
+    ) -> None:
         type(self).asked = options
         self.options, self.write = options, write
         self.folder = options.resume or options.out or Path("replays/r")
@@ -95,7 +97,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[FakeReplaying]
 
 def typed(*argv: str) -> tuple[int, str, str]:
     done = runner.invoke(app, ["replay", *argv])
-    if isinstance(done.exception, Exception) and not isinstance(done.exception, SystemExit):
+    if isinstance(done.exception, Exception) and not isinstance(
+        done.exception, SystemExit
+    ):
         raise done.exception
     return done.exit_code, done.stdout, done.stderr
 
@@ -115,7 +119,9 @@ def test_for_machines_and_for_people(tmp_path: Path) -> None:
     code, out, err = typed(*HAR, "--json", "--out", "r")
     assert code == 1
     document = json.loads(out)
-    assert document == json.loads(Path("r/replay.json").read_text()), "the document itself"
+    assert document == json.loads(Path("r/replay.json").read_text()), (
+        "the document itself"
+    )
     assert document["findings"][0]["finding_class"] == "hang"
     assert Path("r", document["findings"][0]["folder"], "reproduce.py").is_file()
     assert "page: r/replay.html" in err.splitlines()
@@ -131,18 +137,27 @@ def test_for_machines_and_for_people(tmp_path: Path) -> None:
     code, out, _ = typed(*HAR, "--out", "s")
     assert code == 1
     assert "kept from before" in out
-    verdict = "UNKNOWN FAILURE (1 confirmed on fresh servers): night.har (200 requests) on vllm"
+    verdict = (
+        "UNKNOWN FAILURE (1 confirmed on fresh servers): night.har (200 "
+        "requests) on vllm"
+    )
     assert out.splitlines()[-1].startswith(verdict)
     assert "to reproduce f1: python3 s/f1/reproduce.py" in out
     assert "Set-up" not in out
     assert "\nSet-up\n" in typed(*HAR, "--out", "full", "--full")[1]
-    for form, sign in (("md", "# Replay of"), ("html", "<!doctype"), ("json", '"findings"')):
+    for form, sign in (
+        ("md", "# Replay of"),
+        ("html", "<!doctype"),
+        ("json", '"findings"'),
+    ):
         done = runner.invoke(app, ["report", "s", "--format", form])
         assert (done.exit_code, sign in done.stdout) == (0, True)
         done = runner.invoke(app, ["report", "s/f1", "--format", form])
         assert done.exit_code == 0
     for of in ("replay", "case"):
-        assert json.loads(runner.invoke(app, ["schema", "--of", of]).stdout)["properties"]
+        assert json.loads(runner.invoke(app, ["schema", "--of", of]).stdout)[
+            "properties"
+        ]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +186,10 @@ def test_the_exit_code_says_what_was_found(
     ],
 )
 def test_what_ends_early_says_how_to_go_on(
-    fake: type[FakeReplaying], capsys: pytest.CaptureFixture[str], error: BaseException, said: str
+    fake: type[FakeReplaying],
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    said: str,
 ) -> None:
     fake.error = error
     done = runner.invoke(app, ["replay", *HAR])
@@ -180,7 +198,8 @@ def test_what_ends_early_says_how_to_go_on(
 
 
 @pytest.mark.parametrize(
-    ("error", "resumes"), [(InfrastructureError("no disk"), True), (UsageError("no such"), False)]
+    ("error", "resumes"),
+    [(InfrastructureError("no disk"), True), (UsageError("no such"), False)],
 )
 def test_where_nothing_was_played_nothing_is_partial(
     fake: type[FakeReplaying], error: BaseException, resumes: bool
@@ -197,18 +216,61 @@ def test_where_nothing_was_played_nothing_is_partial(
 
 def test_every_option_arrives(fake: type[FakeReplaying]) -> None:
     typed(
-        *HAR, "--release", "0.24.0", "--model", "dots-ocr", "--server-arg=--dtype=float32",
-        "--server-arg=--seed=1", "--max-model-len", "1024", "--env", "A=b=c", "--time", "order",
-        "--no-anonymise", "--scale", "--host", "a.example", "--concurrency", "4", "--no-shrink",
-        "--repeat", "5", "--budget", "60", "--jobs", "2", "--seed", "7", "--start-mode", "cold",
-        "--timeout", "99", "--out", "o",
-    )  # fmt: skip
+        *HAR,
+        "--release",
+        "0.24.0",
+        "--model",
+        "dots-ocr",
+        "--server-arg=--dtype=float32",
+        "--server-arg=--seed=1",
+        "--max-model-len",
+        "1024",
+        "--env",
+        "A=b=c",
+        "--time",
+        "order",
+        "--no-anonymise",
+        "--scale",
+        "--host",
+        "a.example",
+        "--concurrency",
+        "4",
+        "--no-shrink",
+        "--repeat",
+        "5",
+        "--budget",
+        "60",
+        "--jobs",
+        "2",
+        "--seed",
+        "7",
+        "--start-mode",
+        "cold",
+        "--timeout",
+        "99",
+        "--out",
+        "o",
+    )
     asked, server = fake.asked, fake.asked.server
-    assert (server.release, server.model, server.max_model_len) == ("0.24.0", "dots-ocr", 1024)
+    assert (server.release, server.model, server.max_model_len) == (
+        "0.24.0",
+        "dots-ocr",
+        1024,
+    )
     assert server.args == ["--dtype=float32", "--seed=1"]
     assert server.env == {"A": "b=c"}
-    assert (asked.time, asked.anonymise, asked.scale, asked.shrink) == ("order", False, True, False)
-    assert (asked.host, asked.concurrency, asked.repeat, asked.budget) == ("a.example", 4, 5, 60)
+    assert (asked.time, asked.anonymise, asked.scale, asked.shrink) == (
+        "order",
+        False,
+        True,
+        False,
+    )
+    assert (asked.host, asked.concurrency, asked.repeat, asked.budget) == (
+        "a.example",
+        4,
+        5,
+        60,
+    )
     assert asked.jobs == 2
     assert (asked.seed, asked.start_mode, asked.timeout_s) == (7, "cold", 99)
     assert asked.out == Path("o")
@@ -217,14 +279,20 @@ def test_every_option_arrives(fake: type[FakeReplaying]) -> None:
     assert {**vars(fake.asked), "out": None} == {**vars(asked), "out": None}
 
 
-def test_a_case_brings_its_own_server(fake: type[FakeReplaying], tmp_path: Path) -> None:
+def test_a_case_brings_its_own_server(
+    fake: type[FakeReplaying], tmp_path: Path
+) -> None:
     write_case(ghost_case(), tmp_path / "f1")
     for file in ("f1", f"f1/{CASE_FILE}"):
         typed(file)
         assert fake.asked.server == SERVER
     typed("f1", "--engine", "vllm", "--release", "0.24.0", "--server-arg=--x")
-    assert fake.asked.server == SERVER.model_copy(update={"release": "0.24.0", "args": ["--x"]})
-    assert "a case of vllm, not of sglang" in refused("f1", "--engine", "sglang").message
+    assert fake.asked.server == SERVER.model_copy(
+        update={"release": "0.24.0", "args": ["--x"]}
+    )
+    assert (
+        "a case of vllm, not of sglang" in refused("f1", "--engine", "sglang").message
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -254,7 +322,12 @@ def test_an_attempt_is_a_line_that_says_what_it_showed() -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     view = CampaignProgress(console)
     hung = PlayFacts(
-        number=1, what="first", requests=200, state="hung", buckets=["vllm/hang/x"], seconds=2.0
+        number=1,
+        what="first",
+        requests=200,
+        state="hung",
+        buckets=["vllm/hang/x"],
+        seconds=2.0,
     )
     odd = PlayFacts(number=9, what="odd", requests=1, state="ended", error="no disk")
     for facts, kept in ((hung, False), (odd, True)):
@@ -268,21 +341,27 @@ def test_an_attempt_is_a_line_that_says_what_it_showed() -> None:
         assert word in third, word
 
 
-# ---------------------------------------------------------------------- new --from, report
+# ------------------------------------------------------------------- new --from, report
 
 
 def kept(folder: Path, kind: FindingClass = FindingClass.HANG, **more: Any) -> Path:
     from mmrepro.reports.replay import write_replay
 
     made = finding(ghost_case(), kind, **more)
-    case = ghost_case() if kind is not FindingClass.START_FAILURE else ghost_case().keeping([])
+    case = (
+        ghost_case()
+        if kind is not FindingClass.START_FAILURE
+        else ghost_case().keeping([])
+    )
     write_case(case, folder / "f1")
     write_replay(replay(made), folder)
     return folder / "f1"
 
 
 @pytest.mark.parametrize("kind", list(FindingClass))
-def test_new_from_writes_a_scenario_of_every_class(tmp_path: Path, kind: FindingClass) -> None:
+def test_new_from_writes_a_scenario_of_every_class(
+    tmp_path: Path, kind: FindingClass
+) -> None:
     place = kept(tmp_path / "r", kind)
     argv = ["new", "last-night", "--from", str(place), "--out", str(tmp_path), "--json"]
     done = runner.invoke(app, argv)
@@ -298,7 +377,11 @@ def test_new_from_writes_a_scenario_of_every_class(tmp_path: Path, kind: Finding
     text = file.read_text()
     assert len(text.splitlines()) <= 100
     scenario = load_scenario(str(file))
-    assert (scenario.name, scenario.engine, scenario.release) == ("last-night", "vllm", "0.23.0")
+    assert (scenario.name, scenario.engine, scenario.release) == (
+        "last-night",
+        "vllm",
+        "0.23.0",
+    )
     assert scenario.server_args == ("--mm-processor-cache-gb", "0.02")
     assert scenario.affects("0.23.0")
     assert not scenario.affects("0.24.0")
@@ -342,12 +425,16 @@ def test_new_refuses_what_contradicts_the_finding(tmp_path: Path) -> None:
         assert said in done.exception.message
 
 
-def test_new_writes_no_scenario_of_a_server_that_a_file_may_not_ask_for(tmp_path: Path) -> None:
+def test_new_writes_no_scenario_of_a_server_that_a_file_may_not_ask_for(
+    tmp_path: Path,
+) -> None:
     place = kept(tmp_path / "r")
     document = json.loads((place / CASE_FILE).read_text())
     document["server"]["args"] = ["--worker-cl", "a.B"]
     (place / CASE_FILE).write_text(json.dumps(document))
-    done = runner.invoke(app, ["new", "odd-image", "--from", str(place), "--out", str(tmp_path)])
+    done = runner.invoke(
+        app, ["new", "odd-image", "--from", str(place), "--out", str(tmp_path)]
+    )
     assert isinstance(done.exception, MmreproError)
     assert "--worker-cl" in done.exception.message
     assert not (tmp_path / "odd_image.py").exists()

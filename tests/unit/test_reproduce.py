@@ -1,4 +1,5 @@
-"""Reproducers in a process of their own and forked from a fork server: what comes of them."""
+"""Reproducers in a process of their own and forked from a fork server: what comes of
+them."""
 
 import sys
 import textwrap
@@ -55,7 +56,8 @@ def test_what_the_parent_imported_is_there_but_not_its_server(
     run: Run, request: pytest.FixtureRequest
 ) -> None:
     asks = (
-        "import json, sys; print(json.dumps({n: n in sys.modules for n in ('bdb', 'toy_server')}))"
+        "import json, sys; print(json.dumps({n: n in sys.modules for n in "
+        "('bdb', 'toy_server')}))"
     )
     forked = "forked" in request.node.callspec.id
     result = run(asks)
@@ -75,7 +77,9 @@ def test_what_the_parent_imported_is_there_but_not_its_server(
         ("print('[1]')", None, "ValidationError"),
     ],
 )
-def test_what_goes_wrong_is_told(run: Run, program: str, code: int | None, error: str) -> None:
+def test_what_goes_wrong_is_told(
+    run: Run, program: str, code: int | None, error: str
+) -> None:
     result = run(program)
     assert result.exit_code == code
     assert error in result.error

@@ -1,8 +1,9 @@
-"""The ghost key's reproducer against small stand-ins: a made-up `vllm` and a made-up `cachetools`.
+"""The ghost key's reproducer against small stand-ins: a made-up `vllm` and a made-up
+`cachetools`.
 
-cachetools is not a dependency of ours, and the real engines are for tests/engine. The fakes hold
-the few lines that matter: name-mangled order and data, and the eviction loop.
-"""
+cachetools is not a dependency of ours, and the real engines are for tests/engine. The
+fakes hold the few lines that matter: name-mangled order and data, and the eviction
+loop."""
 
 import ast
 import json
@@ -90,7 +91,8 @@ FIXED = BUGGY.replace("self._LRUCache__order[key] = None", "pass")
 
 
 def engine(folder: Path, cache: str, *, whole: bool = False) -> Path:
-    """Installs the fakes; ``whole``: LRUCache lives in ``vllm.utils`` itself, as it once did."""
+    """Installs the fakes; ``whole``: LRUCache lives in ``vllm.utils`` itself, as it
+    once did."""
     utils = folder / "vllm" / ("" if whole else "utils")
     utils.mkdir(parents=True)
     trap = "raise ImportError('all of vllm was imported')\n"
@@ -102,7 +104,9 @@ def engine(folder: Path, cache: str, *, whole: bool = False) -> Path:
     (folder / "cachetools" / "__init__.py").write_text(CACHETOOLS)
     dist = folder / "cachetools-7.1.4.dist-info"
     dist.mkdir()
-    (dist / "METADATA").write_text("Metadata-Version: 2.1\nName: cachetools\nVersion: 7.1.4\n")
+    (dist / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: cachetools\nVersion: 7.1.4\n"
+    )
     return folder
 
 
@@ -145,7 +149,9 @@ def test_each_part_of_the_fix_alone_is_told(tmp_path: Path) -> None:
     assert found["eviction_ends_with_popitem_fix"] is True
 
 
-def test_the_articles_unit_test_ends_and_the_next_insert_does_not(tmp_path: Path) -> None:
+def test_the_articles_unit_test_ends_and_the_next_insert_does_not(
+    tmp_path: Path,
+) -> None:
     found = facts(engine(tmp_path, BUGGY))
     assert found["article_test_ends"] is True
     assert found["insert_after_article_test_ends"] is False
@@ -170,7 +176,9 @@ def test_the_stand_in_patches_the_buggy_class(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("part", "inserts"), [("touch", False), ("popitem", True)])
-def test_the_stand_in_patches_one_part_alone(tmp_path: Path, part: str, inserts: bool) -> None:
+def test_the_stand_in_patches_one_part_alone(
+    tmp_path: Path, part: str, inserts: bool
+) -> None:
     patch = reproducer_path("standins") / "ghost_key_patch"
     done = run(engine(tmp_path, BUGGY), patch, MMREPRO_GHOST_KEY_PATCH=part)
     assert done.stderr.count("is patched") == 1
@@ -210,12 +218,17 @@ def boot_variables(*folders: Path) -> dict[str, str]:
     ("code", "said"),
     [
         ("raise RuntimeError('half done')", "half done"),
-        ("from mmrepro_boot import after_import\n"
-         "after_import('colorsys', lambda module: module.no_such_name)", "no_such_name"),
+        (
+            "from mmrepro_boot import after_import\n"
+            "after_import('colorsys', lambda module: module.no_such_name)",
+            "no_such_name",
+        ),
     ],
     ids=["at start", "at the import"],
-)  # fmt: skip
-def test_a_stand_in_that_fails_ends_the_process(tmp_path: Path, code: str, said: str) -> None:
+)
+def test_a_stand_in_that_fails_ends_the_process(
+    tmp_path: Path, code: str, said: str
+) -> None:
     folder = tmp_path / "broken"
     folder.mkdir()
     (folder / "standin.py").write_text(code)
@@ -243,7 +256,8 @@ def test_its_facts_fit_the_evidence(tmp_path: Path) -> None:
 
 
 def test_nothing_in_an_engines_environment_imports_mmrepro() -> None:
-    """Another interpreter runs it, without the harness; import-linter sees packages only."""
+    """Another interpreter runs it, without the harness; import-linter sees packages
+    only."""
     guilty = [
         f"{path.name}: {name}"
         for path in reproducer_path("").rglob("*.py")

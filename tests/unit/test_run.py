@@ -1,4 +1,5 @@
-"""A whole run of FAKE servers: what is written, and what becomes of the server, however it ends."""
+"""A whole run of FAKE servers: what is written, and what becomes of the server, however
+it ends."""
 
 import asyncio
 import errno
@@ -9,7 +10,16 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from fake_engine_process import FakeProcess, FakeStarter, Goes, close, ends, ready, silent, starter
+from fake_engine_process import (
+    FakeProcess,
+    FakeStarter,
+    Goes,
+    close,
+    ends,
+    ready,
+    silent,
+    starter,
+)
 from mmrepro.base.errors import (
     EngineStartError,
     EnvironmentBuildError,
@@ -46,7 +56,9 @@ class Tiny(Scenario):
     release = "0.1"
     affected = ">=0.1"
 
-    def __init__(self, then: Callable[[], None] = lambda: None, passes: bool = True) -> None:
+    def __init__(
+        self, then: Callable[[], None] = lambda: None, passes: bool = True
+    ) -> None:
         self.then, self.passes = then, passes
 
     async def gate(self, drive: Drive) -> None:
@@ -66,12 +78,16 @@ class Tiny(Scenario):
 
     def conditions(self, facts: RunFacts) -> list[Condition]:
         def third(evidence: Evidence) -> Finding:
-            return Finding.of(bool(evidence.labelled("third")), f"{facts.deadline_s:g} s")
+            return Finding.of(
+                bool(evidence.labelled("third")), f"{facts.deadline_s:g} s"
+            )
 
         return [
             Condition("sent", "precondition", "it was sent", third),
             Condition("third", "symptom", "a third request", third),
-            Condition("fake", "cause", "it is FAKE", lambda _: Finding.of(True, "so it is")),
+            Condition(
+                "fake", "cause", "it is FAKE", lambda _: Finding.of(True, "so it is")
+            ),
         ]
 
     def healthy_after(self, evidence: Evidence, facts: RunFacts) -> Finding:
@@ -87,7 +103,9 @@ class Controlled(Tiny):
 class Run:
     """A run in a test's folder: what it was given, and what it left."""
 
-    def __init__(self, scenario: Scenario, options: RunCommand, starter: FakeStarter) -> None:
+    def __init__(
+        self, scenario: Scenario, options: RunCommand, starter: FakeStarter
+    ) -> None:
         self.starter = starter
         self.scenario, self.options = scenario, options
         self.journal: Journal = begin(scenario, options)
@@ -97,7 +115,9 @@ class Run:
 
     @property
     def written(self) -> Incident:
-        return Incident.model_validate_json((self.journal.folder / "incident.json").read_text())
+        return Incident.model_validate_json(
+            (self.journal.folder / "incident.json").read_text()
+        )
 
     def events(self, source: str) -> list[str]:
         return [e.text for e in self.written.evidence.events if e.source == source]
@@ -111,7 +131,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     made = made_up_environment(tmp_path / "environments/fake")
     made = replace(made, spec=replace(made.spec, engine="minivllm", release="0.1"))
     monkeypatch.setattr("mmrepro.runs.start.ensure", lambda spec, progress: made)
-    monkeypatch.setattr("mmrepro.runs.observe.QUIET_SPACING_S", 0.0)  # nothing moves in between
+    monkeypatch.setattr(
+        "mmrepro.runs.observe.QUIET_SPACING_S", 0.0
+    )  # nothing moves in between
     monkeypatch.setattr("mmrepro.runs.observe.SPACING_S", 0.0)
     return made
 
@@ -141,13 +163,29 @@ def test_a_whole_run(make: MakeRun) -> None:
     run = make(Tiny())
     incident = run.execute()
     written, made = run.written.model_dump(), incident.model_dump()
-    for one in (written, made):  # of a checkout below the home folder, its owner is left out
-        one["engine"]["command"] = [Path(word).name for word in one["engine"]["command"]]
+    for one in (
+        written,
+        made,
+    ):  # of a checkout below the home folder, its owner is left out
+        one["engine"]["command"] = [
+            Path(word).name for word in one["engine"]["command"]
+        ]
     assert written == made
     assert (incident.state, incident.failure, incident.outcome) == (
-        "complete", "", Outcome.REPRODUCED,
-    )  # fmt: skip
-    stages = ["environment", "model", "start-up", "gate", "trigger", "probes", "verdict", "stop"]
+        "complete",
+        "",
+        Outcome.REPRODUCED,
+    )
+    stages = [
+        "environment",
+        "model",
+        "start-up",
+        "gate",
+        "trigger",
+        "probes",
+        "verdict",
+        "stop",
+    ]
     assert run.events("stage") == list(incident.stages) == stages
     phases = [r.phase for r in incident.evidence.requests]
     assert phases == ["gate", "gate", "trigger"]
@@ -238,7 +276,9 @@ def test_an_environment_that_cannot_be_built(
 
 def test_an_engine_that_never_comes_up(make: MakeRun) -> None:
     run = make(Tiny(), ends("ValueError: no such layer"))
-    with pytest.raises(EngineStartError, match="The log says: ValueError: no such layer"):
+    with pytest.raises(
+        EngineStartError, match="The log says: ValueError: no such layer"
+    ):
         run.execute()
     written = run.written
     assert written.state == "failed"
@@ -263,14 +303,18 @@ class NotStarting(Controlled):
     fails_at_start = True
 
     def gate_check(self, evidence: Evidence) -> Finding:
-        return Finding.of(bool(evidence.requests_in("control")), "the control server answered")
+        return Finding.of(
+            bool(evidence.requests_in("control")), "the control server answered"
+        )
 
     def conditions(self, facts: RunFacts) -> list[Condition]:
         def told(evidence: Evidence) -> Finding:
             return Finding.of(bool(evidence.never_ready), evidence.never_ready)
 
         def logged(evidence: Evidence) -> Finding:
-            return Finding.of(evidence.engine_exit == 3, f"{len(list(evidence.results(LogsData)))}")
+            return Finding.of(
+                evidence.engine_exit == 3, f"{len(list(evidence.results(LogsData)))}"
+            )
 
         return [
             Condition("control", "precondition", "it is there", self.gate_check),
@@ -279,14 +323,18 @@ class NotStarting(Controlled):
         ]
 
 
-def test_a_server_that_is_to_fail_as_it_starts_is_judged_by_its_log(make: MakeRun) -> None:
+def test_a_server_that_is_to_fail_as_it_starts_is_judged_by_its_log(
+    make: MakeRun,
+) -> None:
     run = make(NotStarting(), ready, ends("ValueError: no such layer", code=3))
     incident = run.execute()
     assert incident.verdict is not None
     assert incident.verdict.outcome is Outcome.REPRODUCED, incident.verdict.explanation
     assert [c.observed for c in incident.verdict.conditions][2] == "1"
     assert run.written.state == "complete"
-    assert run.written.evidence.never_ready.endswith("The log says: ValueError: no such layer")
+    assert run.written.evidence.never_ready.endswith(
+        "The log says: ValueError: no such layer"
+    )
     assert run.written.gate is not None
     assert run.written.gate.passed
     assert all(p.stopped for p in run.starter.processes)
@@ -326,8 +374,10 @@ class Refused(Tiny):
             found = Logs(evidence).search(REFUSED, rf"needs {self.blocks} blocks")
             return Finding.of(bool(found), f"{len(found)} lines")
 
-        return [Condition("that", "precondition", "it refuses that", that),
-                *super().conditions(facts)[1:]]  # fmt: skip
+        return [
+            Condition("that", "precondition", "it refuses that", that),
+            *super().conditions(facts)[1:],
+        ]
 
 
 REFUSES = ends("ValueError: needs 9 blocks, 8 are there")
@@ -342,8 +392,9 @@ def test_a_server_that_refuses_what_the_failure_needs_does_not_have_it(
     incident = run.execute()
     assert incident.verdict is not None
     assert (incident.verdict.outcome, incident.verdict.explanation) == (
-        Outcome.NOT_REPRODUCED, "the server refuses to start so: ValueError: needs 9 blocks",
-    )  # fmt: skip
+        Outcome.NOT_REPRODUCED,
+        "the server refuses to start so: ValueError: needs 9 blocks",
+    )
     assert (run.written.state, run.written.gate) == ("complete", None)
     assert len(run.starter.processes) == 1, "no other mode is tried: it refuses in each"
     assert not rejudge(incident, Refused()).differs
@@ -367,7 +418,9 @@ def test_a_server_that_ends_with_other_words_refuses_nothing(make: MakeRun) -> N
 
 
 @pytest.mark.parametrize("moment", ["start", "trigger"])
-def test_an_interrupted_run(make: MakeRun, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+def test_an_interrupted_run(
+    make: MakeRun, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -377,7 +430,10 @@ def test_an_interrupted_run(make: MakeRun, monkeypatch: pytest.MonkeyPatch, mome
     with pytest.raises(KeyboardInterrupt):
         run.execute()
     written = run.written
-    assert (written.state, written.failure) == ("interrupted", "interrupted by the user")
+    assert (written.state, written.failure) == (
+        "interrupted",
+        "interrupted by the user",
+    )
     assert written.verdict is None
     assert (written.gate is not None) is (moment == "trigger")
     assert list(written.stages)[-1] == {"start": "start-up", "trigger": "stop"}[moment]
@@ -400,7 +456,9 @@ def test_a_run_that_takes_too_long(make: MakeRun) -> None:
 
 def test_what_is_left_of_all_servers_is_told(make: MakeRun) -> None:
     def left(process: FakeProcess) -> None:
-        process.report = StopReport(left=[f"python {process.log.stem}"], forced=["python worker"])
+        process.report = StopReport(
+            left=[f"python {process.log.stem}"], forced=["python worker"]
+        )
         ready(process)
 
     run = make(Controlled(), left, left)
@@ -414,16 +472,29 @@ def test_a_control_server_runs_first_and_has_ended_by_then(make: MakeRun) -> Non
     run = make(Controlled(), taken, ready, ready)
     incident = run.execute()
     assert [p.log.name for p in run.starter.processes] == [
-        "control.log", "control.log", "engine.log",
-    ]  # fmt: skip
+        "control.log",
+        "control.log",
+        "engine.log",
+    ]
     assert [r.phase for r in incident.evidence.requests] == [
-        "control", "gate", "gate", "trigger",
-    ]  # fmt: skip
+        "control",
+        "gate",
+        "gate",
+        "trigger",
+    ]
     assert (run.journal.recorder.dir / "control-start-1.log").exists()
     assert all(p.stopped for p in run.starter.processes)
     assert "--other" not in incident.engine.command, "the run's own server"
-    told = [(s.name, s.value) for s in incident.engine.settings if s.name != "OMP_NUM_THREADS"]
-    assert told == [("start mode", "cold"), ("control server", "--other"), ("start-up", "repeated")]
+    told = [
+        (s.name, s.value)
+        for s in incident.engine.settings
+        if s.name != "OMP_NUM_THREADS"
+    ]
+    assert told == [
+        ("start mode", "cold"),
+        ("control server", "--other"),
+        ("start-up", "repeated"),
+    ]
     stages = run.events("stage")
     assert stages[2:6] == ["control", "stop", "stop", "start-up"]
 
@@ -437,7 +508,9 @@ def test_a_table_that_fails_leaves_a_warning(make: MakeRun) -> None:
 
     run = make(Broken())
     assert run.execute().outcome is Outcome.REPRODUCED
-    assert run.written.failure_detail == ["the scenario's key_stack failed: IndexError: no frame"]
+    assert run.written.failure_detail == [
+        "the scenario's key_stack failed: IndexError: no frame"
+    ]
 
 
 def test_a_disk_that_is_full_moves_the_incident(
@@ -461,7 +534,9 @@ def test_a_disk_that_is_full_moves_the_incident(
     assert run.written.incident_dir == incident.incident_dir
 
 
-def test_no_room_anywhere_ends_the_server(make: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_anywhere_ends_the_server(
+    make: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make(Tiny())
 
     def full(*_: object) -> None:
@@ -483,20 +558,26 @@ WRONG = {
 
 
 @pytest.mark.parametrize("more", WRONG.values(), ids=WRONG.keys())
-def test_wrong_words_make_no_folder(make: MakeRun, tmp_path: Path, more: dict[str, object]) -> None:
+def test_wrong_words_make_no_folder(
+    make: MakeRun, tmp_path: Path, more: dict[str, object]
+) -> None:
     with pytest.raises(UsageError):
         make(Tiny(), **more)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_holds_an_incident_is_left_alone(make: MakeRun, tmp_path: Path) -> None:
+def test_a_folder_that_holds_an_incident_is_left_alone(
+    make: MakeRun, tmp_path: Path
+) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/incident.json").write_text("{}")
     with pytest.raises(UnwritableOutput):
         make(Tiny())
 
 
-def test_it_is_valid_on_disk_at_every_stage(make: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_valid_on_disk_at_every_stage(
+    make: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, saved = make(Controlled(), ready, ready), []
     save = Journal.save
 
@@ -507,10 +588,14 @@ def test_it_is_valid_on_disk_at_every_stage(make: MakeRun, monkeypatch: pytest.M
     monkeypatch.setattr(Journal, "save", look)
     run.execute()
     assert saved == [
-        ("interrupted", "model"), ("interrupted", "control"), ("interrupted", "start-up"),
+        ("interrupted", "model"),
+        ("interrupted", "control"),
+        ("interrupted", "start-up"),
         ("complete", "verdict"),
-    ]  # fmt: skip
-    assert json.loads((run.journal.folder / "incident.json").read_text())["failure"] == ""
+    ]
+    assert (
+        json.loads((run.journal.folder / "incident.json").read_text())["failure"] == ""
+    )
 
 
 def test_a_run_that_has_begun_can_be_read(tmp_path: Path) -> None:

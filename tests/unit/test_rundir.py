@@ -41,7 +41,9 @@ def test_the_folder_and_its_evidence(tmp_path: Path) -> None:
     assert [p.name for p in folder.iterdir()] == ["evidence"]
 
 
-def test_the_default_is_below_incidents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_is_below_incidents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     one, two = (make_run_dir(None, "ghost", "0.23.0/../x") for _ in range(2))
     assert one.parent == two.parent == tmp_path / "incidents"
@@ -90,11 +92,21 @@ def test_folders_that_one_may_not_write(tmp_path: Path) -> None:
     closed, readable = tmp_path / "closed", tmp_path / "readable"
     closed.mkdir(mode=0o700 if ROOT else 0)
     readable.mkdir(mode=0o555)
-    for parent in (tmp_path, *tmp_path.parents):  # pytest's own folders are private to us
+    for parent in (
+        tmp_path,
+        *tmp_path.parents,
+    ):  # pytest's own folders are private to us
         if ROOT and parent.stat().st_mode & 0o7077 == 0:
             parent.chmod(0o711)
     said = subprocess.run(
-        [sys.executable, "-c", AS_NOBODY, str(closed / "run"), str(closed), str(readable / "run")],
+        [
+            sys.executable,
+            "-c",
+            AS_NOBODY,
+            str(closed / "run"),
+            str(closed),
+            str(readable / "run"),
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -109,7 +121,9 @@ def test_folders_that_one_may_not_write(tmp_path: Path) -> None:
         assert line.endswith("cannot be written: Permission denied.")
 
 
-def test_a_disk_with_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_with_little_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=5 << 20))
     with pytest.raises(NoSpace, match="5 MiB are free, 100 MiB are needed"):
@@ -163,7 +177,10 @@ def test_an_incident_that_finds_no_room_is_kept_elsewhere(
     large = incident(failure="x" * 100_000)
     folder = write_incident(large, small_disk, Redactor())
     assert folder.parent == temporary
-    assert Incident.model_validate_json((folder / "incident.json").read_text()).id == large.id
+    assert (
+        Incident.model_validate_json((folder / "incident.json").read_text()).id
+        == large.id
+    )
     assert [p.name for p in small_disk.iterdir()] == ["filler"]
 
 
@@ -204,7 +221,9 @@ def test_a_write_that_fails_halfway_leaves_the_old_one_whole(
     assert not list(tmp_path.glob(".*"))
 
 
-def test_the_file_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_replaced_in_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[str] = []
     replace = Path.replace
 
@@ -250,7 +269,9 @@ def test_a_folder_that_took_the_place_of_a_made_one_stays(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["incidents", "plays", "episodes"])
-def test_a_campaign_begins_in_no_folder_that_it_would_empty(tmp_path: Path, name: str) -> None:
+def test_a_campaign_begins_in_no_folder_that_it_would_empty(
+    tmp_path: Path, name: str
+) -> None:
     refuse_taken(tmp_path)
     (tmp_path / name).mkdir()
     with pytest.raises(UnwritableOutput, match=name):

@@ -87,7 +87,9 @@ class Hangs(Scenario):
     server = """--max-num-seqs 8 --limit '{"image":1}'"""
     mitigations = (cure("off", "--cache 0"), upgrade("0.24.0"))
     preconditions = (
-        precondition("an image was sent", answered("fill 1"), id="sent", removed_by=("off",)),
+        precondition(
+            "an image was sent", answered("fill 1"), id="sent", removed_by=("off",)
+        ),
     )
     symptoms = (
         never_answered("fill 11", reported="no answer in 15 s"),
@@ -98,10 +100,28 @@ class Hangs(Scenario):
         claim("hangs", "it hangs", REPORT, by="no-answer"),
         claim("both", "it hangs by a ghost", REPORT, by=("no-answer", "in-the-log")),
         claim("luck", "it takes luck", REPORT, by="no-answer", refuted=True),
-        claim("later", "0.24.0 mends it", "vllm#43595", by="no-answer", releases=">=0.24.0"),
+        claim(
+            "later",
+            "0.24.0 mends it",
+            "vllm#43595",
+            by="no-answer",
+            releases=">=0.24.0",
+        ),
         claim("never", "on the reporter's machine", REPORT, untested="no such machine"),
-        claim("if-green", "with green endpoints", REPORT, by="no-answer", given="never-there"),
-        claim("checked", "an image was sent", REPORT, by=answered("fill 1"), note="of thirty"),
+        claim(
+            "if-green",
+            "with green endpoints",
+            REPORT,
+            by="no-answer",
+            given="never-there",
+        ),
+        claim(
+            "checked",
+            "an image was sent",
+            REPORT,
+            by=answered("fill 1"),
+            note="of thirty",
+        ),
     )
     works_after = (answered("fill 1"), refused_or_answered("image X, too long"))
 
@@ -115,11 +135,15 @@ class Hangs(Scenario):
     @cause("popitem holds a key", required=False)
     def the_key(self, stacks: StacksData) -> Finding:
         keys = stacks.texts("lru_key", frame="popitem")
-        return Finding.of(any(GHOST in key for key in keys), f"{len(keys)} samples show it")
+        return Finding.of(
+            any(GHOST in key for key in keys), f"{len(keys)} samples show it"
+        )
 
     @cause("the class alone loops", id="class-loops", live=False)
     def loops(self, reproducers: Reproducers) -> Finding:
-        return Finding.of(not reproducers.truth("ghost_key.py", "eviction_ends"), "it loops")
+        return Finding.of(
+            not reproducers.truth("ghost_key.py", "eviction_ends"), "it loops"
+        )
 
     @claim("fills", "it takes images", REPORT)
     def takes_images(self, measured: Measured) -> Finding:
@@ -183,17 +207,25 @@ def test_the_signature_is_what_is_declared_in_the_order_of_its_parts() -> None:
 
 def test_only_the_mitigations_and_flips_of_a_run_waive_its_preconditions() -> None:
     def waived(*mitigations: str, flips: tuple[str, ...] = ()) -> str:
-        facts = replace(FACTS, mitigations=frozenset(mitigations), flips=frozenset(flips))
+        facts = replace(
+            FACTS, mitigations=frozenset(mitigations), flips=frozenset(flips)
+        )
         return SCENARIO.conditions(facts)[0].waived
 
     assert (waived(), waived("release"), waived("off"), waived(flips=("off",))) == (
-        "", "", "off", "off",
-    )  # fmt: skip
+        "",
+        "",
+        "off",
+        "off",
+    )
 
 
 def test_that_a_flip_took_effect_is_judged_of_a_flipped_run_alone() -> None:
     class Flipped(Hangs):
-        factors = (Factor("one", "d", "--a"), Factor("two", "d", "--b", took_effect=answered("x")))
+        factors = (
+            Factor("one", "d", "--a"),
+            Factor("two", "d", "--b", took_effect=answered("x")),
+        )
 
     both = replace(FACTS, flips=frozenset({"one", "two"}))
     assert [c.part for c in Flipped().conditions(FACTS)] == [
@@ -201,10 +233,14 @@ def test_that_a_flip_took_effect_is_judged_of_a_flipped_run_alone() -> None:
     ]
     found = judge(Flipped(), hang_run(), both).conditions[-2:]
     assert [(c.id, c.part, c.truth, c.observed) for c in found] == [
-        ("flip-one", "flip", Truth.UNKNOWN, "the scenario does not say what shows that the flip "
-         "took effect"),
+        (
+            "flip-one",
+            "flip",
+            Truth.UNKNOWN,
+            "the scenario does not say what shows that the flip took effect",
+        ),
         ("flip-two", "flip", Truth.UNKNOWN, "x was not sent"),
-    ]  # fmt: skip
+    ]
     assert judge(Flipped(), hang_run(), both).outcome is Outcome.REPRODUCED
 
 
@@ -216,7 +252,10 @@ def test_a_method_that_overrides_one_keeps_its_place_and_words() -> None:
     conditions = Narrower().conditions(FACTS)
     assert [c.id for c in conditions] == [c.id for c in SCENARIO.conditions(FACTS)]
     one = next(c for c in conditions if c.id == "in-the-log")
-    assert (one.statement, one.check(hang_run()).observed) == ("the log names a hash", "narrower")
+    assert (one.statement, one.check(hang_run()).observed) == (
+        "the log names a hash",
+        "narrower",
+    )
 
 
 def test_a_hang_is_reproduced_with_the_files_that_were_read() -> None:
@@ -272,7 +311,9 @@ def test_claims_follow_from_conditions() -> None:
     told = {c.id: c.observed for c in SCENARIO.claim_results(hang_run(), FACTS)}
     assert told["later"] == "this run is of 0.23.0; it is said of >=0.24.0"
     assert told["never"] == "no such machine"
-    assert told["if-green"].startswith("not tested without never-there: there is no condition")
+    assert told["if-green"].startswith(
+        "not tested without never-there: there is no condition"
+    )
     assert told["checked"] == "fill 1: answered (of thirty)"
 
 
@@ -280,8 +321,12 @@ def test_what_another_release_does_otherwise_refutes_nothing() -> None:
     class Reported(Hangs):
         claims = (
             claim("fits", "t", REPORT, by="no-answer", refutable_on="<0.20"),
-            claim("fails", "t", REPORT, by="no-answer", refuted=True, refutable_on="<0.20"),
-            claim("mine", "t", REPORT, by="no-answer", refuted=True, refutable_on=">=0.20"),
+            claim(
+                "fails", "t", REPORT, by="no-answer", refuted=True, refutable_on="<0.20"
+            ),
+            claim(
+                "mine", "t", REPORT, by="no-answer", refuted=True, refutable_on=">=0.20"
+            ),
             claim("as-it-was", "t", REPORT, by="no-answer", given=unmitigated),
         )
 
@@ -305,12 +350,22 @@ def test_a_claim_may_rest_on_checks_and_on_the_first_reference() -> None:
         claims = (
             claim("both", "t", by=("no-answer", answered("fill 1"))),
             claim("one-fails", "t", by=("no-answer", answered("fill 11"))),
-            claim("uncured", "t", "elsewhere", by="no-answer", given=without_a_cure, note="so"),
+            claim(
+                "uncured",
+                "t",
+                "elsewhere",
+                by="no-answer",
+                given=without_a_cure,
+                note="so",
+            ),
         )
 
     def told(facts: RunFacts) -> list[tuple[str, str]]:
         found = {c.id: c for c in Checked().claim_results(hang_run(), facts)}
-        assert [found[name].source for name in ("both", "uncured")] == ["vllm#43941", "elsewhere"]
+        assert [found[name].source for name in ("both", "uncured")] == [
+            "vllm#43941",
+            "elsewhere",
+        ]
         assert found["both"].status is ClaimStatus.CONFIRMED
         assert found["one-fails"].status is ClaimStatus.REFUTED
         return [(found["uncured"].status, found["uncured"].observed)]
@@ -335,7 +390,11 @@ def test_a_trigger_without_requests_ended_no_request() -> None:
     ended = bind(trigger_ended, SCENARIO, FACTS)
     over = hang_run()
     over.requests.pop()
-    assert [ended(e).truth for e in (hang_run(), over, Evidence())] == [NOT_MET, MET, UNKNOWN]
+    assert [ended(e).truth for e in (hang_run(), over, Evidence())] == [
+        NOT_MET,
+        MET,
+        UNKNOWN,
+    ]
 
 
 def test_the_last_line_of_the_core() -> None:
@@ -426,7 +485,11 @@ def test_a_signature_of_its_own_making_is_the_observers_too() -> None:
             raise NotImplementedError
 
         def conditions(self, facts: RunFacts) -> list[Condition]:
-            return [Condition("one", "symptom", "s", lambda e: Finding.of(True, facts.fidelity))]
+            return [
+                Condition(
+                    "one", "symptom", "s", lambda e: Finding.of(True, facts.fidelity)
+                )
+            ]
 
     (one,) = Own().live_conditions(LIVE)
     assert one.check(Evidence()).observed == "live"
@@ -457,7 +520,8 @@ def names(module: ModuleType) -> list[str]:
 
 
 def test_the_names_that_a_scenario_needs_first_are_these() -> None:
-    """A new one belongs in ``more``: whoever writes a first scenario reads this list."""
+    """A new one belongs in ``more``: whoever writes a first scenario reads this
+    list."""
     assert names(scenario_names) == sorted(FIRST)
 
 
@@ -471,7 +535,9 @@ def test_a_name_of_more_says_so_where_it_is_imported_from_the_first() -> None:
 def test_a_file_with_such_an_import_is_shown_its_own_line(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("\nfrom mmrepro.scenario import play_case\n")
-    with pytest.raises(BrokenScenario, match=r"more; import it from there \(mine\.py line 2\)"):
+    with pytest.raises(
+        BrokenScenario, match=r"more; import it from there \(mine\.py line 2\)"
+    ):
         load_scenario(str(file))
 
 

@@ -80,7 +80,9 @@ def test_what_there_is_not() -> None:
     def check(what: Path) -> Finding:
         raise NotImplementedError
 
-    with pytest.raises(BrokenScenario, match=r"check asks for what: <class 'pathlib\.[\w.]+'>"):
+    with pytest.raises(
+        BrokenScenario, match=r"check asks for what: <class 'pathlib\.[\w.]+'>"
+    ):
         bind(check, SCENARIO, FACTS)
 
 
@@ -158,13 +160,17 @@ def test_never_answered_wants_its_own_request() -> None:
 
 
 def test_probes_of_the_control_server_are_not_the_runs() -> None:
-    evidence = Evidence(probes=[probed(logs(GHOST), "control"), probed(http(200, 200), "control")])
+    evidence = Evidence(
+        probes=[probed(logs(GHOST), "control"), probed(http(200, 200), "control")]
+    )
     assert truths(evidence)["in-the-log"] is UNKNOWN
     evidence.probes.append(probed(processes(user=97.0)))
-    assert truths(evidence)["core-burns-cpu"] is UNKNOWN  # what it used in the gate is not known
+    assert (
+        truths(evidence)["core-burns-cpu"] is UNKNOWN
+    )  # what it used in the gate is not known
 
 
-# ------------------------------------------------------------------ checks in works_after and given
+# ------------------------------------------------------ checks in works_after and given
 
 
 def test_healthy_after_needs_every_check() -> None:
@@ -178,7 +184,10 @@ def test_healthy_after_needs_every_check() -> None:
 
 def test_that_nothing_failed_means_nothing_where_the_trigger_was_not_there() -> None:
     class Triggered(Hangs):
-        works_after = (happened(refused_or_answered("image X, too long")), happened(fills))
+        works_after = (
+            happened(refused_or_answered("image X, too long")),
+            happened(fills),
+        )
 
     evidence = hang_run()
     assert Triggered().healthy_after(evidence, FACTS).truth is MET
@@ -208,7 +217,9 @@ def test_a_claim_that_only_a_changed_run_tests(
     given: Check, flips: set[str], mitigations: set[str], status: ClaimStatus
 ) -> None:
     class Given(Hangs):
-        claims = (claim("one", "it hangs all the same", REPORT, by="no-answer", given=given),)
+        claims = (
+            claim("one", "it hangs all the same", REPORT, by="no-answer", given=given),
+        )
 
     facts = replace(FACTS, flips=frozenset(flips), mitigations=frozenset(mitigations))
     assert Given().claim_results(hang_run(), facts)[0].status is status
@@ -228,7 +239,9 @@ def test_healthy_after_by_the_id_of_a_condition() -> None:
     class ByName(Hangs):
         works_after = ("in-the-log", answered("fill 1"))
 
-    assert ByName().healthy_after(hang_run(), FACTS).observed == "a line; fill 1: answered"
+    assert (
+        ByName().healthy_after(hang_run(), FACTS).observed == "a line; fill 1: answered"
+    )
     evidence = hang_run()
     drop(evidence, "logs")
     assert ByName().healthy_after(evidence, FACTS).truth is UNKNOWN

@@ -1,4 +1,5 @@
-"""A fault of one backend: on the other device nobody expects it, and nothing is said of it."""
+"""A fault of one backend: on the other device nobody expects it, and nothing is said of
+it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,12 @@ from mmrepro.traffic.evidence import Evidence
 EVIDENCE = Path(__file__).parents[1] / "evidence"
 NONE: frozenset[str] = frozenset()
 WELL, ILL = Outcome.NOT_REPRODUCED, Outcome.REPRODUCED
-EVERY = [v for name in scenario_names() for s in [load_scenario(name)] for v in s.variants or (s,)]
+EVERY = [
+    v
+    for name in scenario_names()
+    for s in [load_scenario(name)]
+    for v in s.variants or (s,)
+]
 OF_A_CPU = [one for one in EVERY if one.devices == ("cpu",)]
 CHUNK = load_scenario("seeded-chunk")
 
@@ -51,7 +57,9 @@ def test_it_is_expected_on_its_own_device_alone(scenario: Scenario) -> None:
     for device, outcome in (("cpu", ILL), ("cuda", WELL), ("", ILL)):
         assert scenario.expected_on(device, release, NONE)[0] is outcome
         assert scenario.affects(release, device) is (outcome is ILL)
-        truth = scenario.exposure(LiveFacts(scenario.engine, release, device=device)).truth
+        truth = scenario.exposure(
+            LiveFacts(scenario.engine, release, device=device)
+        ).truth
         assert truth is (Truth.MET if outcome is ILL else Truth.NOT_MET)
     told = scenario.expected_on("cuda", release, NONE)[1]
     assert told == "it happens on a CPU alone, and this is on a GPU"
@@ -61,7 +69,9 @@ def test_it_is_expected_on_its_own_device_alone(scenario: Scenario) -> None:
 def test_a_look_at_a_server_on_a_gpu_does_not_match_it(scenario: Scenario) -> None:
     facts = LiveFacts(scenario.engine, scenario.release, ("serve",), 15.0)
     assert match(scenario, Evidence(), facts).fit is Fit.EXPOSED
-    assert match(scenario, Evidence(), replace(facts, device="cuda")).fit is Fit.NOT_THIS
+    assert (
+        match(scenario, Evidence(), replace(facts, device="cuda")).fit is Fit.NOT_THIS
+    )
 
 
 @pytest.mark.parametrize("fidelity", Fidelity)
@@ -77,9 +87,12 @@ def test_a_run_on_a_gpu_refutes_nothing_and_is_as_expected() -> None:
     assert (verdict.outcome, verdict.as_expected) == (WELL, True)
     for claim in CHUNK.claim_results(incident.evidence, facts):
         assert (claim.status, claim.observed) == (
-            ClaimStatus.NOT_TESTED, "it happens on a CPU alone, and this is on a GPU",
-        )  # fmt: skip
-    cured = effect(CHUNK, incident.evidence, replace(facts, mitigations=frozenset({"x"})), verdict)
+            ClaimStatus.NOT_TESTED,
+            "it happens on a CPU alone, and this is on a GPU",
+        )
+    cured = effect(
+        CHUNK, incident.evidence, replace(facts, mitigations=frozenset({"x"})), verdict
+    )
     assert cured.prevented is None
     on_a_cpu = replace(facts, fidelity=Fidelity.CPU)
     assert not judge(CHUNK, incident.evidence, on_a_cpu).as_expected
@@ -144,9 +157,15 @@ def test_the_device_of_a_live_server_is_found() -> None:
             release_from=build,
         )
         gpu = GpuDevice(
-            index=0, name="x", uuid="", driver="", memory_total_bytes=0, memory_used_bytes=0,
-            utilization_pct=[], processes=[GpuProcess(pid=holder, name="", used_bytes=1)],
-        )  # fmt: skip
+            index=0,
+            name="x",
+            uuid="",
+            driver="",
+            memory_total_bytes=0,
+            memory_used_bytes=0,
+            utilization_pct=[],
+            processes=[GpuProcess(pid=holder, name="", used_bytes=1)],
+        )
         evidence = Evidence()
         evidence.probes.append(_result("gpu", GpuData(devices=[gpu])))
         return _live(facts, evidence).device

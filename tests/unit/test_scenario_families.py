@@ -1,4 +1,5 @@
-"""What variants of one scenario share: words with attributes in them, methods by their names."""
+"""What variants of one scenario share: words with attributes in them, methods by their
+names."""
 
 import pytest
 from made_up import at, http, probed, request, run_facts
@@ -7,7 +8,14 @@ from mmrepro.failure.signature import evaluate
 from mmrepro.failure.signature.checks import stays_in
 from mmrepro.failure.signature.decide import guarded
 from mmrepro.failure.signature.live_server import CORE_ALIVE
-from mmrepro.probes.data import Frame, LogLine, LogsData, StackSample, StacksData, ThreadStack
+from mmrepro.probes.data import (
+    Frame,
+    LogLine,
+    LogsData,
+    StackSample,
+    StacksData,
+    ThreadStack,
+)
 from mmrepro.scenario import (
     Drive,
     Finding,
@@ -25,7 +33,13 @@ from mmrepro.scenario import (
 )
 from mmrepro.scenario.definition import bind
 from mmrepro.scenario.minivllm import place
-from mmrepro.scenario.more import Fidelity, answered_alike, as_by_control, in_log, not_logged
+from mmrepro.scenario.more import (
+    Fidelity,
+    answered_alike,
+    as_by_control,
+    in_log,
+    not_logged,
+)
 from mmrepro.scenario.parts import Check
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic.evidence import Evidence
@@ -68,7 +82,13 @@ class Family(Scenario):
     works_after = (image_fails,)
     claims = (
         claim("cause", "it is {reason}", "{name}", by="cause"),
-        claim("again", "…", by=Scenario.healthy_after, given=is_live, otherwise="run {variant}"),
+        claim(
+            "again",
+            "…",
+            by=Scenario.healthy_after,
+            given=is_live,
+            otherwise="run {variant}",
+        ),
     )
 
 
@@ -91,8 +111,12 @@ def log(error: int, other: int, text: str = "the clock: 3 of 4") -> LogsData:
 
 
 def seen(error: int = 1, other: int = 1) -> Evidence:
-    failed = request("trigger", "image", 500, error='{"error": {"message": "the clock"}}')
-    return Evidence(requests=[failed], probes=[probed(http(200, 200)), probed(log(error, other))])
+    failed = request(
+        "trigger", "image", 500, error='{"error": {"message": "the clock"}}'
+    )
+    return Evidence(
+        requests=[failed], probes=[probed(http(200, 200)), probed(log(error, other))]
+    )
 
 
 def test_words_name_attributes() -> None:
@@ -100,7 +124,10 @@ def test_words_name_attributes() -> None:
     assert statements[0] == "an image fails with the fan and {nothing of the kind}"
     assert statements[-1] == "the fan is in the log"
     told = Second().claim_results(Evidence(), run_facts(Second()))
-    assert [(c.text, c.source) for c in told] == [("it is the fan", "family"), ("…", "")]
+    assert [(c.text, c.source) for c in told] == [
+        ("it is the fan", "family"),
+        ("…", ""),
+    ]
     assert told[1].observed == "run second: as the run is"
     unsaid = type("Unsaid", (Second,), {"rows": ()})()
     assert unsaid.symptom_rows(seen(), run_facts(unsaid))[0].check == statements[0]
@@ -125,14 +152,23 @@ def test_what_an_observer_has_of_them() -> None:
 
 @pytest.mark.parametrize(
     ("error", "other", "status"),
-    [(1, 1, ClaimStatus.CONFIRMED), (1, 0, ClaimStatus.REFUTED), (0, 1, ClaimStatus.REFUTED)],
+    [
+        (1, 1, ClaimStatus.CONFIRMED),
+        (1, 0, ClaimStatus.REFUTED),
+        (0, 1, ClaimStatus.REFUTED),
+    ],
 )
-def test_a_claim_by_the_whole_cause(error: int, other: int, status: ClaimStatus) -> None:
+def test_a_claim_by_the_whole_cause(
+    error: int, other: int, status: ClaimStatus
+) -> None:
     told = Family().claim_results(seen(error, other), run_facts(Family()))
     assert told[0].status is status
     assert f"error: {error} × error, {other} × other" in told[0].observed
     assert "logged: the log was read" in told[0].observed
-    assert Family().claim_results(Evidence(), run_facts(Family()))[0].status == "not-tested"
+    assert (
+        Family().claim_results(Evidence(), run_facts(Family()))[0].status
+        == "not-tested"
+    )
 
 
 def judged(check: Check, evidence: Evidence) -> Truth:
@@ -167,7 +203,9 @@ def answers(mine: str, right: str, status: int | None = 200) -> Evidence:
         (Evidence(), UNKNOWN, UNKNOWN),
     ],
 )
-def test_answers_are_compared(evidence: Evidence, by_control: Truth, alike: Truth) -> None:
+def test_answers_are_compared(
+    evidence: Evidence, by_control: Truth, alike: Truth
+) -> None:
     assert judged(as_by_control("A"), evidence) is by_control
     assert judged(answered_alike("A"), evidence) is alike
 
@@ -200,7 +238,10 @@ def stacks(*samples: tuple[tuple[str, ...], bool]) -> StacksData:
         for names, active in samples
     ]
     return StacksData(
-        samples=[StackSample(pid=1, taken=at(1), blocking=False, threads=[t]) for t in threads]
+        samples=[
+            StackSample(pid=1, taken=at(1), blocking=False, threads=[t])
+            for t in threads
+        ]
     )
 
 
@@ -241,9 +282,12 @@ def test_the_end_of_sglang_as_an_observer_sees_it(
 ) -> None:
     line = LogLine(number=1, text="Scheduler hit an exception: Traceback")
     ended = LogsData(
-        file="engine.log", bytes_read=9, lines=1,
-        matches={sglang.ENDED: [line]}, match_counts={sglang.ENDED: 1},
-    )  # fmt: skip
+        file="engine.log",
+        bytes_read=9,
+        lines=1,
+        matches={sglang.ENDED: [line]},
+        match_counts={sglang.ENDED: 1},
+    )
     evidence = Evidence(probes=[probed(ended), *(probed(http(*one)) for one in looks)])
     if lives is not None:
         evidence.facts[CORE_ALIVE] = lives

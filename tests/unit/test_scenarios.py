@@ -1,4 +1,5 @@
-"""Every registered scenario is consistent, and broken ones are refused in one sentence."""
+"""Every registered scenario is consistent, and broken ones are refused in one
+sentence."""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ def test_its_mitigations_can_be_applied(scenario: Scenario) -> None:
             folder = reproducer_path("standins") / mitigation.patch.folder
             assert (folder / "standin.py").is_file()
         if mitigation.release:
-            outcome, _ = scenario.expected(mitigation.release, frozenset({mitigation.name}))
+            outcome, _ = scenario.expected(
+                mitigation.release, frozenset({mitigation.name})
+            )
             assert outcome is Outcome.NOT_REPRODUCED
     for name in names:
         mitigation = scenario.mitigation(name)
@@ -115,7 +118,8 @@ def test_a_flip_comes_after_the_scenarios_own_options() -> None:
 
 
 def test_whether_the_ghost_remains_without_the_hang() -> None:
-    """The spin and its stack need the hang; a ghost and a class that cannot evict it do not."""
+    """The spin and its stack need the hang; a ghost and a class that cannot evict it do
+    not."""
     scenario = load_scenario("ghost-key-eviction")
     facts = run_facts(scenario)
     whole = type("Whole", (type(scenario),), {"lasting_causes": ()})()
@@ -147,7 +151,11 @@ def test_its_signature_is_whole(scenario: Scenario) -> None:
     assert len(ids) == len(set(ids))
     assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in ids)
     assert all(c.statement for c in conditions)
-    assert {c.part for c in conditions if c.required} == {"precondition", "symptom", "cause"}
+    assert {c.part for c in conditions if c.required} == {
+        "precondition",
+        "symptom",
+        "cause",
+    }
 
 
 def test_its_log_patterns_compile_and_the_quoted_ones_exist(scenario: Scenario) -> None:
@@ -161,14 +169,22 @@ def test_its_sources_mark_something(scenario: Scenario) -> None:
     assert all(ref.qualname and ref.note and ref.highlight for ref in scenario.sources)
 
 
-RUNS = {"nothing": Evidence, "hang": hang_run, "healthy": healthy_run, "desync": desync_run}
+RUNS = {
+    "nothing": Evidence,
+    "hang": hang_run,
+    "healthy": healthy_run,
+    "desync": desync_run,
+}
 
 
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
-    "release", grid(["0.13.0", "0.23.0", "0.24.0", "0.32.0"], always=["0.13.0", "0.32.0"])
+    "release",
+    grid(["0.13.0", "0.23.0", "0.24.0", "0.32.0"], always=["0.13.0", "0.32.0"]),
 )
-def test_its_tables_can_be_made_of_any_run(scenario: Scenario, run: str, release: str) -> None:
+def test_its_tables_can_be_made_of_any_run(
+    scenario: Scenario, run: str, release: str
+) -> None:
     evidence = RUNS[run]()
     facts = run_facts(scenario, release)
     claims = scenario.claim_results(evidence, facts)
@@ -180,7 +196,9 @@ def test_its_tables_can_be_made_of_any_run(scenario: Scenario, run: str, release
     if run == "nothing":
         assert {r.abnormal for r in rows if r.check != "process alive"} == {None}
     stack = scenario.key_stack(evidence)
-    assert (stack is not None) == (run == "hang" and scenario.name == "ghost-key-eviction")
+    assert (stack is not None) == (
+        run == "hang" and scenario.name == "ghost-key-eviction"
+    )
 
 
 def test_the_key_stack_is_one_with_the_ghost() -> None:
@@ -206,16 +224,21 @@ def test_of_stacks_in_popitem_the_key_stack_is_the_one_that_shows_the_key() -> N
 
 
 def test_what_the_hang_claims_of_its_fix() -> None:
-    """0.24.0 fixes the hang and not the desynchronisation; an older release tells nothing."""
+    """0.24.0 fixes the hang and not the desynchronisation; an older release tells
+    nothing."""
     scenario = load_scenario("ghost-key-eviction")
 
     def status(evidence: Evidence, release: str) -> tuple[ClaimStatus, ClaimStatus]:
         claims = {
-            c.id: c.status for c in scenario.claim_results(evidence, run_facts(scenario, release))
+            c.id: c.status
+            for c in scenario.claim_results(evidence, run_facts(scenario, release))
         }
         return claims["fixed-hang"], claims["fixed-desync"]
 
-    assert status(healthy_run(), "0.24.0") == (ClaimStatus.CONFIRMED, ClaimStatus.REFUTED)
+    assert status(healthy_run(), "0.24.0") == (
+        ClaimStatus.CONFIRMED,
+        ClaimStatus.REFUTED,
+    )
     assert status(hang_run(), "0.24.0")[0] is ClaimStatus.REFUTED
     assert status(hang_run(), "0.23.0") == (ClaimStatus.NOT_TESTED,) * 2
 
@@ -237,7 +260,9 @@ def test_the_expectation_follows_the_range_the_mitigation_and_where_it_works() -
     assert scenario.expected("1.0", NONE)[0] is Outcome.REPRODUCED
     assert scenario.expected("1.4", frozenset({"helps"}))[0] is Outcome.REPRODUCED
     assert scenario.expected("1.5", frozenset({"helps"}))[0] is Outcome.NOT_REPRODUCED
-    assert scenario.expected("1.6rc1", frozenset({"helps"}))[0] is Outcome.NOT_REPRODUCED
+    assert (
+        scenario.expected("1.6rc1", frozenset({"helps"}))[0] is Outcome.NOT_REPRODUCED
+    )
     # The release that was really run decides, not the name of the mitigation.
     assert scenario.expected("1.4", frozenset({"release"}))[0] is Outcome.REPRODUCED
     assert scenario.expected("2.0", frozenset({"release"}))[0] is Outcome.NOT_REPRODUCED
@@ -298,22 +323,43 @@ BROKEN = {
     "import": ("import no_such_module\n", "No module named 'no_such_module'.*line 1"),
     "raises": ("x = 1\n1 / 0\n", "ZeroDivisionError: division by zero .*line 2"),
     "exits": ("import sys\nsys.exit(0)\n", "SystemExit"),
-    "its own interrupt": ("x = 1\nraise KeyboardInterrupt\n", "KeyboardInterrupt.*line 2"),
+    "its own interrupt": (
+        "x = 1\nraise KeyboardInterrupt\n",
+        "KeyboardInterrupt.*line 2",
+    ),
     "generator": ("raise GeneratorExit\n", "GeneratorExit"),
-    "its own end": ("class E(BaseException): pass\nraise E('over')\n", "E: over .*line 2"),
+    "its own end": (
+        "class E(BaseException): pass\nraise E('over')\n",
+        "E: over .*line 2",
+    ),
     "recursion": ("def f(): f()\nf()\n", "RecursionError"),
     "empty": ("", "binds no scenario to the name SCENARIO"),
     "a class": (GOOD + "\n    SCENARIO = Mine\n", "binds no scenario"),
     "abstract": (
-        "from mmrepro.scenario import Scenario\nclass S(Scenario): pass\nSCENARIO = S()\n",
+        (
+            "from mmrepro.scenario import Scenario\nclass S(Scenario): pass\nSCENARIO "
+            "= S()\n"
+        ),
         "abstract",
     ),
     "no range": (GOOD + "\n    Mine.affected = '<two'\n", "Invalid specifier"),
-    "no such device": (GOOD + "\n    Mine.devices = ('gpu',)\n", "has the devices .'gpu',."),
-    "a device's letters": (GOOD + "\n    Mine.devices = 'cpu'\n", "has the devices 'cpu'"),
-    "a number": (GOOD + "\n    Mine.release = 0.23\n", "lacks the attribute 'release', a text"),
+    "no such device": (
+        GOOD + "\n    Mine.devices = ('gpu',)\n",
+        "has the devices .'gpu',.",
+    ),
+    "a device's letters": (
+        GOOD + "\n    Mine.devices = 'cpu'\n",
+        "has the devices 'cpu'",
+    ),
+    "a number": (
+        GOOD + "\n    Mine.release = 0.23\n",
+        "lacks the attribute 'release', a text",
+    ),
     "open quotes": (GOOD + "\n    Mine.server = '--x \"'\n", "No closing quotation"),
-    "no condition": (GOOD + "\n    Mine.conditions = lambda *_: []\n", "has no condition"),
+    "no condition": (
+        GOOD + "\n    Mine.conditions = lambda *_: []\n",
+        "has no condition",
+    ),
     "an unknown type": (
         DECLARED + "    @cause('c')\n    def c(self, what: int): ...\nSCENARIO = S()\n",
         "asks for what: <class .int.>, which no evidence is",
@@ -335,11 +381,17 @@ BROKEN = {
     "removed by nothing": (
         DECLARED + "    preconditions = (precondition('p', lambda: None, id='p', "
         "removed_by=('no-such',)),)\nSCENARIO = S()\n",
-        "has the precondition 'p' removed by 'no-such', which is no mitigation or factor of it",
+        (
+            "has the precondition 'p' removed by 'no-such', which is no mitigation or "
+            "factor of it"
+        ),
     ),
     "no server to compare with": (
         DECLARED
-        + "    symptoms = (endpoints_green(),)\n    fails_at_start = True\nSCENARIO = S()\n",
+        + (
+            "    symptoms = (endpoints_green(),)\n    fails_at_start = True\n"
+            "SCENARIO = S()\n"
+        ),
         "fails_at_start and has no control_server",
     ),
     "a server for no option": (
@@ -348,10 +400,14 @@ BROKEN = {
         "has option_servers for 'video', which is no option of it",
     ),
     "a hook's name": (
-        DECLARED + "    @cause('c')\n    def control(self, logs: Logs): ...\nSCENARIO = S()\n",
+        DECLARED
+        + "    @cause('c')\n    def control(self, logs: Logs): ...\nSCENARIO = S()\n",
         "in the method 'control', which is a hook of Scenario",
     ),
-    "no summary": (DECLARED.replace("What:", "") + "SCENARIO = S()\n", "begins with 'What:'"),
+    "no summary": (
+        DECLARED.replace("What:", "") + "SCENARIO = S()\n",
+        "begins with 'What:'",
+    ),
 }
 
 
@@ -399,7 +455,10 @@ def test_a_variant_is_a_scenario_of_its_own() -> None:
     assert scenario.with_variant("") is scenario
     assert scenario.with_variant("one-way") is scenario
     other = scenario.with_variant("other-way")
-    assert (other.name, other.full_name) == (scenario.name, "ghost-key-eviction-other-way")
+    assert (other.name, other.full_name) == (
+        scenario.name,
+        "ghost-key-eviction-other-way",
+    )
     with pytest.raises(UsageError, match="one-way, other-way"):
         scenario.with_variant("third-way")
     with pytest.raises(UsageError, match="it has: none"):

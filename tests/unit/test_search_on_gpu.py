@@ -1,4 +1,5 @@
-"""``--device cuda`` of replay, fuzz and repro, as far as a machine without a GPU can tell."""
+"""``--device cuda`` of replay, fuzz and repro, as far as a machine without a GPU can
+tell."""
 
 import contextlib
 from collections.abc import Iterator
@@ -56,7 +57,9 @@ def test_without_a_gpu_it_ends_before_anything_is_made(
     monkeypatch.setattr(gpu_module, "nvidia_driver", lambda: False)
     write_case(ghost_case(), tmp_path / "case", {})
     release = () if words[0] == "fuzz" else ("--release", "0.23.0")
-    code, out, err = in_process.mmrepro(*words, *release, "--device", "cuda", "--out", "it")
+    code, out, err = in_process.mmrepro(
+        *words, *release, "--device", "cuda", "--out", "it"
+    )
     assert (code, out) == (4, "")
     assert "No GPU can be used: there is no NVIDIA driver on this machine." in err
     assert "--device cpu runs without one" in err
@@ -64,14 +67,17 @@ def test_without_a_gpu_it_ends_before_anything_is_made(
     assert [one.name for one in tmp_path.iterdir()] == ["case"]
 
 
-def test_the_order_its_environment_and_a_bisection_s_replay_have_the_device(tmp_path: Path) -> None:
+def test_the_order_its_environment_and_a_bisection_s_replay_have_the_device(
+    tmp_path: Path,
+) -> None:
     order = CaseRun("d", "deadlines", Servers(SERVER, device="cuda"))
     assert order.device == order.environment.device == "cuda"
     cell = Cell(scenario="replay", engine="minivllm", release="0.1", device="cuda")
     command = ByReplay(tmp_path).command(cell, TrialOptions())
     assert command.device == "cuda"
     session = Replaying(
-        ReplayCommand(file=_case(tmp_path), server=SERVER, device="cuda"), write=write_replay
+        ReplayCommand(file=_case(tmp_path), server=SERVER, device="cuda"),
+        write=write_replay,
     )
     assert session.servers.device == "cuda"
 
@@ -80,7 +86,9 @@ def _case(folder: Path) -> Path:
     return write_case(ghost_case(), folder / "case", {})
 
 
-def test_players_of_two_devices_are_two(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_players_of_two_devices_are_two(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     here = Players()
     one, other = (here.of(Servers(SERVER, device=d), tmp_path) for d in ("cpu", "cuda"))
     assert [one.options.device, other.options.device] == ["cpu", "cuda"]
@@ -144,7 +152,9 @@ def test_a_report_s_kernels_and_types_are_kept_on_a_gpu() -> None:
     there, here = translated(asked, None, "", gpu=True), translated(asked, None, "")
     assert list(there.args) == ["--attention-backend", "FLASHINFER", "--dtype", "half"]
     assert there.env == {"VLLM_USE_FLASHINFER_SAMPLER": "1"}
-    assert [one.what for one in there.replaced if one.essential] == ["--tensor-parallel-size 2"]
+    assert [one.what for one in there.replaced if one.essential] == [
+        "--tensor-parallel-size 2"
+    ]
     assert (here.args, here.env) == ((), {})
 
 
@@ -160,7 +170,10 @@ def test_a_gpu_is_missing_where_there_is_none(
     said: str, device: str, missing: bool, tmp_path: Path
 ) -> None:
     issue = tmp_path / "issue.md"
-    server, client = "```sh\nvllm serve a/b\n```", "```sh\ncurl localhost:8000/v1/models\n```"
+    server, client = (
+        "```sh\nvllm serve a/b\n```",
+        "```sh\ncurl localhost:8000/v1/models\n```",
+    )
     issue.write_text(f"# It dies\n{server}\n{client}\n```\nRuntimeError: {said}\n```\n")
     made = asked_for(ReproCommand(file=issue, release="0.23.0", device=device))
     assert bool(made.facts.claim.hardware) is missing
@@ -175,7 +188,9 @@ HANG = (FindingClass.HANG,)
 def ended(folder: Path, document: Any, device: Any = "cuda") -> Ended:
     folder.mkdir(exist_ok=True)
     name = (
-        "fuzz.json" if hasattr(document, "seed") and hasattr(document, "found") else "replay.json"
+        "fuzz.json"
+        if hasattr(document, "seed") and hasattr(document, "found")
+        else "replay.json"
     )
     (folder / name).write_text(document.model_dump_json())
     return Ended(device, document.exit_code, 3.0, 60.0, folder, folder / "x.xml")
@@ -184,9 +199,12 @@ def ended(folder: Path, document: Any, device: Any = "cuda") -> Ended:
 def test_accept_wants_the_planted_class_confirmed_on_the_gpu(tmp_path: Path) -> None:
     hang = finding(finding_class=FindingClass.HANG)
 
-    def statuses(document: Any, finds: Any = HANG, device: Any = "cuda") -> list[Status]:
+    def statuses(
+        document: Any, finds: Any = HANG, device: Any = "cuda"
+    ) -> list[Status]:
         return [
-            row.status for row in search_judge("it", finds)(ended(place, document, device)).rows
+            row.status
+            for row in search_judge("it", finds)(ended(place, document, device)).rows
         ]
 
     place = tmp_path / "it"
@@ -197,26 +215,48 @@ def test_accept_wants_the_planted_class_confirmed_on_the_gpu(tmp_path: Path) -> 
     assert statuses(replay(host=ON_GPU)) == [bad, good]
     place = tmp_path / "fuzz"
     assert statuses(fuzz(found(one=hang), host=ON_GPU)) == [good, good]
-    assert statuses(fuzz(found(one=hang), host=ON_GPU), ()) == [bad, good], "a healthy engine"
+    assert statuses(fuzz(found(one=hang), host=ON_GPU), ()) == [bad, good], (
+        "a healthy engine"
+    )
     assert statuses(fuzz(host=ON_GPU), ()) == [good, good]
-    assert statuses(fuzz(found(one=hang), host=ON_GPU), (*HANG, FindingClass.SERVER_ERROR)) == [
-        bad, good
-    ], "one of two"  # fmt: skip
+    assert statuses(
+        fuzz(found(one=hang), host=ON_GPU), (*HANG, FindingClass.SERVER_ERROR)
+    ) == [bad, good], "one of two"
     cut = replay(hang, state="interrupted", failure="the budget is over")
     judged = search_judge("it", HANG)(ended(tmp_path / "cut", cut))
     assert (judged.whole, judged.rows[0].seen) == (False, "the budget is over")
-    nothing = Ended("cuda", 4, 3.0, 60.0, tmp_path / "no", tmp_path / "x", words="No GPU.")
+    nothing = Ended(
+        "cuda", 4, 3.0, 60.0, tmp_path / "no", tmp_path / "x", words="No GPU."
+    )
     assert search_judge("it", HANG)(nothing).rows[0].seen == "No GPU."
 
 
 @pytest.mark.parametrize(
     ("failed", "plays", "finds", "status", "seen"),
     [
-        (1, 1, HANG, Status.NOT_TESTED, "hang, not confirmed: the budget was over (1 of 1 plays)"),
+        (
+            1,
+            1,
+            HANG,
+            Status.NOT_TESTED,
+            "hang, not confirmed: the budget was over (1 of 1 plays)",
+        ),
         (1, 3, HANG, Status.FAILED, "hang, not confirmed: 1 of 3 plays"),
-        (2, 2, (), Status.NOT_TESTED, "hang, not confirmed: the budget was over (2 of 2 plays)"),
+        (
+            2,
+            2,
+            (),
+            Status.NOT_TESTED,
+            "hang, not confirmed: the budget was over (2 of 2 plays)",
+        ),
         (1, 3, (), Status.PASSED, "hang, not confirmed: 1 of 3 plays"),
-        (1, 1, (FindingClass.SERVER_ERROR,), Status.FAILED, "hang, not confirmed: the budget was"),
+        (
+            1,
+            1,
+            (FindingClass.SERVER_ERROR,),
+            Status.FAILED,
+            "hang, not confirmed: the budget was",
+        ),
     ],
 )
 def test_accept_names_what_a_budget_left_unconfirmed(
@@ -227,5 +267,7 @@ def test_accept_names_what_a_budget_left_unconfirmed(
         update={"confirmed": False, "rate": rate}
     )
     for made in (replay(hang, host=ON_GPU), fuzz(found(one=hang), host=ON_GPU)):
-        row = search_judge("it", finds)(ended(tmp_path / type(made).__name__, made)).rows[0]
+        row = search_judge("it", finds)(
+            ended(tmp_path / type(made).__name__, made)
+        ).rows[0]
         assert (row.status, row.seen[: len(seen)]) == (status, seen)

@@ -1,4 +1,5 @@
-"""What SGLang's scenarios send, and in which order, to a server that is only pretended."""
+"""What SGLang's scenarios send, and in which order, to a server that is only
+pretended."""
 
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,12 @@ def test_options_are_read_refused_and_repeated() -> None:
         COLLISION.read_options(["find"])
     with pytest.raises(UsageError, match="it has: none"):
         KV.read_options(["search"])
-    command = RunCommand(scenario=COLLISION.name, options=("search", "pair=a b")).command_line()
-    assert command == "mmrepro run pad-value-collision --option search --option 'pair=a b'"
+    command = RunCommand(
+        scenario=COLLISION.name, options=("search", "pair=a b")
+    ).command_line()
+    assert (
+        command == "mmrepro run pad-value-collision --option search --option 'pair=a b'"
+    )
 
 
 # ------------------------------------------------------------------ the traffic
@@ -51,7 +56,9 @@ class Scripted:
         return "sglang:prompt_tokens_total 9\n"
 
 
-def driven(scenario: Scenario, path: Path, *mitigations: str, refusals: int = 0) -> Scripted:
+def driven(
+    scenario: Scenario, path: Path, *mitigations: str, refusals: int = 0
+) -> Scripted:
     import asyncio
 
     from mmrepro.traffic.drive import Drive
@@ -86,7 +93,11 @@ def test_each_order_starts_from_a_flushed_cache(tmp_path: Path) -> None:
         start = asked.index(f"{first} first")
         expected = [sharing.FLUSH, f"{first} first", f"{second} after {first}"]
         assert asked[start - 1 : start + 3] == [*expected, f"control after {first}"]
-    assert {p.name for p in (tmp_path / "evidence").iterdir()} == {"A.png", "B.png", "control.png"}
+    assert {p.name for p in (tmp_path / "evidence").iterdir()} == {
+        "A.png",
+        "B.png",
+        "control.png",
+    }
 
 
 def test_a_refused_flush_is_asked_for_again(
@@ -100,9 +111,14 @@ def test_a_refused_flush_is_asked_for_again(
 @pytest.mark.parametrize(
     ("mitigation", "field"), [("cache-salt", "cache_salt"), ("extra-key", "extra_key")]
 )
-def test_each_picture_has_a_salt_of_its_own(tmp_path: Path, mitigation: str, field: str) -> None:
+def test_each_picture_has_a_salt_of_its_own(
+    tmp_path: Path, mitigation: str, field: str
+) -> None:
     asked = dict(driven(COLLISION, tmp_path, mitigation).asked)
-    salts = {name: asked[label][field] for name, label in (("A", "A first"), ("B", "B after A"))}
+    salts = {
+        name: asked[label][field]
+        for name, label in (("A", "A first"), ("B", "B after A"))
+    }
     assert len(set(salts.values())) == 2
     assert field not in dict(driven(COLLISION, tmp_path / "plain").asked)["B after A"]
 
@@ -116,7 +132,9 @@ def test_the_layouts_are_measured_apart(scenario: Scenario, tmp_path: Path) -> N
     assert asked.index("gate: T alone") > asked.index("gate: W again") + 1
 
 
-def test_few_pictures_between_leave_the_embeddings_where_they_are(tmp_path: Path) -> None:
+def test_few_pictures_between_leave_the_embeddings_where_they_are(
+    tmp_path: Path,
+) -> None:
     asked = [label for label, _ in driven(EMBEDDING, tmp_path).asked]
     start = asked.index("W before others")
     few = ["fill-0", "fill-0 again", "fill-1", "fill-1 again"]

@@ -35,7 +35,8 @@ def test_its_files_are_small_and_all_there() -> None:
 
 def test_its_numbers_agree_with_each_other() -> None:
     for image in PAIR.images.values():
-        # The engine keeps the first 64 bits of the SHA-256 over the preprocessed pixels.
+        # The engine keeps the first 64 bits of the SHA-256 over the preprocessed
+        # pixels.
         assert image.hash == image.features_sha256[:16]
         assert image.pad_value == image.hash_value % (1 << 30)
     assert PAIR.collides
@@ -51,7 +52,9 @@ def test_it_comes_from_its_seed_and_looks_like_two_pictures() -> None:
     bases = [np.asarray(p) for p in draw(PAIR.search.seed, PAIR.search.width)]
     found = zip("AB", bases, (PAIR.search.index_a, PAIR.search.index_b), strict=True)
     for name, base, index in found:
-        assert np.array_equal(pixels(name), worker.member(base, index, PAIR.search.varying))
+        assert np.array_equal(
+            pixels(name), worker.member(base, index, PAIR.search.varying)
+        )
     assert np.abs(pixels("A").astype(int) - pixels("B")).mean() > 80
     flipped = pixels("B") ^ pixels("control")
     assert np.unpackbits(flipped).sum() == 1

@@ -24,7 +24,12 @@ PARTS: st.SearchStrategy[Part] = st.sampled_from(get_args(Part))
 
 
 def result(
-    part: Part, truth: Truth, *, required: bool = True, name: str = "c", waived: str = ""
+    part: Part,
+    truth: Truth,
+    *,
+    required: bool = True,
+    name: str = "c",
+    waived: str = "",
 ) -> ConditionResult:
     return ConditionResult(
         id=name,
@@ -43,7 +48,9 @@ ARRIVED = result("precondition", Truth.MET)
 @st.composite
 def _results(draw: st.DrawFn) -> list[ConditionResult]:
     """Of every part; a flip may be one that a precondition is waived by."""
-    drawn = draw(st.lists(st.tuples(PARTS, TRUTHS, st.booleans(), st.booleans()), max_size=8))
+    drawn = draw(
+        st.lists(st.tuples(PARTS, TRUTHS, st.booleans(), st.booleans()), max_size=8)
+    )
     return [
         result(
             part,
@@ -81,7 +88,9 @@ def test_combine_is_met_only_of_met_ones(truths: list[Truth]) -> None:
 
 
 @given(st.lists(TRUTHS), st.randoms())
-def test_combine_does_not_depend_on_the_order(truths: list[Truth], random: object) -> None:
+def test_combine_does_not_depend_on_the_order(
+    truths: list[Truth], random: object
+) -> None:
     shuffled = list(truths)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert combine(shuffled) is combine(truths)
@@ -115,7 +124,9 @@ def test_supporting_conditions_never_decide(
     supporting: list[tuple[Part, Truth]],
 ) -> None:
     more = results + [
-        result(part, truth, required=False) for part, truth in supporting if part != "flip"
+        result(part, truth, required=False)
+        for part, truth in supporting
+        if part != "flip"
     ]
     alone = decide(results, gate_passed=gate, healthy_after=healthy)
     assert decide(more, gate_passed=gate, healthy_after=healthy) == alone
@@ -125,7 +136,8 @@ def test_supporting_conditions_never_decide(
 def test_unknown_never_makes_an_outcome_firmer(
     results: list[ConditionResult], healthy: Finding, data: st.DataObject
 ) -> None:
-    """Take any one required condition away: the outcome is what it was, or inconclusive."""
+    """Take any one required condition away: the outcome is what it was, or
+    inconclusive."""
     known = [i for i, r in enumerate(results) if r.required and r.truth is Truth.MET]
     if not known:
         return
@@ -146,7 +158,9 @@ def test_not_reproduced_needs_an_absent_symptom_and_an_engine_seen_to_work(
     outcome, _ = decide(results, gate_passed=True, healthy_after=healthy)
     absent = Truth.NOT_MET in required(results, "symptom")
     works = healthy.truth is Truth.MET
-    assert (outcome is Outcome.NOT_REPRODUCED) == (absent and works and arrived(results))
+    assert (outcome is Outcome.NOT_REPRODUCED) == (
+        absent and works and arrived(results)
+    )
 
 
 @given(RESULTS, FINDINGS)
@@ -154,7 +168,10 @@ def test_a_different_failure_is_a_seen_failure(
     results: list[ConditionResult], healthy: Finding
 ) -> None:
     outcome, _ = decide(results, gate_passed=True, healthy_after=healthy)
-    symptom, cause = combine(required(results, "symptom")), combine(required(results, "cause"))
+    symptom, cause = (
+        combine(required(results, "symptom")),
+        combine(required(results, "cause")),
+    )
     other_cause = symptom is Truth.MET and cause is Truth.NOT_MET
     other_symptom = symptom is Truth.NOT_MET and healthy.truth is Truth.NOT_MET
     assert (outcome is Outcome.DIFFERENT_FAILURE) == (other_cause or other_symptom)
@@ -164,7 +181,8 @@ def test_a_different_failure_is_a_seen_failure(
 def test_where_the_trigger_was_not_seen_to_arrive_nothing_is_said(
     results: list[ConditionResult], gate: bool, healthy: Finding, truth: Truth
 ) -> None:
-    """Neither that it was reproduced nor that it was not: a precondition that is not met."""
+    """Neither that it was reproduced nor that it was not: a precondition that is not
+    met."""
     more = [*results, result("precondition", truth)]
     outcome, _ = decide(more, gate_passed=gate, healthy_after=healthy)
     if truth is not Truth.MET:
@@ -181,23 +199,33 @@ def test_only_what_takes_it_away_on_purpose_waives_a_precondition() -> None:
     waived = result("precondition", Truth.NOT_MET, waived="off")
     assert outcome(waived) is Outcome.NOT_REPRODUCED
     assert outcome(result("precondition", Truth.NOT_MET)) is Outcome.INCONCLUSIVE
-    assert outcome() is Outcome.INCONCLUSIVE, "it has none: what its trigger must do nobody knows"
+    assert outcome() is Outcome.INCONCLUSIVE, (
+        "it has none: what its trigger must do nobody knows"
+    )
     for truth in Truth:  # a flip that took no effect takes nothing away
         flip = result("flip", truth, name=FLIP.format("off"))
         met = truth is Truth.MET
-        assert outcome(waived, flip) is (Outcome.NOT_REPRODUCED if met else Outcome.INCONCLUSIVE)
+        assert outcome(waived, flip) is (
+            Outcome.NOT_REPRODUCED if met else Outcome.INCONCLUSIVE
+        )
 
 
 @pytest.mark.parametrize("healthy", list(Truth))
 @pytest.mark.parametrize("only", [None, "symptom", "cause"])
-def test_a_part_without_conditions_is_never_reproduced(healthy: Truth, only: Part | None) -> None:
+def test_a_part_without_conditions_is_never_reproduced(
+    healthy: Truth, only: Part | None
+) -> None:
     results = [result(only, Truth.MET)] if only else []
     outcome, why = decide(results, gate_passed=True, healthy_after=Finding(healthy, ""))
     assert outcome is Outcome.INCONCLUSIVE
     assert "no condition was declared" in why
 
 
-@given(st.lists(st.tuples(PARTS, st.one_of(FINDINGS, st.none()), st.booleans()), max_size=6))
+@given(
+    st.lists(
+        st.tuples(PARTS, st.one_of(FINDINGS, st.none()), st.booleans()), max_size=6
+    )
+)
 def test_a_checker_that_raises_leaves_its_condition_unknown(
     drawn: list[tuple[Part, Finding | None, bool]],
 ) -> None:
@@ -207,7 +235,9 @@ def test_a_checker_that_raises_leaves_its_condition_unknown(
         return finding
 
     conditions = [
-        Condition(f"c{i}", part, "statement", lambda _, f=finding: checker(f), required=needed)
+        Condition(
+            f"c{i}", part, "statement", lambda _, f=finding: checker(f), required=needed
+        )
         for i, (part, finding, needed) in enumerate(drawn)
     ]
     results = evaluate(conditions, Evidence())

@@ -59,7 +59,9 @@ except ImportError:
 '''
 
 
-def read(folder: Path, qualname: str, *highlight: str, text: str = MODULE) -> SourceExcerpt | None:
+def read(
+    folder: Path, qualname: str, *highlight: str, text: str = MODULE
+) -> SourceExcerpt | None:
     (folder / "cache.py").write_text(text, encoding="utf-8", errors="surrogateescape")
     return read_definition(folder, SourceRef("cache.py", qualname, "a note", highlight))
 
@@ -79,7 +81,11 @@ def test_a_method_with_its_place_and_its_marked_lines(tmp_path: Path) -> None:
         "except KeyError:",
         "self._order[key] = None",
     ]
-    assert (found.file, found.qualname, found.note) == ("cache.py", "LRUCache.touch", "a note")
+    assert (found.file, found.qualname, found.note) == (
+        "cache.py",
+        "LRUCache.touch",
+        "a note",
+    )
 
 
 def test_the_definition_behind_its_overloads(tmp_path: Path) -> None:
@@ -94,19 +100,27 @@ def test_decorators_belong_to_the_definition(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("qualname", "says"),
-    [("Cache.popitem", '"Cache"'), ("LRUCache.Inner.popitem", '"Inner"'), ("chosen", "1")],
+    [
+        ("Cache.popitem", '"Cache"'),
+        ("LRUCache.Inner.popitem", '"Inner"'),
+        ("chosen", "1"),
+    ],
 )
 def test_classes_are_told_apart_and_branches_are_searched(
     tmp_path: Path, qualname: str, says: str
 ) -> None:
-    assert f"return {says}" in lines(read(tmp_path, qualname))[-1] or qualname == "chosen"
+    assert (
+        f"return {says}" in lines(read(tmp_path, qualname))[-1] or qualname == "chosen"
+    )
 
 
 def test_a_whole_class(tmp_path: Path) -> None:
     assert lines(read(tmp_path, "Cache"))[0] == "class Cache:"
 
 
-@pytest.mark.parametrize("qualname", ["missing", "LRUCache.popitem", "Cache.touch", "slow.x", ""])
+@pytest.mark.parametrize(
+    "qualname", ["missing", "LRUCache.popitem", "Cache.touch", "slow.x", ""]
+)
 def test_what_is_not_there(tmp_path: Path, qualname: str) -> None:
     assert read(tmp_path, qualname) is None
 
@@ -119,7 +133,13 @@ def test_no_file_or_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["def f(:\n", "\0", "f = " + "-" * 200_000 + "1", "(" * 500, "x = " + "a." * 50_000 + "b"],
+    [
+        "def f(:\n",
+        "\0",
+        "f = " + "-" * 200_000 + "1",
+        "(" * 500,
+        "x = " + "a." * 50_000 + "b",
+    ],
     ids=["syntax", "nul", "deep minus", "parentheses", "deep attributes"],
 )
 def test_a_broken_file(tmp_path: Path, text: str) -> None:
@@ -137,12 +157,17 @@ def test_bytes_that_are_no_utf8(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("separator", ["\f", "\v", "\x1c", "\x85", "\u2028"])
 def test_lines_are_counted_as_the_parser_does(tmp_path: Path, separator: str) -> None:
-    text = f'x = """{separator}"""\n{separator if separator == chr(12) else ""}\ndef f():\n    y\n'
+    text = (
+        f'x = """{separator}"""\n{separator if separator == chr(12) else ""}\n'
+        f"def f():\n    y\n"
+    )
     assert lines(read(tmp_path, "f", "y", text=text)) == ["def f():", "y"]
 
 
 @pytest.mark.parametrize("marked", [0, 30, 60, 99])
-def test_a_long_definition_is_cut_around_what_matters(tmp_path: Path, marked: int) -> None:
+def test_a_long_definition_is_cut_around_what_matters(
+    tmp_path: Path, marked: int
+) -> None:
     body = "".join(f"    line_{i} = {i}\n" for i in range(100))
     found = read(tmp_path, "f", f"line_{marked} =", text="def f():\n" + body)
     assert found is not None

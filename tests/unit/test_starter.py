@@ -1,4 +1,5 @@
-"""Which start mode is used, what is remembered of an environment, and what the report says."""
+"""Which start mode is used, what is remembered of an environment, and what the report
+says."""
 
 from pathlib import Path
 
@@ -43,7 +44,8 @@ def plan(place: Environment, **options: object) -> LaunchPlan:
 def test_a_parent_for_cuda_asks_nvml_and_serves_any_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With that variable torch.cuda.is_available() does not initialise CUDA (nvml_h100.json)."""
+    """With that variable torch.cuda.is_available() does not initialise CUDA
+    (nvml_h100.json)."""
     cuda = environment(tmp_path / "environments/cuda", device="cuda")
     first = fork_server_spec(plan(cuda), cuda)
     assert first.env["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
@@ -63,10 +65,14 @@ def test_one_start_forks_and_several_are_warm(place: Environment) -> None:
     assert Starter().choose(plan(place), place) == (StartMode.FORK, [])
     assert Starter(several=True).choose(plan(place), place) == (StartMode.WARM, [])
     kept = Starter(several=True, keeps=True)
-    assert kept.choose(plan(place), place) == (StartMode.FORK, []), "it shows its own command line"
+    assert kept.choose(plan(place), place) == (StartMode.FORK, []), (
+        "it shows its own command line"
+    )
 
 
-def test_a_mode_that_was_seen_not_to_work_is_left_out_and_said(place: Environment) -> None:
+def test_a_mode_that_was_seen_not_to_work_is_left_out_and_said(
+    place: Environment,
+) -> None:
     starter = Starter(several=True)
     starter.note_unusable(
         StartMode.WARM, plan(place), place, "its imports start threads", certain=True
@@ -84,11 +90,15 @@ def test_a_mode_that_was_seen_not_to_work_is_left_out_and_said(place: Environmen
     assert "not fork: it hung" in setting.why
 
 
-def test_one_failed_start_may_be_chance_and_two_in_a_row_are_not(place: Environment) -> None:
+def test_one_failed_start_may_be_chance_and_two_in_a_row_are_not(
+    place: Environment,
+) -> None:
     starter, made = Starter(), plan(place)
 
     def fails() -> StartMode:
-        starter.note_unusable(StartMode.FORK, made, place, "it did not start", certain=False)
+        starter.note_unusable(
+            StartMode.FORK, made, place, "it did not start", certain=False
+        )
         return starter.choose(made, place)[0]
 
     assert fails() is StartMode.FORK
@@ -120,7 +130,10 @@ def test_what_an_import_may_read_decides_the_parent(
     place: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = fork_server_spec(plan(place), place).key
-    assert fork_server_spec(plan(place, server_args=("--dtype", "float32")), place).key == before
+    assert (
+        fork_server_spec(plan(place, server_args=("--dtype", "float32")), place).key
+        == before
+    )
     assert fork_server_spec(plan(place, mitigations=("patch",)), place).key != before
     monkeypatch.setenv("MMREPRO_START_MODE", "warm")
     assert fork_server_spec(plan(place), place).key == before
@@ -131,7 +144,9 @@ def test_what_an_import_may_read_decides_the_parent(
     assert fork_server_spec(plan(place), place).key != before
 
 
-def test_the_command_of_a_fork_is_the_engines_with_another_beginning(place: Environment) -> None:
+def test_the_command_of_a_fork_is_the_engines_with_another_beginning(
+    place: Environment,
+) -> None:
     made = plan(place)
     assert made.argv[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
     assert made.argv[3:] == made.entry.arguments

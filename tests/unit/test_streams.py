@@ -1,4 +1,5 @@
-"""Standard streams that are narrow, full, closed or cut off, as a shell hands them to mmrepro."""
+"""Standard streams that are narrow, full, closed or cut off, as a shell hands them to
+mmrepro."""
 
 import array
 import fcntl
@@ -45,7 +46,8 @@ def shell(
 
 
 @pytest.mark.parametrize(
-    "command", grid(["show ghost-key-eviction", "--help"], always=["show ghost-key-eviction"])
+    "command",
+    grid(["show ghost-key-eviction", "--help"], always=["show ghost-key-eviction"]),
 )
 def test_what_the_encoding_lacks_is_escaped(command: str) -> None:
     wide = shell(f"$M {command}", PYTHONUTF8="1").stdout.decode()
@@ -53,7 +55,9 @@ def test_what_the_encoding_lacks_is_escaped(command: str) -> None:
         done = shell(f"$M {command}", **variables)
         assert done.returncode == ExitCode.AS_EXPECTED
         narrow = done.stdout.decode("latin-1" if name == "latin-1" else "ascii")
-        assert re.sub(r"\\u([0-9a-f]{4})", lambda it: chr(int(it[1], 16)), narrow) == wide
+        assert (
+            re.sub(r"\\u([0-9a-f]{4})", lambda it: chr(int(it[1], 16)), narrow) == wide
+        )
 
 
 @pytest.mark.parametrize("variables", NARROW.values(), ids=NARROW)
@@ -61,10 +65,14 @@ def test_json_stays_json(variables: dict[str, str], tmp_path: Path) -> None:
     odd = "é ∞ 🖼"
     folder = tmp_path / odd
     folder.mkdir()
-    (folder / "incident.json").write_text(incident(id=odd).model_dump_json(), encoding="utf-8")
+    (folder / "incident.json").write_text(
+        incident(id=odd).model_dump_json(), encoding="utf-8"
+    )
     done = shell(f"$M report '{odd}' --format json", cwd=tmp_path, **variables)
     assert done.returncode == ExitCode.AS_EXPECTED, done.stderr
-    assert odd in json.dumps(json.loads(done.stdout.decode("latin-1")), ensure_ascii=False)
+    assert odd in json.dumps(
+        json.loads(done.stdout.decode("latin-1")), ensure_ascii=False
+    )
 
 
 LOST = {"> /dev/full": "No space left on device", ">&-": "Bad file descriptor"}
@@ -80,7 +88,10 @@ LOST = {"> /dev/full": "No space left on device", ">&-": "Bad file descriptor"}
 def test_a_stdout_that_takes_nothing(stdout: str, command: str) -> None:
     why = LOST[stdout]
     done = shell(f"$M {command} {stdout}")
-    assert done.stderr.decode() == f"What was to be said could not be written to stdout: {why}.\n"
+    assert (
+        done.stderr.decode()
+        == f"What was to be said could not be written to stdout: {why}.\n"
+    )
     assert done.returncode == ExitCode.INFRASTRUCTURE
 
 
@@ -91,17 +102,22 @@ def test_nothing_said_is_nothing_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", grid(["schema", "show ghost-key-eviction", "--help"], always=["schema", "--help"])
+    "command",
+    grid(["schema", "show ghost-key-eviction", "--help"], always=["schema", "--help"]),
 )
 def test_a_reader_that_leaves(command: str) -> None:
-    """A pipe nobody reads any more, opened before the command starts: no race with ``head``."""
+    """A pipe nobody reads any more, opened before the command starts: no race with
+    ``head``."""
     done = shell(f"exec 3> >(:); wait $!; $M {command} >&3")
     assert done.returncode == ExitCode.READER_GONE
     assert done.stderr == b""
 
 
 def test_a_stderr_whose_reader_left() -> None:
-    assert shell("exec 3> >(:); wait $!; $M run nothing 2>&3").returncode == ExitCode.READER_GONE
+    assert (
+        shell("exec 3> >(:); wait $!; $M run nothing 2>&3").returncode
+        == ExitCode.READER_GONE
+    )
 
 
 @pytest.mark.parametrize("stderr", ["2>&-", "2> /dev/full"])
@@ -123,7 +139,11 @@ def test_a_stdout_that_does_not_block() -> None:
     child = subprocess.Popen([sys.executable, "-m", "mmrepro", "schema"], stdout=theirs)
     os.close(theirs)
     deadline = time.monotonic() + 30
-    while child.poll() is None and waiting_in(ours) < PIPE_BYTES and time.monotonic() < deadline:
+    while (
+        child.poll() is None
+        and waiting_in(ours) < PIPE_BYTES
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
     with os.fdopen(ours, "rb") as pipe:
         assert json.loads(pipe.read())

@@ -1,4 +1,5 @@
-"""A real supervisor with tiny victims. Only processes that a test started are ever ended."""
+"""A real supervisor with tiny victims. Only processes that a test started are ever
+ended."""
 
 import json
 import os
@@ -18,8 +19,8 @@ from mmrepro.base.errors import SupervisorError
 from mmrepro.engines.supervise import EngineProcess, free_port, start_engine
 from toy_engine import until
 
-# A grandchild in a session of its own that ignores SIGTERM and maps shared memory; the parent
-# waits. `ready` is written whole: the two pids.
+# A grandchild in a session of its own that ignores SIGTERM and maps shared memory; the
+# parent waits. `ready` is written whole: the two pids.
 STUBBORN = """
     import mmap, os, signal, sys
     ready, shm = sys.argv[1:]
@@ -76,7 +77,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def begin(argv: list[str], grace_s: float = 0.3) -> EngineProcess:
         process = start_engine(
-            argv, dict(os.environ), cwd=tmp_path, log=tmp_path / "engine.log", grace_s=grace_s
+            argv,
+            dict(os.environ),
+            cwd=tmp_path,
+            log=tmp_path / "engine.log",
+            grace_s=grace_s,
         )
         started.append(process)
         return process
@@ -118,8 +123,12 @@ def test_stop_ends_a_stubborn_grandchild_in_its_own_session(
     assert process.stop() is report
 
 
-def test_shared_memory_of_others_is_left_alone(tmp_path: Path, shm: Path, start: Start) -> None:
-    shm.write_bytes(b"another program's")  # there before the run, and mapped by the victim
+def test_shared_memory_of_others_is_left_alone(
+    tmp_path: Path, shm: Path, start: Start
+) -> None:
+    shm.write_bytes(
+        b"another program's"
+    )  # there before the run, and mapped by the victim
     command, grandchild = stubborn(tmp_path, shm)
     process = start(command)
     grandchild()
@@ -128,9 +137,13 @@ def test_shared_memory_of_others_is_left_alone(tmp_path: Path, shm: Path, start:
     assert shm.read_bytes().startswith(b"another program's")
 
 
-def test_processes_of_others_are_left_alone(tmp_path: Path, shm: Path, start: Start) -> None:
+def test_processes_of_others_are_left_alone(
+    tmp_path: Path, shm: Path, start: Start
+) -> None:
     command, grandchild = stubborn(tmp_path, shm)
-    bystander = subprocess.Popen([sys.executable, "-IS", "-c", "import signal; signal.pause()"])
+    bystander = subprocess.Popen(
+        [sys.executable, "-IS", "-c", "import signal; signal.pause()"]
+    )
     try:
         process = start(command)
         grandchild()
@@ -141,7 +154,9 @@ def test_processes_of_others_are_left_alone(tmp_path: Path, shm: Path, start: St
         bystander.wait()
 
 
-def test_the_grace_of_stop_is_the_supervisors(tmp_path: Path, shm: Path, start: Start) -> None:
+def test_the_grace_of_stop_is_the_supervisors(
+    tmp_path: Path, shm: Path, start: Start
+) -> None:
     command, grandchild = stubborn(tmp_path, shm)
     process = start(command, grace_s=60.0)
     grandchild()
@@ -150,7 +165,9 @@ def test_the_grace_of_stop_is_the_supervisors(tmp_path: Path, shm: Path, start: 
     assert report.left == []
 
 
-def test_an_engine_that_heeds_sigterm_is_not_forced(tmp_path: Path, start: Start) -> None:
+def test_an_engine_that_heeds_sigterm_is_not_forced(
+    tmp_path: Path, start: Start
+) -> None:
     ready = tmp_path / "ready"
     program = """
         import pathlib, signal, sys
@@ -166,7 +183,11 @@ def test_an_engine_that_heeds_sigterm_is_not_forced(tmp_path: Path, start: Start
 
 @pytest.mark.parametrize(
     ("program", "code"),
-    [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9), ("pass", 0)],
+    [
+        ("raise SystemExit(3)", 3),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+        ("pass", 0),
+    ],
 )
 def test_an_engine_that_ends_by_itself_reports_its_code(
     start: Start, program: str, code: int
@@ -192,11 +213,14 @@ def test_output_goes_to_the_log_and_the_temporary_folder_is_its_own(
     assert len(said[0]) < 40, "a Unix socket's path holds 107 bytes"
 
 
-@pytest.mark.parametrize("argv", [["/no/such/engine"], ["/"], ["no-such-engine-on-the-path"]])
+@pytest.mark.parametrize(
+    "argv", [["/no/such/engine"], ["/"], ["no-such-engine-on-the-path"]]
+)
 def test_a_command_that_does_not_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str]
 ) -> None:
-    """In a folder for temporary ones of this test alone: other engines may run beside it."""
+    """In a folder for temporary ones of this test alone: other engines may run beside
+    it."""
     place = tmp_path / "tmp"
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
@@ -217,7 +241,14 @@ def starter(tmp_path: Path, shm: Path) -> Iterator[Callable[..., Helper]]:
     def begin(how: str = "stay") -> Helper:
         command, grandchild = stubborn(tmp_path, shm)
         helper = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(STARTER), str(tmp_path), how, *command],
+            [
+                sys.executable,
+                "-c",
+                textwrap.dedent(STARTER),
+                str(tmp_path),
+                how,
+                *command,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -241,16 +272,22 @@ def starter(tmp_path: Path, shm: Path) -> Iterator[Callable[..., Helper]]:
 
 
 def nothing_left(pids: list[int], *paths: Path) -> bool:
-    return not any(processes.alive(pid) for pid in pids) and not any(p.exists() for p in paths)
+    return not any(processes.alive(pid) for pid in pids) and not any(
+        p.exists() for p in paths
+    )
 
 
-def test_kill_9_of_the_starter_leaves_nothing(starter: Callable[..., Helper], shm: Path) -> None:
+def test_kill_9_of_the_starter_leaves_nothing(
+    starter: Callable[..., Helper], shm: Path
+) -> None:
     helper, supervisor, engine, tmp, pid = starter()
     helper.kill()
     until(lambda: nothing_left([supervisor, engine, pid], tmp, shm), "all is gone")
 
 
-def test_kill_9_of_the_supervisor_leaves_nothing(starter: Callable[..., Helper], shm: Path) -> None:
+def test_kill_9_of_the_supervisor_leaves_nothing(
+    starter: Callable[..., Helper], shm: Path
+) -> None:
     _, supervisor, engine, tmp, pid = starter()
     os.kill(supervisor, signal.SIGKILL)
     until(lambda: nothing_left([engine, pid], tmp, shm), "all is gone")
@@ -259,7 +296,8 @@ def test_kill_9_of_the_supervisor_leaves_nothing(starter: Callable[..., Helper],
 def test_kill_9_of_the_supervisor_of_an_engine_that_maps_memory(
     tmp_path: Path, shm: Path, start: Start
 ) -> None:
-    """The kernel ends the engine with its supervisor: its maps are gone before anybody looks."""
+    """The kernel ends the engine with its supervisor: its maps are gone before anybody
+    looks."""
     mapped = tmp_path / "mapped"
     program = """
         import mmap, os, signal, sys
@@ -276,7 +314,9 @@ def test_kill_9_of_the_supervisor_of_an_engine_that_maps_memory(
     before = wakeups(process.pid)
     until(lambda: wakeups(process.pid) > before + 2, "the supervisor looked since then")
     os.kill(process.pid, signal.SIGKILL)
-    until(lambda: nothing_left([process.engine_pid, supervisor.ppid], shm), "all is gone")
+    until(
+        lambda: nothing_left([process.engine_pid, supervisor.ppid], shm), "all is gone"
+    )
 
 
 def wakeups(pid: int) -> int:

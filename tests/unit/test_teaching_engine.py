@@ -1,4 +1,5 @@
-"""Issue 14, item 12: a planted fault says nothing of another engine, and a stand-in is no GPU."""
+"""Issue 14, item 12: a planted fault says nothing of another engine, and a stand-in is
+no GPU."""
 
 import re
 from pathlib import Path
@@ -34,7 +35,9 @@ ELSEWHERE = re.compile(rf"(?i)\b({'|'.join(PROJECTS.keys() - {'minivllm'})}|note
 
 def recorded(name: str) -> tuple[Incident, Scenario]:
     incident = load(CORPUS / f"{name}.zip")
-    return incident, load_scenario(incident.scenario.name).with_variant(incident.scenario.variant)
+    return incident, load_scenario(incident.scenario.name).with_variant(
+        incident.scenario.variant
+    )
 
 
 def claims(incident: Incident, scenario: Scenario) -> dict[str, ClaimResult]:
@@ -47,7 +50,8 @@ def claims(incident: Incident, scenario: Scenario) -> dict[str, ClaimResult]:
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_planted_fault_confirms_nothing_of_another_engine(name: str) -> None:
-    """On the code before, ghost-key-lru printed "the reason of vllm#43941: confirmed"."""
+    """On the code before, ghost-key-lru printed "the reason of vllm#43941:
+    confirmed"."""
     told = claims(*recorded(name))
     assert told["original"].status is ClaimStatus.NOT_TESTED
     assert "teaching engine" in told["original"].observed
@@ -69,7 +73,9 @@ def test_what_minivllm_s_own_fault_does_is_said_of_it(name: str) -> None:
     cause, fixed = told["root-cause"].status, told["fixed"].status
     confirmed = ClaimStatus.CONFIRMED
     assert (cause is confirmed) == (outcome is Outcome.REPRODUCED)
-    assert (fixed is confirmed) == (outcome is Outcome.NOT_REPRODUCED and name in (*FIXED, FLIPPED))
+    assert (fixed is confirmed) == (
+        outcome is Outcome.NOT_REPRODUCED and name in (*FIXED, FLIPPED)
+    )
 
 
 class Elsewhere(type(load_scenario("borrowed-faults").variants[0])):  # type: ignore[misc]
@@ -92,7 +98,7 @@ def test_a_claim_about_another_engine_is_not_tested_whatever_it_is_judged_by() -
     assert told["own"].status is told["note"].status is ClaimStatus.CONFIRMED
 
 
-# ------------------------------------------------------------------ a fix that takes no effect
+# ----------------------------------------------------------- a fix that takes no effect
 
 
 def log_of(incident: Incident) -> LogsData:
@@ -100,7 +106,9 @@ def log_of(incident: Incident) -> LogsData:
 
 
 def said(log: LogsData, *faults: str) -> None:
-    log.matches["fault-on"] = [LogLine(number=1, text=f"fault {f} is on: words") for f in faults]
+    log.matches["fault-on"] = [
+        LogLine(number=1, text=f"fault {f} is on: words") for f in faults
+    ]
     log.match_counts["fault-on"] = len(faults)
 
 
@@ -129,7 +137,8 @@ def test_a_fix_that_the_engine_does_not_confirm_has_fixed_nothing(name: str) -> 
 
 
 def test_the_cause_of_a_run_without_a_fix_is_its_own() -> None:
-    """``cause_remains`` asks for the switch only where a fix is said to have turned it."""
+    """``cause_remains`` asks for the switch only where a fix is said to have turned
+    it."""
     incident, scenario = recorded("borrowed-faults-reused-mask-fix")
     said(log_of(incident), scenario.variant)
     plain = run_facts(scenario)
@@ -171,7 +180,9 @@ def test_older_recordings_are_judged_as_a_teaching_engine_s(name: str) -> None:
 def test_other_engines_are_judged_with_what_they_were_recorded_with() -> None:
     for name in ("ghost-key-eviction-0.23.0", "kv-growth-crash-0.6.4"):
         incident, scenario = recorded(name)
-        assert facts_of(incident, scenario).fidelity is incident.fidelity is not TEACHING
+        assert (
+            facts_of(incident, scenario).fidelity is incident.fidelity is not TEACHING
+        )
     incident.engine.name = "an engine that is not known"
     assert facts_of(incident, scenario).fidelity is incident.fidelity
 
@@ -180,7 +191,10 @@ def test_other_engines_are_judged_with_what_they_were_recorded_with() -> None:
 def test_the_device_does_not_make_a_teaching_engine_another_one(device: str) -> None:
     assert get_engine("minivllm").fidelity_on(device) is TEACHING
     plain = {"cpu": Fidelity.CPU, "cuda": Fidelity.GPU}[device]
-    assert all(get_engine(n).fidelity_on(device) is plain for n in ("vllm", "sglang", "lmdeploy"))
+    assert all(
+        get_engine(n).fidelity_on(device) is plain
+        for n in ("vllm", "sglang", "lmdeploy")
+    )
     assert lowered(TEACHING, (EMULATED_STREAM, device_memory(1))) is TEACHING
 
 
@@ -219,4 +233,6 @@ def test_what_only_a_gpu_shows_is_not_shown_with_made_up_memory() -> None:
     for fidelity in Fidelity:
         object.__setattr__(facts, "fidelity", fidelity)
         seen[fidelity] = on_a_gpu(facts)
-    assert [f for f, found in seen.items() if found.truth is Truth.MET] == [Fidelity.GPU]
+    assert [f for f, found in seen.items() if found.truth is Truth.MET] == [
+        Fidelity.GPU
+    ]

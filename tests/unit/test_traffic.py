@@ -1,4 +1,5 @@
-"""The client against a FAKE server (fake_server.py): whatever it does ends in the record."""
+"""The client against a FAKE server (fake_server.py): whatever it does ends in the
+record."""
 
 import asyncio
 import json
@@ -59,27 +60,39 @@ def ask(
     record, recorder = drive(
         tmp_path,
         reply,
-        lambda t, _: t.chat("question", text="hi", deadline_s=deadline_s, stream=stream),
+        lambda t, _: t.chat(
+            "question", text="hi", deadline_s=deadline_s, stream=stream
+        ),
     )
     assert recorder.evidence.requests == [record]
-    assert Evidence.model_validate_json(recorder.evidence.model_dump_json()) == recorder.evidence
+    assert (
+        Evidence.model_validate_json(recorder.evidence.model_dump_json())
+        == recorder.evidence
+    )
     return record
 
 
 def test_a_completion(tmp_path: Path) -> None:
     record = ask(tmp_path, answering(http(200, completion("hello"))))
     assert record.answered
-    assert (record.status, record.text, record.finish_reason) == (200, "hello", "length")
+    assert (record.status, record.text, record.finish_reason) == (
+        200,
+        "hello",
+        "length",
+    )
     assert (record.prompt_tokens, record.completion_tokens) == (7, 4)
     assert 0 < record.latency_s < PLENTY_S
 
 
 def test_a_loop_that_stood_still_is_no_failure_of_the_server(tmp_path: Path) -> None:
-    """The connection is made by the kernel while the loop, here by its clock, is late for it."""
+    """The connection is made by the kernel while the loop, here by its clock, is late
+    for it."""
 
     async def use(traffic: Traffic, _: FakeServer) -> RequestRecord:
         loop = asyncio.get_running_loop()
-        asked = asyncio.ensure_future(traffic.chat("late", text="hi", deadline_s=PLENTY_S))
+        asked = asyncio.ensure_future(
+            traffic.chat("late", text="hi", deadline_s=PLENTY_S)
+        )
         clock = loop.time
         jump = patch.object(loop, "time", lambda: clock() + PLENTY_S / 2)
         loop.call_soon(jump.start)
@@ -129,7 +142,9 @@ def test_an_error_status_keeps_its_body(tmp_path: Path, status: int) -> None:
 
 
 def test_an_error_without_a_body_or_of_any_size(tmp_path: Path) -> None:
-    assert ask(tmp_path, answering(http(500, b""))).error == "HTTP 500 with an empty body"
+    assert (
+        ask(tmp_path, answering(http(500, b""))).error == "HTTP 500 with an empty body"
+    )
     assert len(ask(tmp_path, answering(http(500, b"\xff" * 100_000))).error) == 2000
 
 
@@ -185,7 +200,9 @@ def test_a_connection_that_is_closed_in_the_body(tmp_path: Path) -> None:
     assert not record.answered
 
 
-@pytest.mark.parametrize("raw", [b"", b"HTTP/1.1 200", b"SSH-2.0-OpenSSH\r\n", b"\0" * 500])
+@pytest.mark.parametrize(
+    "raw", [b"", b"HTTP/1.1 200", b"SSH-2.0-OpenSSH\r\n", b"\0" * 500]
+)
 def test_an_answer_that_is_no_http(tmp_path: Path, raw: bytes) -> None:
     record = ask(tmp_path, answering(raw))
     assert record.status is None
@@ -194,7 +211,9 @@ def test_an_answer_that_is_no_http(tmp_path: Path, raw: bytes) -> None:
 
 
 def test_a_broken_encoding(tmp_path: Path) -> None:
-    raw = http(200, b"no gzip").replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n", 1)
+    raw = http(200, b"no gzip").replace(
+        b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n", 1
+    )
     assert "DecodingError" in ask(tmp_path, answering(raw)).error
 
 
@@ -208,7 +227,9 @@ SILENCES: dict[str, Reply] = {
 
 @pytest.mark.parametrize("reply", SILENCES.values(), ids=SILENCES.keys())
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_silence_ends_at_the_deadline(tmp_path: Path, reply: Reply, stream: bool) -> None:
+def test_silence_ends_at_the_deadline(
+    tmp_path: Path, reply: Reply, stream: bool
+) -> None:
     record = ask(tmp_path, reply, stream=stream, deadline_s=0.2)
     assert record.timed_out
     assert 0.2 <= record.latency_s < PLENTY_S
@@ -251,10 +272,15 @@ def test_a_stream(tmp_path: Path) -> None:
     assert record.ttft_s <= record.latency_s
 
 
-def test_a_stream_with_comments_carriage_returns_and_null_errors(tmp_path: Path) -> None:
+def test_a_stream_with_comments_carriage_returns_and_null_errors(
+    tmp_path: Path,
+) -> None:
     raw = STREAM_HEAD + b": ping\r\n\r\nevent: message\r\n"
     raw += b"data:" + json.dumps({**delta("hi"), "error": None}).encode() + b"\r\n\r\n"
-    assert ask(tmp_path, answering(raw + b"data: [DONE]\r\n\r\n"), stream=True).text == "hi"
+    assert (
+        ask(tmp_path, answering(raw + b"data: [DONE]\r\n\r\n"), stream=True).text
+        == "hi"
+    )
 
 
 BROKEN_STREAMS = {
@@ -269,7 +295,9 @@ BROKEN_STREAMS = {
 }
 
 
-@pytest.mark.parametrize(("raw", "error"), BROKEN_STREAMS.values(), ids=BROKEN_STREAMS.keys())
+@pytest.mark.parametrize(
+    ("raw", "error"), BROKEN_STREAMS.values(), ids=BROKEN_STREAMS.keys()
+)
 def test_a_broken_stream(tmp_path: Path, raw: bytes, error: str) -> None:
     record = ask(tmp_path, answering(raw), stream=True)
     assert error in record.error
@@ -303,7 +331,9 @@ def test_a_refused_connection(tmp_path: Path) -> None:
 
 def test_a_cancelled_request_is_recorded_once(tmp_path: Path) -> None:
     async def use(traffic: Traffic, server: FakeServer) -> None:
-        task = asyncio.create_task(traffic.chat("question", text="hi", deadline_s=PLENTY_S))
+        task = asyncio.create_task(
+            traffic.chat("question", text="hi", deadline_s=PLENTY_S)
+        )
         await server.asked.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -332,7 +362,9 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize(("body", "count"), COUNTS.items(), ids=[str(b[:20]) for b in COUNTS])
+@pytest.mark.parametrize(
+    ("body", "count"), COUNTS.items(), ids=[str(b[:20]) for b in COUNTS]
+)
 def test_counting_tokens(tmp_path: Path, body: bytes, count: int | None) -> None:
     found, recorder = drive(
         tmp_path, answering(http(200, body)), lambda t, _: t.count_tokens("some text")
@@ -341,7 +373,9 @@ def test_counting_tokens(tmp_path: Path, body: bytes, count: int | None) -> None
     assert recorder.evidence.requests == []
 
 
-@pytest.mark.parametrize("reply", [silent, ENDLESS["body"][1]], ids=["silent", "endless"])
+@pytest.mark.parametrize(
+    "reply", [silent, ENDLESS["body"][1]], ids=["silent", "endless"]
+)
 def test_metrics_that_do_not_end(
     tmp_path: Path, reply: Reply, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,12 +385,22 @@ def test_metrics_that_do_not_end(
 
 
 JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)
+    ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.dictionaries(
             st.sampled_from(
-                ["choices", "message", "content", "delta", "usage", "error", "prompt_tokens"]
+                [
+                    "choices",
+                    "message",
+                    "content",
+                    "delta",
+                    "usage",
+                    "error",
+                    "prompt_tokens",
+                ]
             ),
             inner,
             max_size=4,
@@ -370,12 +414,18 @@ JSON = st.recursive(
     30,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(st.one_of(JSON.map(json.dumps), st.text(max_size=60)), st.integers(100, 599), st.booleans())
+@given(
+    st.one_of(JSON.map(json.dumps), st.text(max_size=60)),
+    st.integers(100, 599),
+    st.booleans(),
+)
 def test_any_answer_ends_in_one_record(
     tmp_path: Path, text: str, status: int, stream: bool
 ) -> None:
     body = text.encode("utf-8", "replace")
     raw = http(status, b"data: " + body + b"\n\ndata: [DONE]\n\n" if stream else body)
-    deadline_s = 0.05 if status < 200 else PLENTY_S  # an interim answer is followed by nothing
+    deadline_s = (
+        0.05 if status < 200 else PLENTY_S
+    )  # an interim answer is followed by nothing
     record = ask(tmp_path, answering(raw), stream=stream, deadline_s=deadline_s)
     assert record.answered == (record.status == 200 and not record.error)

@@ -1,4 +1,5 @@
-"""A prepared body that is sent and watched: all that came of it is kept. The server is a FAKE."""
+"""A prepared body that is sent and watched: all that came of it is kept. The server is
+a FAKE."""
 
 import asyncio
 import json
@@ -43,7 +44,10 @@ def send(
 
     server = asyncio.run(run())
     (record,) = recorder.evidence.requests
-    assert Evidence.model_validate_json(recorder.evidence.model_dump_json()) == recorder.evidence
+    assert (
+        Evidence.model_validate_json(recorder.evidence.model_dump_json())
+        == recorder.evidence
+    )
     return record, told, server
 
 
@@ -56,10 +60,17 @@ USAGE = {
 
 
 def test_all_choices_of_a_whole_answer(tmp_path: Path) -> None:
-    logprobs = {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1}]}
+    logprobs = {
+        "content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1}]
+    }
     choices = [
         {"index": 1, "message": {"content": "two"}, "finish_reason": "stop"},
-        {"index": 0, "message": {"content": "one"}, "logprobs": logprobs, "token_ids": [5, 6]},
+        {
+            "index": 0,
+            "message": {"content": "one"},
+            "logprobs": logprobs,
+            "token_ids": [5, 6],
+        },
     ]
     raw = http(200, json.dumps({"choices": choices, "usage": USAGE}).encode())
     record, told, server = send(tmp_path, answering(raw))
@@ -69,7 +80,10 @@ def test_all_choices_of_a_whole_answer(tmp_path: Path) -> None:
         (0, "one", None),
         (1, "two", "stop"),
     ]
-    assert (record.choices[0].tokens, record.choices[0].logprobs) == (["a", "b"], [-0.5, -1.0])
+    assert (record.choices[0].tokens, record.choices[0].logprobs) == (
+        ["a", "b"],
+        [-0.5, -1.0],
+    )
     assert record.choices[0].token_ids == [5, 6]
     assert (record.total_tokens, record.cached_tokens, record.usages) == (9, 4, 1)
     assert (record.done, record.pieces, record.left) == (None, 0, False)
@@ -94,12 +108,19 @@ def test_all_choices_of_a_stream(tmp_path: Path) -> None:
     )
     record, told, _ = send(tmp_path, answering(raw), stream=True)
     assert told == ["sent", 1, 2, 3, 4]
-    assert [(c.text, c.pieces, c.finish_reason, c.finishes) for c in record.choices] == [
+    assert [
+        (c.text, c.pieces, c.finish_reason, c.finishes) for c in record.choices
+    ] == [
         ("a", 2, "stop", 1),
         ("cd", 2, "length", 1),
     ]
     assert (record.text, record.finish_reason, record.tokens) == ("a", "stop", ["a"])
-    assert (record.done, record.after_done, record.pieces, record.usages) == (True, 0, 4, 1)
+    assert (record.done, record.after_done, record.pieces, record.usages) == (
+        True,
+        0,
+        4,
+        1,
+    )
     assert (record.cached_tokens, record.total_tokens) == (4, 9)
     assert record.answered
 
@@ -111,14 +132,20 @@ def test_a_plain_completion_whole_and_streamed(tmp_path: Path) -> None:
     record, _, _ = send(tmp_path, answering(raw), path=COMPLETIONS)
     assert (record.text, record.tokens, record.logprobs) == ("ab", ["b"], [-2.0])
     parts = [{"choices": [{"index": 0, "text": text}]} for text in "ab"]
-    record, told, _ = send(tmp_path, answering(events(*parts)), path=COMPLETIONS, stream=True)
+    record, told, _ = send(
+        tmp_path, answering(events(*parts)), path=COMPLETIONS, stream=True
+    )
     assert (record.text, told, record.done) == ("ab", ["sent", 1, 2], True)
-    record, _, _ = send(tmp_path, answering(events(delta("a"))), path=COMPLETIONS, stream=True)
+    record, _, _ = send(
+        tmp_path, answering(events(delta("a"))), path=COMPLETIONS, stream=True
+    )
     assert "a broken stream (KeyError)" in record.error
 
 
 def test_no_done_and_what_comes_after_it(tmp_path: Path) -> None:
-    record, _, _ = send(tmp_path, answering(events(delta("a"), done=False)), stream=True)
+    record, _, _ = send(
+        tmp_path, answering(events(delta("a"), done=False)), stream=True
+    )
     assert (record.done, record.error) == (False, "the stream ended without [DONE]")
     more = events(delta("a")) + b"data: {}\n\ndata: [DONE]\n\n"
     record, _, _ = send(tmp_path, answering(more), stream=True)
@@ -133,7 +160,9 @@ def test_a_connection_that_stays_open_after_done_costs_a_second(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("leave_at", [0, 1, 3])
-def test_a_client_goes_away_and_the_server_sees_it(tmp_path: Path, leave_at: int) -> None:
+def test_a_client_goes_away_and_the_server_sees_it(
+    tmp_path: Path, leave_at: int
+) -> None:
     recorder, told = Recorder(tmp_path), list[object]()
 
     async def run() -> None:
@@ -169,7 +198,9 @@ def test_a_client_goes_away_and_the_server_sees_it(tmp_path: Path, leave_at: int
 
 
 def test_who_means_to_leave_later_than_the_answer_ends_stays(tmp_path: Path) -> None:
-    record, _, _ = send(tmp_path, answering(events(delta("a"))), stream=True, leave_at=2)
+    record, _, _ = send(
+        tmp_path, answering(events(delta("a"))), stream=True, leave_at=2
+    )
     assert (record.left, record.answered) == (False, True)
 
 
@@ -178,12 +209,19 @@ def test_other_requests_keep_what_they_kept(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
 
     async def run() -> None:
-        async with serving(answering(events(delta("a"), {"choices": [], "usage": USAGE}))) as one:
+        async with serving(
+            answering(events(delta("a"), {"choices": [], "usage": USAGE}))
+        ) as one:
             traffic = Traffic(one.url, "tiny", recorder)
             await traffic.chat("r", text="hi", stream=True, deadline_s=PLENTY_S)
             await traffic.close()
 
     asyncio.run(run())
     (record,) = recorder.evidence.requests
-    assert (record.choices, record.done, record.usages, record.total_tokens) == ([], None, 0, None)
+    assert (record.choices, record.done, record.usages, record.total_tokens) == (
+        [],
+        None,
+        0,
+        None,
+    )
     assert (record.pieces, record.cached_tokens) == (0, None)

@@ -1,4 +1,5 @@
-"""borrowed-faults on made-up evidence: one thing changed at a time, and the verdict turns."""
+"""borrowed-faults on made-up evidence: one thing changed at a time, and the verdict
+turns."""
 
 import re
 
@@ -26,7 +27,12 @@ MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 VARIANTS = load_scenario("borrowed-faults").variants
 GHOST_KEY, PAD_VALUE, KV_BUDGET, REUSED_MASK = VARIANTS
 DIGEST = "ab" * 32
-FUNCTIONS = ("ImageCache.pop_oldest", "ImageCache.put", "ImageCache.received", "<genexpr>")
+FUNCTIONS = (
+    "ImageCache.pop_oldest",
+    "ImageCache.put",
+    "ImageCache.received",
+    "<genexpr>",
+)
 FUNCTIONS += ("Engine.add", "Service._take", "Service._loop")
 
 
@@ -46,7 +52,9 @@ def log(**lines: list[str]) -> LogsData:
         for name, texts in lines.items()
     }
     counts = {name: len(texts) for name, texts in found.items()}
-    return LogsData(file="engine.log", bytes_read=9, lines=9, matches=found, match_counts=counts)
+    return LogsData(
+        file="engine.log", bytes_read=9, lines=9, matches=found, match_counts=counts
+    )
 
 
 def stacks(
@@ -56,7 +64,9 @@ def stacks(
     frames = [Frame(function=name, file="x.py", line=1) for name in functions]
     if functions[0].endswith("pop_oldest"):
         frames[0].locals["digest"] = key
-    one = ThreadStack(tid=1, name="EngineCore", active=active, owns_gil=active, frames=frames)
+    one = ThreadStack(
+        tid=1, name="EngineCore", active=active, owns_gil=active, frames=frames
+    )
     return StacksData(
         samples=[StackSample(pid=1, taken=at(1), blocking=False, threads=[one])] * count
     )
@@ -64,7 +74,9 @@ def stacks(
 
 def assertion(digest: str = DIGEST) -> LogsData:
     return log(
-        cached_item_assertion=[f"AssertionError: Expected a cached item for mm_hash={digest!r}"]
+        cached_item_assertion=[
+            f"AssertionError: Expected a cached item for mm_hash={digest!r}"
+        ]
     )
 
 
@@ -96,20 +108,27 @@ def test_the_eviction_stack(data: StacksData, truth: Truth) -> None:
         ([stacks(*FUNCTIONS, key="64"), assertion()], UNKNOWN),
         ([stacks(*FUNCTIONS, key="<Image at 0x7fa4d0c1>"), assertion()], UNKNOWN),
         ([stacks(*FUNCTIONS, key="64"), stacks(*FUNCTIONS), assertion()], MET),
-        ([stacks(*FUNCTIONS, key=repr("cd" * 32)), stacks(*FUNCTIONS), assertion()], UNKNOWN),
+        (
+            [stacks(*FUNCTIONS, key=repr("cd" * 32)), stacks(*FUNCTIONS), assertion()],
+            UNKNOWN,
+        ),
     ],
 )
 def test_the_ghost_is_the_missing_item(data: list[AnyProbeData], truth: Truth) -> None:
     assert truth_of(GHOST_KEY, "ghost-is-the-key", seen(*data)) is truth
 
 
-def picture(phase: Phase, label: str, text: str, cached: int | None, digest: int) -> RequestRecord:
+def picture(
+    phase: Phase, label: str, text: str, cached: int | None, digest: int
+) -> RequestRecord:
     image = ImageSent(sha256=f"{digest:064x}", width=1, height=1, bytes=1)
     return request(phase, label, text=text, cached_tokens=cached, images=[image])
 
 
 def corrupted(
-    texts: str = "aac", cached: tuple[int | None, ...] = (0, 64, 0), second: int = 1 + (5 << 16)
+    texts: str = "aac",
+    cached: tuple[int | None, ...] = (0, 64, 0),
+    second: int = 1 + (5 << 16),
 ) -> Evidence:
     """``texts``: what A, B and C are answered; the control server says "abc"."""
     digests = (1, second, 3)
@@ -117,7 +136,9 @@ def corrupted(
         requests=[
             picture(phase, label, text, share, digest)
             for phase, said in (("control", "abc"), ("trigger", texts))
-            for label, text, share, digest in zip(faults.LABELS, said, cached, digests, strict=True)
+            for label, text, share, digest in zip(
+                faults.LABELS, said, cached, digests, strict=True
+            )
         ]
     )
 
@@ -155,7 +176,10 @@ def test_a_pair_that_the_control_server_answers_alike_shows_nothing() -> None:
 
 
 def metrics(**values: float) -> MetricsData:
-    samples = [MetricSample(name=f"minivllm:{n}", labels={}, value=v) for n, v in values.items()]
+    samples = [
+        MetricSample(name=f"minivllm:{n}", labels={}, value=v)
+        for n, v in values.items()
+    ]
     return MetricsData(url="http://x", samples=samples)
 
 
@@ -231,7 +255,9 @@ def test_what_the_log_tells(
 
 
 def test_one_scattered_request_is_enough_and_another_500_is_none() -> None:
-    evidence = Evidence(requests=[request("trigger", label) for label in faults.TOGETHER])
+    evidence = Evidence(
+        requests=[request("trigger", label) for label in faults.TOGETHER]
+    )
     assert truth_of(REUSED_MASK, "image-500", evidence) is NOT_MET
     evidence.requests[2].status, evidence.requests[2].error = 500, "CUDA error"
     assert truth_of(REUSED_MASK, "image-500", evidence) is NOT_MET
@@ -244,12 +270,16 @@ DEVICE_ASSERT = "AcceleratorError: CUDA error: device-side assert triggered\nSea
 
 
 def test_on_a_gpu_the_first_one_takes_the_device_and_the_texts_with_it() -> None:
-    evidence = Evidence(requests=[request("trigger", x) for x in (*faults.TOGETHER, AFTER)])
+    evidence = Evidence(
+        requests=[request("trigger", x) for x in (*faults.TOGETHER, AFTER)]
+    )
     assert truth_of(REUSED_MASK, "text-answered", evidence) is MET
     for record in evidence.requests[1:4]:
         record.status, record.error = 500, DEVICE_ASSERT
     assert truth_of(REUSED_MASK, "image-500", evidence) is MET
-    assert truth_of(REUSED_MASK, "text-answered", evidence) is NOT_MET, "CUDA is lost with it"
+    assert truth_of(REUSED_MASK, "text-answered", evidence) is NOT_MET, (
+        "CUDA is lost with it"
+    )
     evidence.requests[4].status, evidence.requests[4].error = 500, DEVICE_ASSERT
     assert truth_of(REUSED_MASK, "text-answered", evidence) is MET
     evidence.requests[4].error = "internal error happened"
@@ -264,13 +294,17 @@ def test_on_a_gpu_the_first_one_takes_the_device_and_the_texts_with_it() -> None
     [
         (f"RuntimeError: {faults.SCATTER}", True),
         (
-            "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:400: masked_scatter_size_check: "
-            "block: [0,0,0], thread: [0,0,0] Assertion `totalElements <= srcSize` failed.",
+            "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:400: "
+            "masked_scatter_size_check: "
+            "block: [0,0,0], thread: [0,0,0] Assertion `totalElements <= srcSize` "
+            "failed.",
             True,
         ),
         (
-            "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1515: indexSelectSmallIndex: "
-            "block: [0,0,0], thread: [0,0,0] Assertion `srcIndex < srcSelectDimSize` failed.",
+            "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1515: "
+            "indexSelectSmallIndex: "
+            "block: [0,0,0], thread: [0,0,0] Assertion `srcIndex < srcSelectDimSize` "
+            "failed.",
             False,
         ),
         ("torch.AcceleratorError: CUDA error: device-side assert triggered", False),
@@ -367,7 +401,9 @@ def test_what_this_server_was_sent_and_said_counts_and_not_the_control_server() 
 
 def test_one_step_is_shown_of_those_whose_mask_does_not_fit() -> None:
     said = [f"mask-rows: {n} tokens are marked for 4 rows" for n in (3, 37, 38)]
-    results = evaluate(REUSED_MASK.conditions(run_facts(REUSED_MASK)), seen(log(mask_rows=said)))
+    results = evaluate(
+        REUSED_MASK.conditions(run_facts(REUSED_MASK)), seen(log(mask_rows=said))
+    )
     (found,) = (r for r in results if r.id == "mask-of-another-step")
     assert found.observed == (
         "3 steps whose mask does not fit its rows; 37 tokens are marked for 4 rows"

@@ -1,4 +1,5 @@
-"""LMDeploy's lists of prompts: one thing changed of a recorded run, and the verdict turns."""
+"""LMDeploy's lists of prompts: one thing changed of a recorded run, and the verdict
+turns."""
 
 from pathlib import Path
 
@@ -34,7 +35,12 @@ def answered(*labels: str) -> Change:
     def change(evidence: Evidence) -> None:
         for label in labels:
             record = sent(evidence, label)
-            record.status, record.error, record.text, record.completion_tokens = 200, "", "x", 2
+            record.status, record.error, record.text, record.completion_tokens = (
+                200,
+                "",
+                "x",
+                2,
+            )
 
     return change
 
@@ -57,7 +63,11 @@ def log(**lines: str | None) -> Change:
 def no_log(evidence: Evidence) -> None:
     for probe in evidence.probes:
         if probe.probe == "logs":
-            probe.status, probe.data, probe.reason = ProbeStatus.UNAVAILABLE, None, "gone"
+            probe.status, probe.data, probe.reason = (
+                ProbeStatus.UNAVAILABLE,
+                None,
+                "gone",
+            )
 
 
 def health(evidence: Evidence) -> None:
@@ -69,28 +79,50 @@ def health(evidence: Evidence) -> None:
 FAILED_LINE = '"POST /v1/completions HTTP/1.1" 500 Internal Server Error'
 ID = "ValueError: User session id {} already exists"
 ROWS: dict[str, Row] = {
-    "the list beside it is answered": (answered(session.BESIDE), "different -beside-fails"),
+    "the list beside it is answered": (
+        answered(session.BESIDE),
+        "different -beside-fails",
+    ),
     "the list that names a session is answered": (
-        answered(session.NAMED), "different -beside-fails"),
+        answered(session.NAMED),
+        "different -beside-fails",
+    ),
     "it is refused": (
-        edit(session.BESIDE, status=400, error="x", text=""), "different -beside-fails"),
+        edit(session.BESIDE, status=400, error="x", text=""),
+        "different -beside-fails",
+    ),
     "lists come back": (answered(*session.LISTS), "different -lists-lost"),
     "texts fail as well": (
-        edit(session.TEXT, status=500, text=""), "different -texts-answered"),
+        edit(session.TEXT, status=500, text=""),
+        "different -texts-answered",
+    ),
     "the server is not well": (health, "different -endpoints-green"),
-    "the id is the client's": (log(id_taken=ID.format(session.OWN_ID)), "different -id-of-place"),
+    "the id is the client's": (
+        log(id_taken=ID.format(session.OWN_ID)),
+        "different -id-of-place",
+    ),
     "no traceback has the place": (log(numbered=None), "different -numbered"),
     "no id was taken": (log(id_taken=None), "different -id-of-place"),
     "there is no log": (no_log, "inconclusive ?numbered ?id-of-place +beside-fails"),
     "the second came too early": (
-        measured(pieces_at_two=session.TOKENS), "inconclusive -under-way"),
-    "the second came too late": (measured(pieces_at_two=999), "inconclusive -under-way"),
-    "the first came before a piece": (measured(pieces_at_one=0), "inconclusive -under-way"),
+        measured(pieces_at_two=session.TOKENS),
+        "inconclusive -under-way",
+    ),
+    "the second came too late": (
+        measured(pieces_at_two=999),
+        "inconclusive -under-way",
+    ),
+    "the first came before a piece": (
+        measured(pieces_at_one=0),
+        "inconclusive -under-way",
+    ),
     "nobody counted": (measured(pieces_at_one=None), "inconclusive ?under-way"),
     "the long one broke off": (
-        edit(session.LONG, status=500, text=""), "inconclusive -under-way"),
+        edit(session.LONG, status=500, text=""),
+        "inconclusive -under-way",
+    ),
     "nothing was sent": (nothing_sent, "inconclusive ?under-way ?beside-fails"),
-}  # fmt: skip
+}
 
 
 def judged(incident: Incident) -> tuple[Outcome, dict[str, Truth]]:
@@ -117,11 +149,13 @@ def test_texts_alone_do_not_reproduce_it_and_one_failure_of_them_is_another() ->
         ("completions-session-text-prompts", 0, Fit.EXPOSED),
     ],
 )
-def test_an_observer_of_the_server_tells_it(name: str, failed_500: int, fit: Fit) -> None:
+def test_an_observer_of_the_server_tells_it(
+    name: str, failed_500: int, fit: Fit
+) -> None:
     """Who sent none of its requests, looks at the log and asks for one small answer.
 
-    ``failed_500``: lines of the access log in that run's engine.log, which only observers count.
-    """
+    ``failed_500``: lines of the access log in that run's engine.log, which only
+    observers count."""
     incident = load(CORPUS / f"{name}.zip")
     seen = Evidence(probes=[p for p in incident.evidence.probes if p.phase == "check"])
     for _, data in seen.results(LogsData):

@@ -1,4 +1,5 @@
-"""Engine deaths and the encoder-cache hang on made-up evidence, one change at a time."""
+"""Engine deaths and the encoder-cache hang on made-up evidence, one change at a
+time."""
 
 import pytest
 from made_up import judge, request, run_facts, swap
@@ -34,7 +35,9 @@ OVERFLOW = load_scenario("encoder-cache-overflow")
 
 
 def generating(seconds: float = 5.0) -> RequestRecord:
-    record = request("trigger", mask.GENERATING, 200, text=mask.PLACEHOLDER * 86, stream=True)
+    record = request(
+        "trigger", mask.GENERATING, 200, text=mask.PLACEHOLDER * 86, stream=True
+    )
     record.ttft_s = 0.1
     return later(record, 2, seconds)
 
@@ -43,7 +46,9 @@ def literal(evidence: Evidence) -> Evidence:
     for record in evidence.labelled(mask.LITERAL):
         record.prompt_head = f"hello {mask.PLACEHOLDER} world"
         record.images = evidence.requests[0].images
-        record.prompt_tokens = (evidence.requests[0].prompt_tokens or 0) + len("hello  world") + 1
+        record.prompt_tokens = (
+            (evidence.requests[0].prompt_tokens or 0) + len("hello  world") + 1
+        )
     return evidence
 
 
@@ -62,56 +67,85 @@ def scheduled(**numbers: str) -> Change:
 DEATHS: dict[str, Row] = {
     "the image is answered": (
         both(edit(mask.IMAGE, status=200, error=""), to(quiet_log())),
-        "different -request-500 -core-died -first-error"),
+        "different -request-500 -core-died -first-error",
+    ),
     "never sent": (without(mask.IMAGE), "inconclusive ?request-500"),
     "a later text is answered": (
-        edit("after: a new text", status=200, error=""), "different -request-500"),
+        edit("after: a new text", status=200, error=""),
+        "different -request-500",
+    ),
     "nothing sent later": (without("after:"), "inconclusive ?request-500"),
     "EngineCore lives on": (lives_on, "different -core-died -server-exits"),
     "nobody looked at the processes": (exited(None), "inconclusive ?core-died"),
     "/health is green": (
-        edit("health after the failure", status=200, error=""), "different -health-503"),
+        edit("health after the failure", status=200, error=""),
+        "different -health-503",
+    ),
     "/health was too late": (
-        edit("health after the failure", status=None), "inconclusive ?health-503"),
+        edit("health after the failure", status=None),
+        "inconclusive ?health-503",
+    ),
     "/health not asked": (without("health"), "inconclusive ?health-503"),
     "nobody was asked after the failure, and the server goes on": (
-        both(without("health"), exited(None)), "inconclusive ?server-exits"),
+        both(without("health"), exited(None)),
+        "inconclusive ?server-exits",
+    ),
     "another error came first": (
-        to(death_log("IndexError: list index out of range")), "different -first-error"),
+        to(death_log("IndexError: list index out of range")),
+        "different -first-error",
+    ),
     "all errors are the API server's": (
-        to(death_log(process=API, echo=API)), "different -first-error"),
-    "no EngineDeadError": (to(death_log(dead=False)), "different -core-died +first-error"),
+        to(death_log(process=API, echo=API)),
+        "different -first-error",
+    ),
+    "no EngineDeadError": (
+        to(death_log(dead=False)),
+        "different -core-died +first-error",
+    ),
     "no log": (no("logs"), "inconclusive ?first-error"),
     "half a log": (half("logs"), "inconclusive ?core-died"),
     "no placeholder was generated": (
-        edit(mask.GENERATING, text="hello"), "different -stray-placeholder"),
+        edit(mask.GENERATING, text="hello"),
+        "different -stray-placeholder",
+    ),
     "the text had ended before": (
-        edit(mask.GENERATING, latency_s=0.5), "different -stray-placeholder"),
+        edit(mask.GENERATING, latency_s=0.5),
+        "different -stray-placeholder",
+    ),
     "no text request": (without(mask.GENERATING), "inconclusive ?stray-placeholder"),
-}  # fmt: skip
+}
 
 
 HANGS: dict[str, Row] = {
     "answered": (
         edit(overflow.BIG, timed_out=False, status=200, error="", latency_s=0.2),
-        "different -no-answer"),
+        "different -no-answer",
+    ),
     "never sent": (without(overflow.BIG), "inconclusive ?no-answer"),
     "EngineCore died": (exited(0), "different -core-alive"),
     "no process seen": (no("processes"), "inconclusive ?core-alive"),
     "the control hangs too": (
         edit(overflow.CONTROL, status=None, timed_out=True),
-        "inconclusive ?larger-than-the-budget"),
+        "inconclusive ?larger-than-the-budget",
+    ),
     "the control was another size": (
-        edit(overflow.CONTROL, prompt_tokens=231), "inconclusive ?larger-than-the-budget"),
+        edit(overflow.CONTROL, prompt_tokens=231),
+        "inconclusive ?larger-than-the-budget",
+    ),
     "the budget is larger": (
-        scheduled(encoder_compute_budget="2048"), "different -larger-than-the-budget"),
+        scheduled(encoder_compute_budget="2048"),
+        "different -larger-than-the-budget",
+    ),
     "tokens are scheduled": (
-        scheduled(total_num_scheduled_tokens="512"), "different -schedules-nothing"),
+        scheduled(total_num_scheduled_tokens="512"),
+        "different -schedules-nothing",
+    ),
     "no locals": (
         to(StacksData(samples=[scheduling()] * 4)),
-        "inconclusive ?schedules-nothing ?larger-than-the-budget"),
+        "inconclusive ?schedules-nothing ?larger-than-the-budget",
+    ),
     "no stacks": (no("stacks"), "inconclusive ?schedules-nothing"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -121,7 +155,11 @@ HANGS: dict[str, Row] = {
         (GENERATED, alive(), NOT_REPRODUCED),
         (LITERAL, literal(death_run(mask.LITERAL)), REPRODUCED),
         (LITERAL, literal(survived_run(mask.LITERAL)), NOT_REPRODUCED),
-        (LITERAL, survived_run(mask.LITERAL), INCONCLUSIVE),  # the text was not in the prompt
+        (
+            LITERAL,
+            survived_run(mask.LITERAL),
+            INCONCLUSIVE,
+        ),  # the text was not in the prompt
         (OVERFLOW, overflow_run(), REPRODUCED),
         (OVERFLOW, refused_run(), NOT_REPRODUCED),
     ],
@@ -135,7 +173,10 @@ def test_whole_runs(scenario: Scenario, evidence: Evidence, outcome: Outcome) ->
     ("seconds", "ttft"),
     [
         (0.5, 0.1),  # the text had ended before the image was sent
-        (1.05, 0.1),  # it ended before the image was answered: prefilled with it or not?
+        (
+            1.05,
+            0.1,
+        ),  # it ended before the image was answered: prefilled with it or not?
         (5.0, 1.05),  # it began after the image was sent
         (5.0, None),  # it never began
     ],
@@ -162,11 +203,15 @@ def test_the_claims_about_the_way_in_are_refuted_only_by_a_crash() -> None:
     crashed, survived = status(dead()), status(alive())
     assert crashed.pop("assertion") == "confirmed"
     assert crashed.pop("reporters-crash") == "not-tested"
-    assert crashed.pop("kv-cache-scatter") == "not-tested"  # this log quotes no line of code
+    assert (
+        crashed.pop("kv-cache-scatter") == "not-tested"
+    )  # this log quotes no line of code
     assert set(crashed.values()) == {"refuted"}
     assert set(survived.values()) == {"not-tested"}
     told = dead()
     for _, data in told.results(LogsData, "check"):
-        line = LogLine(number=1, text="inputs_embeds.masked_scatter_(is_multimodal.unsqueeze(-1),")
+        line = LogLine(
+            number=1, text="inputs_embeds.masked_scatter_(is_multimodal.unsqueeze(-1),"
+        )
         data.matches["scatter-line"], data.match_counts["scatter-line"] = [line], 1
     assert status(told)["kv-cache-scatter"] == "refuted"

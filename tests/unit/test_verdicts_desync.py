@@ -1,4 +1,5 @@
-"""mm-cache-desync on made-up evidence: one thing changed at a time, and the verdict flips."""
+"""mm-cache-desync on made-up evidence: one thing changed at a time, and the verdict
+flips."""
 
 import asyncio
 
@@ -56,20 +57,30 @@ def never_again(evidence: Evidence) -> None:
 
 ROWS: dict[str, Row] = {
     "image X is answered": (
-        all_are_answered, "not-reproduced -same-image-500 -sender-hits -receiver-misses"),
+        all_are_answered,
+        "not-reproduced -same-image-500 -sender-hits -receiver-misses",
+    ),
     "only later ones fail": (first_is_answered, "different -same-image-500"),
     "image X hangs": (one_hangs, "different -same-image-500"),
-    "image X was not sent again": (never_again, "inconclusive ?same-image-500 ?sender-hits"),
+    "image X was not sent again": (
+        never_again,
+        "inconclusive ?same-image-500 ?sender-hits",
+    ),
     "the other image fails too": (
-        edit("control: another image", status=500), "different -others-answered"),
+        edit("control: another image", status=500),
+        "different -others-answered",
+    ),
     "one control": (without("control: text only"), "inconclusive ?others-answered"),
     "/health red": (to(http(503, 200)), "different -endpoints-green"),
     "no endpoint": (no("http"), "inconclusive ?endpoints-green"),
     "refused for something else": (
         edit("image X, too long", status=400, error="unknown model"),
-        "inconclusive -refused-for-length"),
+        "inconclusive -refused-for-length",
+    ),
     "not refused": (
-        edit("image X, too long", status=200, error=""), "inconclusive -refused-for-length"),
+        edit("image X, too long", status=200, error=""),
+        "inconclusive -refused-for-length",
+    ),
     "never sent": (without("image X, too long"), "inconclusive ?refused-for-length"),
     "no log line": (to(logs()), "different -receiver-misses"),
     "two hashes": (to(logs(GHOST, GHOST, GHOST, OTHER)), "different -receiver-misses"),
@@ -78,10 +89,18 @@ ROWS: dict[str, Row] = {
     "half of the log was read": (half("logs"), "inconclusive ?receiver-misses"),
     "no hits": (measured(mm_cache_hits_after=2), "different -sender-hits"),
     "the gate's image is not known again": (
-        to(metrics(mm_hits=0), phase="gate"), "inconclusive -cache-on"),
-    "nothing is known of the cache": (no("metrics", phase="gate"), "inconclusive ?cache-on"),
-    "hits are not counted": (measured(mm_cache_hits_after=None), "inconclusive ?sender-hits"),
-}  # fmt: skip
+        to(metrics(mm_hits=0), phase="gate"),
+        "inconclusive -cache-on",
+    ),
+    "nothing is known of the cache": (
+        no("metrics", phase="gate"),
+        "inconclusive ?cache-on",
+    ),
+    "hits are not counted": (
+        measured(mm_cache_hits_after=None),
+        "inconclusive ?sender-hits",
+    ),
+}
 
 
 def test_a_release_that_heals_after_one_failure_reproduces() -> None:
@@ -106,8 +125,12 @@ class Chats:
         self.labels.append(label)
 
 
-@pytest.mark.parametrize(("flips", "first"), [((), "too long"), (("refusal",), "short")])
-def test_the_refused_request_is_a_factor_of_the_traffic(flips: tuple[str, ...], first: str) -> None:
+@pytest.mark.parametrize(
+    ("flips", "first"), [((), "too long"), (("refusal",), "short")]
+)
+def test_the_refused_request_is_a_factor_of_the_traffic(
+    flips: tuple[str, ...], first: str
+) -> None:
     drive = Chats(*flips)
     picture = Picture("X", b"", 1, 1)
     asyncio.run(desynchronise(drive, picture))  # type: ignore[arg-type]
@@ -131,6 +154,9 @@ def test_an_image_survives_or_fails_or_is_late(
 ) -> None:
     sent = [request("trigger", vllm.AGAIN, status) for status in statuses]
     seen = Requests(Evidence(requests=sent))
-    assert (vllm.image_survives(seen).truth, vllm.image_fails(seen).truth) == (survives, fails)
+    assert (vllm.image_survives(seen).truth, vllm.image_fails(seen).truth) == (
+        survives,
+        fails,
+    )
     told = ", ".join(str(status or "no answer") for status in statuses)
     assert vllm.statuses(seen) == f"image X: {told}"

@@ -1,7 +1,8 @@
-"""ghost-key-eviction on made-up evidence: one thing changed at a time, and the verdict flips.
+"""ghost-key-eviction on made-up evidence: one thing changed at a time, and the verdict
+flips.
 
-A signature whose condition cannot fail would pass the first test and none of the others.
-"""
+A signature whose condition cannot fail would pass the first test and none of the
+others."""
 
 import pytest
 from made_up import (
@@ -48,7 +49,9 @@ def test_a_fixed_release_does_not_reproduce_the_hang() -> None:
     outcome, truths, _ = judge(GHOST_KEY, healthy_run(), "0.24.0")
     assert outcome is NOT_REPRODUCED
     assert truths.pop("endpoints-green") is MET
-    assert truths.pop("cached-item-assertion") is MET  # the desynchronisation is still there
+    assert (
+        truths.pop("cached-item-assertion") is MET
+    )  # the desynchronisation is still there
     assert truths.pop("nothing-queued") is MET
     assert truths.pop("ghost-is-the-key") is UNKNOWN
     arrived = ("refused-for-length", "cache-on", "broken-promise", "evicted")
@@ -63,17 +66,25 @@ def answered(evidence: Evidence) -> None:
 
 def failed_at_once(evidence: Evidence) -> None:
     data = InferenceData(
-        answered=False, status=None, seconds=0.01, deadline_s=13.0, error="connection refused"
+        answered=False,
+        status=None,
+        seconds=0.01,
+        deadline_s=13.0,
+        error="connection refused",
     )
     swap(evidence, data)
 
 
 def reproducer_failed(evidence: Evidence) -> None:
-    evidence.reproducers = [ghost_key().model_copy(update={"exit_code": 1, "error": "no vllm"})]
+    evidence.reproducers = [
+        ghost_key().model_copy(update={"exit_code": 1, "error": "no vllm"})
+    ]
 
 
 def no_baseline(evidence: Evidence) -> None:
-    evidence.probes = [r for r in evidence.probes if (r.probe, r.phase) != ("processes", "gate")]
+    evidence.probes = [
+        r for r in evidence.probes if (r.probe, r.phase) != ("processes", "gate")
+    ]
 
 
 def busy_in_the_gate(evidence: Evidence) -> None:
@@ -96,7 +107,10 @@ def engine_died(evidence: Evidence) -> None:
 
 
 def all_but_one_in_the_loop(evidence: Evidence) -> None:
-    swap(evidence, stacks(*[thread(*LOOP, key=GHOST)] * 4, thread(*POLLING, active=False)))
+    swap(
+        evidence,
+        stacks(*[thread(*LOOP, key=GHOST)] * 4, thread(*POLLING, active=False)),
+    )
 
 
 def no_trigger(evidence: Evidence) -> None:
@@ -109,21 +123,36 @@ def no_trigger(evidence: Evidence) -> None:
 
 ROWS: dict[str, Row] = {
     "no log": (no("logs"), "inconclusive ?cached-item-assertion"),
-    "no assertion in the log": (to(logs()), "different -cached-item-assertion ?ghost-is-the-key"),
+    "no assertion in the log": (
+        to(logs()),
+        "different -cached-item-assertion ?ghost-is-the-key",
+    ),
     "half of the log was read": (
-        half("logs"), "inconclusive ?cached-item-assertion ?added-not-scheduled"),
+        half("logs"),
+        "inconclusive ?cached-item-assertion ?added-not-scheduled",
+    ),
     "py-spy denied": (no("stacks"), "inconclusive ?eviction-stack ?ghost-is-the-key"),
     "two stack samples": (
-        to(stacks(*[thread(*LOOP, key=GHOST)] * 2)), "inconclusive ?eviction-stack"),
+        to(stacks(*[thread(*LOOP, key=GHOST)] * 2)),
+        "inconclusive ?eviction-stack",
+    ),
     "another stack": (
-        to(stacks(*[thread(*POLLING)] * 5)), "different -eviction-stack ?ghost-is-the-key"),
+        to(stacks(*[thread(*POLLING)] * 5)),
+        "different -eviction-stack ?ghost-is-the-key",
+    ),
     "one sample is elsewhere": (all_but_one_in_the_loop, "different -eviction-stack"),
     "never in popitem": (
-        to(stacks(*[thread(*LOOP[1:])] * 10)), "different -eviction-stack ?ghost-is-the-key"),
+        to(stacks(*[thread(*LOOP[1:])] * 10)),
+        "different -eviction-stack ?ghost-is-the-key",
+    ),
     "few samples, none in popitem": (
-        to(stacks(*[thread(*LOOP[1:])] * 9)), "inconclusive ?eviction-stack ?ghost-is-the-key"),
+        to(stacks(*[thread(*LOOP[1:])] * 9)),
+        "inconclusive ?eviction-stack ?ghost-is-the-key",
+    ),
     "the loop's thread sleeps": (
-        to(stacks(*[thread(*LOOP, key=GHOST, active=False)] * 5)), "different -eviction-stack"),
+        to(stacks(*[thread(*LOOP, key=GHOST, active=False)] * 5)),
+        "different -eviction-stack",
+    ),
     "another key in popitem": (to(looping(OTHER)), "different -ghost-is-the-key"),
     "no locals": (to(stacks(*[thread(*LOOP)] * 5)), "inconclusive ?ghost-is-the-key"),
     "/health red": (to(http(503, 200)), "different -endpoints-green"),
@@ -131,43 +160,76 @@ ROWS: dict[str, Row] = {
     "endpoints cut off": (half("http"), "inconclusive ?endpoints-green"),
     "one request runs": (to(metrics(running=1)), "different -nothing-queued"),
     "one waits later": (to(metrics(), metrics(waiting=1)), "different -nothing-queued"),
-    "metrics read once": (one_metrics_reading, "inconclusive ?nothing-queued ?no-progress"),
-    "no metrics": (no("metrics"), "inconclusive ?nothing-queued ?no-progress ?added-not-scheduled"),
-    "tokens still come": (to(metrics(), metrics(generation_tokens=64)), "different -no-progress"),
+    "metrics read once": (
+        one_metrics_reading,
+        "inconclusive ?nothing-queued ?no-progress",
+    ),
+    "no metrics": (
+        no("metrics"),
+        "inconclusive ?nothing-queued ?no-progress ?added-not-scheduled",
+    ),
+    "tokens still come": (
+        to(metrics(), metrics(generation_tokens=64)),
+        "different -no-progress",
+    ),
     "a counter is NaN": (
-        to(metrics(), metrics(generation_tokens=None)), "inconclusive ?no-progress"),
-    "all added ones finished": (to(logs(GHOST, added=16)), "different -added-not-scheduled"),
+        to(metrics(), metrics(generation_tokens=None)),
+        "inconclusive ?no-progress",
+    ),
+    "all added ones finished": (
+        to(logs(GHOST, added=16)),
+        "different -added-not-scheduled",
+    ),
     "only the failed one is missing": (
-        to(logs(GHOST, added=17)), "inconclusive ?added-not-scheduled"),
+        to(logs(GHOST, added=17)),
+        "inconclusive ?added-not-scheduled",
+    ),
     "the log does not say what was added": (
-        to(logs(GHOST, added=0)), "inconclusive ?added-not-scheduled"),
+        to(logs(GHOST, added=0)),
+        "inconclusive ?added-not-scheduled",
+    ),
     "the core is idle": (to(processes(user=2)), "different -core-burns-cpu"),
     "the kernel burns": (to(processes(user=5, system=95)), "different -core-burns-cpu"),
     "busy before": (busy_in_the_gate, "different -core-burns-cpu"),
     "no baseline": (no_baseline, "inconclusive ?core-burns-cpu"),
     "no process of that role": (
-        to(processes(user=97, role="Worker")), "inconclusive ?core-burns-cpu"),
+        to(processes(user=97, role="Worker")),
+        "inconclusive ?core-burns-cpu",
+    ),
     "blocked": (to(syscalls("blocked")), "different -user-space-spin"),
     "system calls unclear": (to(syscalls("unclear")), "inconclusive ?user-space-spin"),
     "no strace, no /proc": (no("syscalls"), "inconclusive ?user-space-spin"),
     "the class ends its eviction": (
-        ran(ghost_key(eviction_ends=True)), "different -engine-code-loops"),
+        ran(ghost_key(eviction_ends=True)),
+        "different -engine-code-loops",
+    ),
     "touch ignores missing keys": (
-        ran(ghost_key(touch_inserts_missing_key=False)), "different -engine-code-loops"),
+        ran(ghost_key(touch_inserts_missing_key=False)),
+        "different -engine-code-loops",
+    ),
     "the reproducer failed": (reproducer_failed, "inconclusive ?engine-code-loops"),
     "the reproducer was not run": (ran(), "inconclusive ?engine-code-loops"),
     "the reproducer says nonsense": (
-        ran(ghost_key(eviction_ends="no")), "inconclusive ?engine-code-loops"),
+        ran(ghost_key(eviction_ends="no")),
+        "inconclusive ?engine-code-loops",
+    ),
     "a new request is answered": (answered, "different -no-answer-later"),
     "a new request fails at once": (failed_at_once, "different -no-answer-later"),
     "no new request": (no("inference"), "inconclusive ?no-answer-later"),
-    "the engine died": (engine_died, "different -endpoints-green -no-answer-later ?eviction-stack"),
+    "the engine died": (
+        engine_died,
+        "different -endpoints-green -no-answer-later ?eviction-stack",
+    ),
     "nobody asked": (nothing_sent, "inconclusive"),
     "nothing hung": (edit("fill 11", status=200, timed_out=False), "different"),
     "no trigger": (no_trigger, "inconclusive"),
-    "nothing is known of the cache": (no("metrics", phase="gate"), "inconclusive ?cache-on"),
-}  # fmt: skip
-"""Where the symptom is not what is required but a request hung, that is another failure."""
+    "nothing is known of the cache": (
+        no("metrics", phase="gate"),
+        "inconclusive ?cache-on",
+    ),
+}
+"""Where the symptom is not what is required but a request hung, that is another
+failure."""
 
 
 @pytest.mark.parametrize("missing", ["text", "tokens", "status", "all"])
@@ -188,7 +250,9 @@ def test_a_failed_gate_is_inconclusive_whatever_came_after(missing: str) -> None
 
 def test_no_hang_is_said_only_after_an_eviction() -> None:
     evidence = healthy_run()
-    evidence.facts["mm_cache_hits_after"] = 3  # fill-1 was still there: nothing was evicted
+    evidence.facts["mm_cache_hits_after"] = (
+        3  # fill-1 was still there: nothing was evicted
+    )
     assert judge(GHOST_KEY, evidence)[0] is INCONCLUSIVE
     evidence.facts["mm_cache_hits_after"] = None
     assert judge(GHOST_KEY, evidence)[0] is INCONCLUSIVE
@@ -196,7 +260,9 @@ def test_no_hang_is_said_only_after_an_eviction() -> None:
 
 def test_a_trigger_that_was_cut_short_says_nothing() -> None:
     evidence = healthy_run()
-    evidence.requests = [r for r in evidence.requests if not r.label.startswith("after")]
+    evidence.requests = [
+        r for r in evidence.requests if not r.label.startswith("after")
+    ]
     assert judge(GHOST_KEY, evidence)[0] is INCONCLUSIVE
 
 

@@ -1,4 +1,5 @@
-"""LMDeploy's two KV scenarios on made-up evidence: one change, and the verdict turns."""
+"""LMDeploy's two KV scenarios on made-up evidence: one change, and the verdict
+turns."""
 
 from decimal import Decimal
 
@@ -45,15 +46,21 @@ def test_the_opaque_error_reproduces_with_the_reports_numbers() -> None:
     shown = {r.id: r.observed for r in results}
     for number in ("21 blocks", "1344", "3446", "107 blocks", "6848"):
         assert number in shown["limit-from-blocks"]
-    assert "3446 tokens, max_input_len 1344: status INPUT_LENGTH_ERROR" in shown.values()
+    assert (
+        "3446 tokens, max_input_len 1344: status INPUT_LENGTH_ERROR" in shown.values()
+    )
 
 
 def with_log(*requests_or_lines: object, **lines: object) -> Change:
     def change(evidence: Evidence) -> None:
-        found = sized(0.1, 21, 1344) | {n: line(t) for n, t in TRACEBACK.items()} | lines  # type: ignore[operator]
+        found = (
+            sized(0.1, 21, 1344) | {n: line(t) for n, t in TRACEBACK.items()} | lines
+        )  # type: ignore[operator]
         kept = {name: value for name, value in found.items() if value is not None}
         both = (requests_or_lines or (REFUSED,)) * 2
-        replace_log(evidence, log(kept, *both, error=line("Exception in ASGI application", 80)))  # type: ignore[arg-type]
+        replace_log(
+            evidence, log(kept, *both, error=line("Exception in ASGI application", 80))
+        )  # type: ignore[arg-type]
 
     return change
 
@@ -73,34 +80,54 @@ TOO_SMALL = sized(0.5, 50, 3200)["witness-limit"]
 ROWS: dict[str, Row] = {
     "another 500": (no("logs"), "inconclusive ?validation-error ?limit-from-blocks"),
     "no validation error in the log": (
-        with_log(**{"finish-reason": None}), "different -validation-error +opaque-500"),
+        with_log(**{"finish-reason": None}),
+        "different -validation-error +opaque-500",
+    ),
     "another status": (
-        with_log(ended(3446, 1344, "INTERNAL_ENGINE_ERROR")), "different -input-length-error"),
+        with_log(ended(3446, 1344, "INTERNAL_ENGINE_ERROR")),
+        "different -input-length-error",
+    ),
     "a prompt within the limit": (
         with_log(ended(3446, 3446, "INPUT_LENGTH_ERROR")),
-        "different -input-length-error -limit-from-blocks"),
+        "different -input-length-error -limit-from-blocks",
+    ),
     "a limit that is not the blocks'": (
-        with_log(ended(3446, 1300, "INPUT_LENGTH_ERROR"), **{"witness-limit": WRONG_LIMIT}),
-        "different -limit-from-blocks"),
+        with_log(
+            ended(3446, 1300, "INPUT_LENGTH_ERROR"), **{"witness-limit": WRONG_LIMIT}
+        ),
+        "different -limit-from-blocks",
+    ),
     "blocks that are not the bytes'": (
-        with_log(**{"witness-budget": WRONG_BYTES}), "different -blocks-from-bytes"),
+        with_log(**{"witness-budget": WRONG_BYTES}),
+        "different -blocks-from-bytes",
+    ),
     "a torn line of the witness": (
         with_log(**{"witness-limit": line("mmrepro-witness-limit {")}),
-        "inconclusive ?limit-from-blocks ?blocks-from-bytes"),
+        "inconclusive ?limit-from-blocks ?blocks-from-bytes",
+    ),
     "a control server as small": (
-        control_log(**{"witness-limit": TOO_SMALL}), "different -limit-from-blocks"),
+        control_log(**{"witness-limit": TOO_SMALL}),
+        "different -limit-from-blocks",
+    ),
     "short prompts fail as well": (
         edit("short after", status=500, error="Internal Server Error"),
-        "different -others-answered"),
-    "the server is gone": (to(http(None, None, gone=True)), "different -endpoints-green"),
+        "different -others-answered",
+    ),
+    "the server is gone": (
+        to(http(None, None, gone=True)),
+        "different -endpoints-green",
+    ),
     "the prompt hangs": (edit("the prompt", timed_out=True), "different -opaque-500"),
     "an opaque answer with 200, as 0.7.0": (
         edit("the prompt", status=200, error="", text="internal error happened"),
-        "different -opaque-500"),
+        "different -opaque-500",
+    ),
     "the control server fails": (
-        edit("control server: the prompt", status=500), "inconclusive -control-answers"),
+        edit("control server: the prompt", status=500),
+        "inconclusive -control-answers",
+    ),
     "nothing was sent": (nothing_sent, "inconclusive ?opaque-500 ?others-answered"),
-}  # fmt: skip
+}
 
 
 def test_a_refusal_that_explains_is_not_the_bug_and_is_graded() -> None:
@@ -109,7 +136,8 @@ def test_a_refusal_that_explains_is_not_the_bug_and_is_graded() -> None:
     said = next(r.observed for r in results if r.id == "opaque-500")
     assert "HTTP 400 “The request exceeds the model context length.”" in said
     claims = {
-        c.id: c.status for c in BUDGET.claim_results(refused_run(), run_facts(BUDGET, "0.18.0"))
+        c.id: c.status
+        for c in BUDGET.claim_results(refused_run(), run_facts(BUDGET, "0.18.0"))
     }
     assert claims["fails-with-0.1"] is ClaimStatus.NOT_TESTED
     assert claims["status"] is ClaimStatus.CONFIRMED
@@ -127,13 +155,18 @@ def test_under_the_predicted_setting_the_prompt_is_answered() -> None:
     assert verdict.outcome is NOT_REPRODUCED
     assert effect(BUDGET, mitigated_run(), facts, verdict).prevented
     claims = {
-        c.id: c for c in BUDGET.claim_results(mitigated_run(), run_facts(BUDGET, "", "kv-budget"))
+        c.id: c
+        for c in BUDGET.claim_results(
+            mitigated_run(), run_facts(BUDGET, "", "kv-budget")
+        )
     }
     assert claims["prediction"].status is ClaimStatus.CONFIRMED
     assert claims["blocks-21"].status is ClaimStatus.NOT_TESTED
     wrong = mitigated_run()
     replace_log(wrong, log(sized(0.26, 57, 3648), *[ended(3446, 3648)] * 2))
-    claims = {c.id: c for c in BUDGET.claim_results(wrong, run_facts(BUDGET, "", "kv-budget"))}
+    claims = {
+        c.id: c for c in BUDGET.claim_results(wrong, run_facts(BUDGET, "", "kv-budget"))
+    }
     assert claims["prediction"].status is ClaimStatus.REFUTED
 
 
@@ -160,7 +193,9 @@ def test_what_is_expected_of_each_release() -> None:
     assert BUDGET.expected("0.7.0.post3", frozenset({"kv-budget"}))[0] is NOT_REPRODUCED
 
 
-@pytest.mark.parametrize("release", ["0.6.4", "0.7.0.post3", "0.10.0", "0.13.0", "0.18.0"])
+@pytest.mark.parametrize(
+    "release", ["0.6.4", "0.7.0.post3", "0.10.0", "0.13.0", "0.18.0"]
+)
 def test_every_release_gets_the_reports_budget(release: str) -> None:
     for variant in BUDGET.variants:
         plan = variant.plan_of(release)  # type: ignore[attr-defined]
@@ -168,7 +203,10 @@ def test_every_release_gets_the_reports_budget(release: str) -> None:
         assert (small.blocks, big.blocks) == (21, 107)
         # The prediction's claim computes with the tiny models' bytes.
         foretold = BUDGET.predicted.setting
-        assert plan.forward(foretold).blocks == kv.kv_plan(release).forward(foretold).blocks
+        assert (
+            plan.forward(foretold).blocks
+            == kv.kv_plan(release).forward(foretold).blocks
+        )
 
 
 def test_the_predicted_setting_is_the_smallest() -> None:
@@ -178,7 +216,11 @@ def test_the_predicted_setting_is_the_smallest() -> None:
         assert best.max_tokens >= tokens
         assert plan.forward(best.setting).blocks == best.blocks
         if variant.variant != "image":  # which leaves room for the chat template
-            assert plan.forward(best.setting - Decimal("0.01")).max_tokens < PROMPT + 4 == tokens
+            assert (
+                plan.forward(best.setting - Decimal("0.01")).max_tokens
+                < PROMPT + 4
+                == tokens
+            )
 
 
 # ---------------------------------------------------------------- grades
@@ -203,7 +245,9 @@ def test_the_predicted_setting_is_the_smallest() -> None:
         (None, "ConnectError", "", "broken"),
     ],
 )
-def test_how_a_refusal_reads(status: int | None, error: str, text: str, kind: str) -> None:
+def test_how_a_refusal_reads(
+    status: int | None, error: str, text: str, kind: str
+) -> None:
     record = request("trigger", "x", status)
     record.error, record.text = error, text
     assert answers.grade(record, 1344).kind == kind
@@ -218,7 +262,12 @@ def test_a_message_that_names_limit_and_cause() -> None:
     assert not answers.grade(record, 134).names_limit
 
 
-@given(st.integers(1, 2**40), st.integers(0, 2**40), st.integers(1, 2**30), st.floats(0.01, 0.99))
+@given(
+    st.integers(1, 2**40),
+    st.integers(0, 2**40),
+    st.integers(1, 2**30),
+    st.floats(0.01, 0.99),
+)
 def test_a_sizing_adds_up_only_with_its_own_blocks(
     free: int, runtime: int, block: int, share: float
 ) -> None:
@@ -226,13 +275,21 @@ def test_a_sizing_adds_up_only_with_its_own_blocks(
     right = kv.Sizing(free, runtime, block, share, blocks, 0, 64, blocks * 64)
     assert right.blocks_add_up
     assert right.limit_adds_up
-    assert not kv.Sizing(free, runtime, block, share, blocks + 1, 0, 64, 0).blocks_add_up
+    assert not kv.Sizing(
+        free, runtime, block, share, blocks + 1, 0, 64, 0
+    ).blocks_add_up
 
 
-@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists, max_leaves=5))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(), st.lists, max_leaves=5
+    )
+)
 def test_whatever_the_witness_line_holds_nothing_is_made_up(value: object) -> None:
     evidence = opaque_run()
-    replace_log(evidence, log({"witness-limit": witness("limit", max_session_len=value)}))
+    replace_log(
+        evidence, log({"witness-limit": witness("limit", max_session_len=value)})
+    )
     with pytest.raises(Missing):
         kv.Witness(evidence).sizing()
 
@@ -253,7 +310,8 @@ def test_an_answer_that_is_cut_is_no_crash() -> None:
     outcome, truths, _ = judge(GROWTH, truncated_run(), "0.18.0")
     assert (outcome, truths["growth-fails"]) == (NOT_REPRODUCED, NOT_MET)
     claims = {
-        c.id: c.status for c in GROWTH.claim_results(truncated_run(), run_facts(GROWTH, "0.18.0"))
+        c.id: c.status
+        for c in GROWTH.claim_results(truncated_run(), run_facts(GROWTH, "0.18.0"))
     }
     assert claims["truncates"] is ClaimStatus.CONFIRMED
     assert claims["all-fail"] is ClaimStatus.NOT_TESTED
@@ -269,14 +327,26 @@ def growth_log(*requests: object, ended_by: str = "assertion") -> Change:
 
 
 GROWTH_ROWS: dict[str, Row] = {
-    "another exception": (growth_log(*GROWN, ended_by="loop-ended"), "different -assertion"),
+    "another exception": (
+        growth_log(*GROWN, ended_by="loop-ended"),
+        "different -assertion",
+    ),
     "the prompt was refused": (
-        growth_log(ended(1300, 1344, "INPUT_LENGTH_ERROR")), "different -prompt-fits"),
+        growth_log(ended(1300, 1344, "INPUT_LENGTH_ERROR")),
+        "different -prompt-fits",
+    ),
     "prompt and answer fit": (growth_log(ended(1200, 1344)), "different -prompt-fits"),
     "no log": (no("logs"), "inconclusive ?assertion"),
     "it recovers": (
-        edit("short after 3", status=200, error="", text="abc"), "different -all-fail-after"),
-    "the server dies as well": (to(http(None, None, gone=True)), "different -front-lives"),
+        edit("short after 3", status=200, error="", text="abc"),
+        "different -all-fail-after",
+    ),
+    "the server dies as well": (
+        to(http(None, None, gone=True)),
+        "different -front-lives",
+    ),
     "the control server fails": (
-        edit("control server: growing", status=500), "inconclusive -control-answers"),
-}  # fmt: skip
+        edit("control server: growing", status=500),
+        "inconclusive -control-answers",
+    ),
+}

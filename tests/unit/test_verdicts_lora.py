@@ -1,4 +1,5 @@
-"""vLLM's requests without an adapter: one change of a recorded run, and the verdict turns."""
+"""vLLM's requests without an adapter: one change of a recorded run, and the verdict
+turns."""
 
 from pathlib import Path
 
@@ -10,7 +11,15 @@ from mmrepro.reports import load
 from mmrepro.runs.judge import facts_of, judge
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenario.silent import Failure
-from mmrepro.scenarios.lora_no_adapter import ADAPTED, AFTER, AGAIN, ALONE, BESIDE, LONG, OTHER
+from mmrepro.scenarios.lora_no_adapter import (
+    ADAPTED,
+    AFTER,
+    AGAIN,
+    ALONE,
+    BESIDE,
+    LONG,
+    OTHER,
+)
 from mmrepro.traffic.case.model import Case, Message, Operation, ServerWanted
 from mmrepro.traffic.evidence import Evidence
 from turns import Change, Row, measured, ran
@@ -50,19 +59,29 @@ def late(evidence: Evidence) -> None:
 
 ROWS: dict[str, Row] = {
     "the model gives its own answer": (
-        as_answered(BESIDE, ALONE), "not-reproduced -adapters-answer"),
+        as_answered(BESIDE, ALONE),
+        "not-reproduced -adapters-answer",
+    ),
     "nobody's answer": (as_answered(BESIDE, LONG), "different -adapters-answer"),
     "it stays wrong": (as_answered(AFTER, ADAPTED), "different -own-afterwards"),
     "the adapter is wrong": (as_answered(OTHER, ALONE), "different -adapter-sound"),
-    "the functions are sound": (reproducer(without_adapter=0.0), "different -index-is-taken"),
+    "the functions are sound": (
+        reproducer(without_adapter=0.0),
+        "different -index-is-taken",
+    ),
     "an empty slot adds something": (
-        reproducer(without_and_an_empty_slot=1.0), "different -index-is-taken"),
+        reproducer(without_and_an_empty_slot=1.0),
+        "different -index-is-taken",
+    ),
     "the script was not run": (ran(), "inconclusive ?index-is-taken"),
     "it came before a piece": (measured(pieces_before=0), "inconclusive -one-batch"),
     "the adapter's answer had ended": (late, "inconclusive -one-batch"),
-    "the model is not alike twice": (as_answered(AGAIN, ADAPTED), "inconclusive -tell-apart"),
+    "the model is not alike twice": (
+        as_answered(AGAIN, ADAPTED),
+        "inconclusive -tell-apart",
+    ),
     "no answer": (lost(BESIDE), "different -adapters-answer"),
-}  # fmt: skip
+}
 
 
 def judged(incident: Incident) -> tuple[Outcome, dict[str, Truth]]:
@@ -88,7 +107,10 @@ def test_it_is_recognised_by_who_was_asked(
     wrong: str, args: list[str], release: str, truth: Truth
 ) -> None:
     said = [Message(role="user", content="hi")]
-    ops = [Operation(id="r1", messages=said), Operation(id="r2", model="x", messages=said)]
+    ops = [
+        Operation(id="r1", messages=said),
+        Operation(id="r2", model="x", messages=said),
+    ]
     server = ServerWanted(engine="vllm", release=release, args=args)
     case = Case(server=server, operations=ops)
     failure = Failure(FindingClass.WRONG_ANSWER, "wrong-answer/x", (wrong,), case, {})

@@ -1,4 +1,5 @@
-"""mm-prefill-contract on made-up evidence: one thing changed at a time, and the verdict turns."""
+"""mm-prefill-contract on made-up evidence: one thing changed at a time, and the verdict
+turns."""
 
 from collections.abc import Callable
 
@@ -22,11 +23,15 @@ TEXT_TOKENS = 24
 ERRORS = {
     "slot-mapping": "AssertionError: Slot mapping size must match number of tokens",
     "warmup-sequence": "TypeError: ImageRunner expects ImageSequence, got Sequence",
-    "warmup-order": "TypeError: Qwen3.forward() got an unexpected keyword argument 'inputs_embeds'",
+    "warmup-order": (
+        "TypeError: Qwen3.forward() got an unexpected keyword argument 'inputs_embeds'"
+    ),
     "broken-module": "SyntaxError: invalid syntax (fake_vision.py, line 21)",
-    "image-path": "FileNotFoundError: [Errno 2] No such file or directory: 'assets/warm-up.png'",
-    "pinned-placeholder": "RuntimeError: cannot pin 'MetaLongType' only dense CPU tensors can be "
-    "pinned",
+    "image-path": (
+        "FileNotFoundError: [Errno 2] No such file or directory: 'assets/warm-up.png'"
+    ),
+    "pinned-placeholder": "RuntimeError: cannot pin 'MetaLongType' only dense CPU "
+    "tensors can be pinned",
 }
 VARIANTS = [load_scenario("mm-prefill-contract").with_variant(name) for name in ERRORS]
 SLOTS = VARIANTS[0]
@@ -36,7 +41,9 @@ def image(scenario: Scenario, label: str) -> RequestRecord:
     assert isinstance(scenario, module.PrefillContract)
     sent = [ODD if label == module.ODD else WHOLE]
     record = request("trigger", label, images=sent, prompt_tokens=TOKENS[label])
-    return fails(record, ERRORS[scenario.variant]) if label in scenario.failing else record
+    return (
+        fails(record, ERRORS[scenario.variant]) if label in scenario.failing else record
+    )
 
 
 def fails(record: RequestRecord, error: str) -> RequestRecord:
@@ -45,12 +52,17 @@ def fails(record: RequestRecord, error: str) -> RequestRecord:
     return record
 
 
-def matches(scenario: Scenario, *tokens: int, on: bool = True) -> dict[str, list[LogLine]]:
+def matches(
+    scenario: Scenario, *tokens: int, on: bool = True
+) -> dict[str, list[LogLine]]:
     """What the engine logged of requests with as many tokens, and of the fault."""
     added = [f"Added request chatcmpl-{i}: {n} tokens" for i, n in enumerate(tokens)]
     said = [f"fault {scenario.variant} is on: words"] if on else []
     lines = {"added-request": added, "fault-on": said}
-    return {k: [LogLine(number=i, text=t) for i, t in enumerate(v)] for k, v in lines.items()}
+    return {
+        k: [LogLine(number=i, text=t) for i, t in enumerate(v)]
+        for k, v in lines.items()
+    }
 
 
 ALL_TOKENS = (TEXT_TOKENS, TEXT_TOKENS, *TOKENS.values(), TEXT_TOKENS)
@@ -66,12 +78,19 @@ def failed_run(scenario: Scenario, slots: int = 21, tokens: int = 27) -> Evidenc
     count = len(scenario.failing)
     line = LogLine(
         number=84,
-        text=f"contract violated: slot-count: slot_mapping has {slots} entries for {tokens} tokens",
+        text=(
+            f"contract violated: slot-count: slot_mapping has {slots} entries "
+            f"for {tokens} tokens"
+        ),
     )
     short = [line] if scenario is SLOTS else []
     found = matches(scenario, *ALL_TOKENS) | {"contract-violated": short}
-    counts = dict.fromkeys(scenario.log_patterns, count) | {k: len(v) for k, v in found.items()}
-    log = LogsData(file="engine.log", bytes_read=9, lines=9, matches=found, match_counts=counts)
+    counts = dict.fromkeys(scenario.log_patterns, count) | {
+        k: len(v) for k, v in found.items()
+    }
+    log = LogsData(
+        file="engine.log", bytes_read=9, lines=9, matches=found, match_counts=counts
+    )
     return Evidence(
         requests=[
             text("gate", module.TEXTS[0]),
@@ -100,7 +119,9 @@ def test_decode_by_graph_is_judged_where_graphs_were_captured() -> None:
 
     def told(run: Evidence, *mitigations: str) -> ClaimStatus:
         facts = run_facts(scenario, "", *mitigations)
-        return {c.id: c.status for c in scenario.claim_results(run, facts)}["decode-graph"]
+        return {c.id: c.status for c in scenario.claim_results(run, facts)}[
+            "decode-graph"
+        ]
 
     def captured(run: Evidence) -> Evidence:
         log = next(p.data for p in run.probes if isinstance(p.data, LogsData))
@@ -149,19 +170,28 @@ def relabel(label: str, **fields: object) -> Callable[[Evidence], None]:
 
 DIFFERENT, INCONCLUSIVE = Outcome.DIFFERENT_FAILURE, Outcome.INCONCLUSIVE
 ROWS: dict[str, Row] = {
-    "the error is not in the log": (counted("note-error", 0), "different -error-raised-there"),
-    "more errors than failed requests": (counted("note-error", 5), "different -error-raised-there"),
+    "the error is not in the log": (
+        counted("note-error", 0),
+        "different -error-raised-there",
+    ),
+    "more errors than failed requests": (
+        counted("note-error", 5),
+        "different -error-raised-there",
+    ),
     "raised elsewhere": (counted("frame-0", 0), "different -error-raised-there"),
     "no log": (no("logs"), "inconclusive ?error-raised-there"),
     "half a log": (half("logs"), "inconclusive ?error-raised-there"),
     "whole blocks fail too": (edit(module.WHOLE, status=500), "different -image-500"),
     "400 instead": (edit(module.ODD, status=400), "different -image-500"),
     "the image was not sent": (without(module.ODD), "inconclusive ?image-500"),
-    "text answers change": (edit(module.TEXTS[2], text="other"), "different -text-undisturbed"),
+    "text answers change": (
+        edit(module.TEXTS[2], text="other"),
+        "different -text-undisturbed",
+    ),
     "text fails": (edit(module.TEXTS[2], status=500), "different -text-undisturbed"),
     "text was not sent": (without(module.TEXTS[2]), "inconclusive ?text-undisturbed"),
     "/health is red": (to(http(503, 200)), "different -endpoints-green"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -175,7 +205,9 @@ ROWS: dict[str, Row] = {
         (16, 22, NOT_MET),  # 16 ids fill their block: nothing would be short
     ],
 )
-def test_the_shortfall_is_the_last_blocks(slots: int, tokens: int, truth: Truth) -> None:
+def test_the_shortfall_is_the_last_blocks(
+    slots: int, tokens: int, truth: Truth
+) -> None:
     _, truths, _ = judge(SLOTS, failed_run(SLOTS, slots, tokens))
     assert truths["short-by-the-last-block"] is truth
 
@@ -189,7 +221,9 @@ def fixed_run(scenario: Scenario, *, on: bool = False) -> Evidence:
     found = matches(scenario, *ALL_TOKENS, on=on)
     counts = dict.fromkeys([*scenario.log_patterns, "contract-violated"], 0)
     counts |= {name: len(lines) for name, lines in found.items()}
-    log = LogsData(file="engine.log", bytes_read=9, lines=9, matches=found, match_counts=counts)
+    log = LogsData(
+        file="engine.log", bytes_read=9, lines=9, matches=found, match_counts=counts
+    )
     swap(evidence, log)
     return evidence
 
@@ -199,7 +233,9 @@ def test_the_fix_is_not_reproduced(scenario: Scenario) -> None:
     outcome, _, _ = judge(scenario, fixed_run(scenario))
     assert outcome is Outcome.NOT_REPRODUCED
     facts = run_facts(scenario, "", "fix")
-    claims = {c.id: c.status for c in scenario.claim_results(fixed_run(scenario), facts)}
+    claims = {
+        c.id: c.status for c in scenario.claim_results(fixed_run(scenario), facts)
+    }
     own = OWN_CLAIMS.get(scenario.variant, {})
     assert claims == own | {
         "root-cause": ClaimStatus.NOT_TESTED,
@@ -209,7 +245,8 @@ def test_the_fix_is_not_reproduced(scenario: Scenario) -> None:
         "original": ClaimStatus.NOT_TESTED,
     }
     claims = {
-        c.id: c.status for c in scenario.claim_results(failed_run(scenario), run_facts(scenario))
+        c.id: c.status
+        for c in scenario.claim_results(failed_run(scenario), run_facts(scenario))
     }
     assert claims["root-cause"] is ClaimStatus.CONFIRMED
     assert claims["fixed"] is ClaimStatus.NOT_TESTED
@@ -219,11 +256,18 @@ def test_the_second_half_of_the_fix_is_judged_by_the_notes_error_alone() -> None
     def told(evidence: Evidence) -> dict[str, ClaimStatus]:
         for log in (data for _, data in evidence.results(LogsData, "check")):
             line = LogLine(number=1, text="placeholder ids: text")
-            log.matches["placeholder-ids"], log.match_counts["placeholder-ids"] = [line], 1
+            log.matches["placeholder-ids"], log.match_counts["placeholder-ids"] = (
+                [line],
+                1,
+            )
         facts = run_facts(SLOTS, "", "fix")
         return {c.id: c.status for c in SLOTS.claim_results(evidence, facts)}
 
-    yes, no, untested = ClaimStatus.CONFIRMED, ClaimStatus.REFUTED, ClaimStatus.NOT_TESTED
+    yes, no, untested = (
+        ClaimStatus.CONFIRMED,
+        ClaimStatus.REFUTED,
+        ClaimStatus.NOT_TESTED,
+    )
     mended = told(fixed_run(SLOTS))
     assert (mended["first-half"], mended["second-half"]) == (yes, no)
     other = fixed_run(SLOTS)
@@ -249,7 +293,10 @@ OWN_CLAIMS = {
     [
         (module.NOTE_WORDS, ClaimStatus.CONFIRMED),  # recorded on an H100
         (
-            "RuntimeError: cannot pin 'torch.cuda.LongTensor' only dense CPU tensors can be pinned",
+            (
+                "RuntimeError: cannot pin 'torch.cuda.LongTensor' only dense CPU "
+                "tensors can be pinned"
+            ),
             ClaimStatus.REFUTED,
         ),
         (ERRORS[PINNED], ClaimStatus.NOT_TESTED),
@@ -262,7 +309,9 @@ def test_the_note_s_words_are_those_of_a_gpu(error: str, status: ClaimStatus) ->
         if record.status == 500:
             fails(record, error)
     for _, data in evidence.results(LogsData):
-        data.matches["note-error"] = [LogLine(number=9, text=f"(EngineCore pid=1) ERROR {error}")]
+        data.matches["note-error"] = [
+            LogLine(number=9, text=f"(EngineCore pid=1) ERROR {error}")
+        ]
     assert judge(scenario, evidence)[0] is Outcome.REPRODUCED
     claims = scenario.claim_results(evidence, run_facts(scenario))
     assert {c.id: c.status for c in claims}["pin-memory"] is status
@@ -285,7 +334,10 @@ def retold(evidence: Evidence, *tokens: int) -> Evidence:
     """The log counts other tokens of the requests."""
     for _, log in evidence.results(LogsData):
         added = matches(SLOTS, *tokens)["added-request"]
-        log.matches["added-request"], log.match_counts["added-request"] = added, len(added)
+        log.matches["added-request"], log.match_counts["added-request"] = (
+            added,
+            len(added),
+        )
     return evidence
 
 
@@ -355,7 +407,8 @@ def test_without_the_engine_s_word_nothing_is_said_of_its_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "size", "last"), [(1, 16, 1), (15, 16, 15), (16, 16, 16), (17, 16, 1), (33, 32, 1)]
+    ("tokens", "size", "last"),
+    [(1, 16, 1), (15, 16, 15), (16, 16, 16), (17, 16, 1), (33, 32, 1)],
 )
 def test_tokens_in_the_last_block(tokens: int, size: int, last: int) -> None:
     assert in_last_block(tokens, size) == last
@@ -364,11 +417,17 @@ def test_tokens_in_the_last_block(tokens: int, size: int, last: int) -> None:
 def test_text_that_is_as_it_was_is_not_abnormal() -> None:
     rows = SLOTS.symptom_rows(failed_run(SLOTS), run_facts(SLOTS))
     told = {row.check: row.abnormal for row in rows}
-    assert (told["text alone"], told[module.ODD], told[module.WHOLE]) == (False, True, False)
+    assert (told["text alone"], told[module.ODD], told[module.WHOLE]) == (
+        False,
+        True,
+        False,
+    )
 
 
 def test_each_variant_is_a_bug_of_the_note() -> None:
-    assert {s.variant: s.origin for s in VARIANTS if isinstance(s, module.PrefillContract)} == {
+    assert {
+        s.variant: s.origin for s in VARIANTS if isinstance(s, module.PrefillContract)
+    } == {
         "warmup-sequence": "milestone note, bug 1",
         "warmup-order": "milestone note, bug 2",
         "broken-module": "milestone note, bug 3",
@@ -380,7 +439,11 @@ def test_each_variant_is_a_bug_of_the_note() -> None:
 
 def test_text_alone_has_one_row() -> None:
     rows = SLOTS.symptom_rows(failed_run(SLOTS), run_facts(SLOTS))
-    assert [row.check for row in rows] == [*module.IMAGES, "text alone", "/health, /v1/models"]
+    assert [row.check for row in rows] == [
+        *module.IMAGES,
+        "text alone",
+        "/health, /v1/models",
+    ]
 
 
 @pytest.mark.parametrize(("first", "truth"), [((21, 27), MET), ((20, 27), NOT_MET)])

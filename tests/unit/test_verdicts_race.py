@@ -34,32 +34,47 @@ NOT_REPRODUCED, INCONCLUSIVE = Outcome.NOT_REPRODUCED, Outcome.INCONCLUSIVE
 
 ROWS: dict[str, Row] = {
     "no step began early": (idle, "inconclusive -steps-overlap"),
-    "no step was counted": (stream(overwrite=7, mask=4, error=1), "inconclusive ?steps-overlap"),
+    "no step was counted": (
+        stream(overwrite=7, mask=4, error=1),
+        "inconclusive ?steps-overlap",
+    ),
     "each image in one step": (apart, "inconclusive -image-in-steps"),
-    "nothing was overwritten": (stream(steps=1, mask=4, error=1), "different -unordered-buffer"),
-    "no stand-in": (to(with_stream(death_log())), "inconclusive ?unordered-buffer ?wrong-mask"),
+    "nothing was overwritten": (
+        stream(steps=1, mask=4, error=1),
+        "different -unordered-buffer",
+    ),
+    "no stand-in": (
+        to(with_stream(death_log())),
+        "inconclusive ?unordered-buffer ?wrong-mask",
+    ),
     "no step was watched": (stream(error=1), "inconclusive ?unordered-buffer"),
     "no step failed": (stream(steps=1, overwrite=7, mask=4), "different -wrong-mask"),
     "the mask was right": (right_mask, "different -wrong-mask"),
     "the mask was not read": (unread, "inconclusive ?wrong-mask"),
     "another error came first": (
         to(with_stream(death_log("IndexError: 7"), overwrite=7, mask=4, error=1)),
-        "different -first-error"),
+        "different -first-error",
+    ),
     "no log": (no("logs"), "inconclusive ?wrong-mask ?unordered-buffer ?first-error"),
     "all are answered": (
         both(*(edit(label, status=200, error="") for label in RACE_LABELS)),
-        "different -request-500"),
+        "different -request-500",
+    ),
     "no large image was sent": (
-        both(without(module.FIRST), without(module.SECOND)), "inconclusive ?request-500"),
+        both(without(module.FIRST), without(module.SECOND)),
+        "inconclusive ?request-500",
+    ),
     "EngineCore lives on": (lives_on, "different -core-died"),
     "nobody looked at the processes": (exited(None), "inconclusive ?core-died"),
     "/health is green": (
-        edit("health after the failure", status=200, error=""), "different -health-503"),
+        edit("health after the failure", status=200, error=""),
+        "different -health-503",
+    ),
     "/health not asked": (without("health"), "inconclusive ?health-503"),
-}  # fmt: skip
+}
 
 
-# ------------------------------------------------------------------ the trigger (item 4)
+# ----------------------------------------------------------------- the trigger (item 4)
 
 
 def masks(*steps: tuple[int, int]) -> Change:
@@ -68,8 +83,13 @@ def masks(*steps: tuple[int, int]) -> Change:
     def change(evidence: Evidence) -> None:
         for _, data in evidence.results(LogsData):
             first = data.matches["stream-mask"][0]
-            texts = (f"mmrepro-stream: step {n}: mask: {rows} embeddings, …" for n, rows in steps)
-            data.matches["stream-mask"] = [first.model_copy(update={"text": t}) for t in texts]
+            texts = (
+                f"mmrepro-stream: step {n}: mask: {rows} embeddings, …"
+                for n, rows in steps
+            )
+            data.matches["stream-mask"] = [
+                first.model_copy(update={"text": t}) for t in texts
+            ]
             data.match_counts["stream-mask"] = len(steps)
 
     return change
@@ -78,9 +98,24 @@ def masks(*steps: tuple[int, int]) -> Change:
 @pytest.mark.parametrize(
     ("steps", "answered", "truth", "said"),
     [
-        ([(1, 144), (9, 254), (10, 256), (11, 92)], True, MET, "in 3 steps: 254 + 256 + 92 rows"),
-        ([(1, 144), (9, 254), (10, 46), (20, 144)], True, NOT_MET, "in 2 steps: 254 + 46 rows"),
-        ([(1, 144), (9, 254), (10, 46), (20, 254)], False, MET, "in 2 steps: 254 + 46 rows"),
+        (
+            [(1, 144), (9, 254), (10, 256), (11, 92)],
+            True,
+            MET,
+            "in 3 steps: 254 + 256 + 92 rows",
+        ),
+        (
+            [(1, 144), (9, 254), (10, 46), (20, 144)],
+            True,
+            NOT_MET,
+            "in 2 steps: 254 + 46 rows",
+        ),
+        (
+            [(1, 144), (9, 254), (10, 46), (20, 254)],
+            False,
+            MET,
+            "in 2 steps: 254 + 46 rows",
+        ),
         ([(1, 144), (9, 144), (20, 254)], False, NOT_MET, "in 1 steps: 144 rows"),
         ([(1, 144), (3, 144), (5, 144)], True, NOT_MET, "in 1 steps"),
         ([(1, 254), (2, 0), (3, 254), (4, 0), (5, 92)], True, NOT_MET, "in 1 steps"),
@@ -98,7 +133,8 @@ def test_an_image_in_several_steps_is_seen_in_the_engines_steps(
 
 
 def test_no_race_is_absent_where_no_image_went_in_several_steps() -> None:
-    """The engine made one step of each image: that it answers them says nothing of the race."""
+    """The engine made one step of each image: that it answers them says nothing of the
+    race."""
     evidence = ordered()
     apart(evidence)
     assert judge(RACE, evidence)[0] is INCONCLUSIVE
@@ -111,7 +147,9 @@ def test_what_takes_the_trigger_away_on_purpose_need_not_bring_it() -> None:
     evidence = ordered(overwrite=2)
     apart(evidence)
     for name in ("budget",):
-        assert judged(RACE, evidence, run_facts(RACE, "", name)).outcome is NOT_REPRODUCED
+        assert (
+            judged(RACE, evidence, run_facts(RACE, "", name)).outcome is NOT_REPRODUCED
+        )
     for name, outcome in (("image-size", NOT_REPRODUCED), ("eager-mode", INCONCLUSIVE)):
         facts = replace(run_facts(RACE), flips=frozenset({name}))
         assert judged(RACE, evidence, facts).outcome is outcome
@@ -119,7 +157,9 @@ def test_what_takes_the_trigger_away_on_purpose_need_not_bring_it() -> None:
     idle(evidence)
     facts = replace(run_facts(RACE), flips=frozenset({"async-scheduling"}))
     assert judged(RACE, evidence, facts).outcome is NOT_REPRODUCED
-    assert judged(RACE, evidence, run_facts(RACE, "", "barrier")).outcome is INCONCLUSIVE
+    assert (
+        judged(RACE, evidence, run_facts(RACE, "", "barrier")).outcome is INCONCLUSIVE
+    )
 
 
 # ------------------------------------------------------------------ the cause
@@ -130,7 +170,8 @@ def overwrites(*steps: int, count: int = 0) -> Change:
         for _, data in evidence.results(LogsData):
             first = data.matches["stream-overwrite"][0]
             text = (
-                "mmrepro-stream: step {}: overwrite: … while the copy of [0:9] of step {} is queued"
+                "mmrepro-stream: step {}: overwrite: … while the copy of [0:9] "
+                "of step {} is queued"
             )
             data.matches["stream-overwrite"] = [
                 first.model_copy(update={"text": text.format(n + 1, n)}) for n in steps
@@ -150,7 +191,9 @@ def overwrites(*steps: int, count: int = 0) -> Change:
         (overwrites(1, 7, count=3), MET),
     ],
 )
-def test_the_mask_that_failed_is_the_one_that_was_overwritten(change: Change, truth: Truth) -> None:
+def test_the_mask_that_failed_is_the_one_that_was_overwritten(
+    change: Change, truth: Truth
+) -> None:
     evidence = race()
     change(evidence)
     assert judge(RACE, evidence)[1]["unordered-buffer"] is truth
@@ -166,13 +209,17 @@ def test_the_mask_that_failed_is_the_one_that_was_overwritten(change: Change, tr
         ((), module.FIRST),
     ],
 )
-def test_the_image_that_failed_is_the_first_large_one(failed: tuple[str, ...], label: str) -> None:
+def test_the_image_that_failed_is_the_first_large_one(
+    failed: tuple[str, ...], label: str
+) -> None:
     evidence = race()
     for name in RACE_LABELS:
         status = 500 if name in failed else 200
         edit(name, status=status, error="" if status == 200 else "died")(evidence)
     assert module.failing(evidence) == label
-    observed = next(r.observed for r in judge(RACE, evidence)[2] if r.id == "request-500")
+    observed = next(
+        r.observed for r in judge(RACE, evidence)[2] if r.id == "request-500"
+    )
     assert observed.startswith(f"{label}: {500 if failed and label in failed else 200}")
 
 
@@ -186,15 +233,21 @@ def test_the_step_that_failed_first_is_looked_at() -> None:
         data.match_counts["stream-error"] += 1
     assert judge(RACE, evidence)[1]["wrong-mask"] is MET
     assert judge(RACE, evidence)[1]["unordered-buffer"] is MET
-    observed = next(r.observed for r in judge(RACE, evidence)[2] if r.id == "wrong-mask")
-    assert observed.startswith("step 7: device error with 254 embeddings, 254 image rows prepared")
+    observed = next(
+        r.observed for r in judge(RACE, evidence)[2] if r.id == "wrong-mask"
+    )
+    assert observed.startswith(
+        "step 7: device error with 254 embeddings, 254 image rows prepared"
+    )
 
 
-# ------------------------------------------------------------------ what the report claims
+# --------------------------------------------------------------- what the report claims
 
 
 def claims(evidence: Evidence, *flips: str, **more: Any) -> dict[str, str]:
-    facts = replace(run_facts(RACE, "", *more.get("mitigations", ())), flips=frozenset(flips))
+    facts = replace(
+        run_facts(RACE, "", *more.get("mitigations", ())), flips=frozenset(flips)
+    )
     return {c.id: c.status.value for c in RACE.claim_results(evidence, facts)}
 
 
@@ -202,12 +255,19 @@ def test_the_reports_hypotheses_need_the_right_run() -> None:
     crashed = claims(race())
     assert crashed["assertion"] == crashed["buffer"] == "confirmed"
     assert crashed["graphs"] == "refuted"
-    for name in ("prefix-caching", "chunk-budget", "reporters-build", "request-1-passes"):
+    for name in (
+        "prefix-caching",
+        "chunk-budget",
+        "reporters-build",
+        "request-1-passes",
+    ):
         assert crashed[name] == "not-tested"
     assert crashed["on-a-gpu"] == "not-tested"
     assert claims(race(), "eager-mode")["graphs"] == "not-tested"
     hidden = ordered(overwrite=5)
-    assert claims(hidden, mitigations=("budget",))["chunk-budget"] == "not-tested"  # no effect
+    assert (
+        claims(hidden, mitigations=("budget",))["chunk-budget"] == "not-tested"
+    )  # no effect
     large(hidden)
     assert claims(hidden, mitigations=("budget",))["chunk-budget"] == "refuted"
     assert claims(ordered(), "chunk-budget")["chunk-budget"] == "not-tested"
@@ -237,7 +297,9 @@ def test_yesterdays_error_in_the_log_confirms_nothing() -> None:
 
 
 def at_once(evidence: Evidence) -> None:
-    first, second = (evidence.labelled(label)[0] for label in (module.FIRST, module.SECOND))
+    first, second = (
+        evidence.labelled(label)[0] for label in (module.FIRST, module.SECOND)
+    )
     second.sent, second.latency_s = first.sent, first.latency_s
 
 
@@ -296,7 +358,9 @@ def test_a_rate_of_zero_says_nothing_of_a_cache_that_is_on() -> None:
         data = metrics()
         for name, value in (("queries", 310.0), ("hits", hits)):
             data.samples.append(
-                MetricSample(name=f"vllm:prefix_cache_{name}_total", value=value, labels={})
+                MetricSample(
+                    name=f"vllm:prefix_cache_{name}_total", value=value, labels={}
+                )
             )
         evidence.probes.append(probed(data, "gate"))
         assert claims(evidence)["zero-hit-rate"] == status

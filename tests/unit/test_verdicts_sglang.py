@@ -1,4 +1,5 @@
-"""SGLang's aliases on made-up evidence: one thing changed at a time, and the verdict turns."""
+"""SGLang's aliases on made-up evidence: one thing changed at a time, and the verdict
+turns."""
 
 from pathlib import Path
 
@@ -40,7 +41,12 @@ INCONCLUSIVE, DIFFERENT = Outcome.INCONCLUSIVE, Outcome.DIFFERENT_FAILURE
 def test_own_answers_are_not_reproduced() -> None:
     outcome, truths = judge(COLLISION, run(collides=False))
     assert outcome is NOT_REPRODUCED
-    assert truths["b-gets-a"] is truths["kv-reused"] is truths["equal-pad-values"] is Truth.NOT_MET
+    assert (
+        truths["b-gets-a"]
+        is truths["kv-reused"]
+        is truths["equal-pad-values"]
+        is Truth.NOT_MET
+    )
 
 
 def control_shares_the_picture(evidence: Evidence) -> None:
@@ -51,7 +57,9 @@ def as_056(evidence: Evidence) -> None:
     """0.5.6 reports nothing for nothing; its counter tells."""
     for record in evidence.requests:
         record.cached_tokens = record.cached_tokens or None
-    evidence.facts["cached_tokens_total"] = sum(r.cached_tokens or 0 for r in evidence.requests)
+    evidence.facts["cached_tokens_total"] = sum(
+        r.cached_tokens or 0 for r in evidence.requests
+    )
 
 
 def no_probe(evidence: Evidence) -> None:
@@ -59,50 +67,102 @@ def no_probe(evidence: Evidence) -> None:
 
 
 ROWS: dict[str, Row] = {
-    "the control shares more than the text": (control_shares_the_picture, "inconclusive ?control"),
-    "B's answer is its own": (setting("B after A", **said("B", PROMPT - 1)), "different -b-gets-a"),
+    "the control shares more than the text": (
+        control_shares_the_picture,
+        "inconclusive ?control",
+    ),
+    "B's answer is its own": (
+        setting("B after A", **said("B", PROMPT - 1)),
+        "different -b-gets-a",
+    ),
     "B's answer is nobody's": (
-        setting("B after A", **said("?", PROMPT - 1)), "different -b-gets-a"),
+        setting("B after A", **said("?", PROMPT - 1)),
+        "different -b-gets-a",
+    ),
     "one logprob differs": (
-        setting("B after A", logprobs=[-0.65, -0.66, -0.67, -0.69]), "different -b-gets-a"),
-    "one order only": (setting("A after B", **said("A", PREFIX)), "different -a-gets-b -kv-reused"),
+        setting("B after A", logprobs=[-0.65, -0.66, -0.67, -0.69]),
+        "different -b-gets-a",
+    ),
+    "one order only": (
+        setting("A after B", **said("A", PREFIX)),
+        "different -a-gets-b -kv-reused",
+    ),
     "B was not answered": (
         setting("B after A", status=500),
-        "inconclusive ?text-shared ?b-gets-a ?silent ?kv-reused"),
-    "the answer broke off": (setting("B after A", finish_reason="abort"), "different -silent"),
+        "inconclusive ?text-shared ?b-gets-a ?silent ?kv-reused",
+    ),
+    "the answer broke off": (
+        setting("B after A", finish_reason="abort"),
+        "different -silent",
+    ),
     "wrong answers without the cache": (
-        setting("B after A", cached_tokens=PREFIX), "different -kv-reused"),
+        setting("B after A", cached_tokens=PREFIX),
+        "different -kv-reused",
+    ),
     "what was shared is unknown": (
-        setting("B after A", cached_tokens=None), "inconclusive ?text-shared ?kv-reused"),
+        setting("B after A", cached_tokens=None),
+        "inconclusive ?text-shared ?kv-reused",
+    ),
     "the control's answer is A's": (
-        setting("control after A", **said("A", PREFIX)), "different -control"),
+        setting("control after A", **said("A", PREFIX)),
+        "different -control",
+    ),
     "no control": (without("control after B"), "inconclusive ?control"),
     "the prefix is unknown": (
         without("gate: other picture after another"),
-        "inconclusive ?cache-on ?text-shared ?control ?kv-reused"),
-    "A and B are answered alike": (setting("gate: B alone", **said("A")), "inconclusive -b-gets-a"),
+        "inconclusive ?cache-on ?text-shared ?control ?kv-reused",
+    ),
+    "A and B are answered alike": (
+        setting("gate: B alone", **said("A")),
+        "inconclusive -b-gets-a",
+    ),
     "control and B are answered alike": (
-        setting("gate: control again", **said("B")), "inconclusive"),
-    "answers do not repeat": (setting("gate: A again", **said("x", PROMPT - 1)), "inconclusive"),
+        setting("gate: control again", **said("B")),
+        "inconclusive",
+    ),
+    "answers do not repeat": (
+        setting("gate: A again", **said("x", PROMPT - 1)),
+        "inconclusive",
+    ),
     "no logprobs": (setting("gate: A alone", logprobs=[]), "inconclusive"),
     "a gate request failed": (
-        setting("gate: B again", status=500), "inconclusive ?cache-on"),
+        setting("gate: B again", status=500),
+        "inconclusive ?cache-on",
+    ),
     "the cache was not flushed": (setting(sharing.FLUSH, status=400), "inconclusive"),
     "never flushed": (without(sharing.FLUSH), "inconclusive"),
-    "pad values differ": (ran(facts_of_pair(pads_equal=False)), "different -equal-pad-values"),
+    "pad values differ": (
+        ran(facts_of_pair(pads_equal=False)),
+        "different -equal-pad-values",
+    ),
     "hashes are equal as well": (
-        ran(facts_of_pair(hashes_differ=False)), "different -equal-pad-values"),
-    "no reproducer": (ran(), "inconclusive ?pair-agrees ?equal-pad-values ?radix-match"),
-    "a pretended kernel was called": (swapped(log(calls=1)), "inconclusive ?no-pretended-kernel"),
-    "the stand-in is not in the log": (swapped(log(loaded=0)), "inconclusive ?no-pretended-kernel"),
+        ran(facts_of_pair(hashes_differ=False)),
+        "different -equal-pad-values",
+    ),
+    "no reproducer": (
+        ran(),
+        "inconclusive ?pair-agrees ?equal-pad-values ?radix-match",
+    ),
+    "a pretended kernel was called": (
+        swapped(log(calls=1)),
+        "inconclusive ?no-pretended-kernel",
+    ),
+    "the stand-in is not in the log": (
+        swapped(log(loaded=0)),
+        "inconclusive ?no-pretended-kernel",
+    ),
     "no log": (no_probe, "inconclusive ?no-pretended-kernel"),
     "zero is reported as nothing": (as_056, "reproduced"),
     "red endpoints": (to(http(200, 503)), "reproduced -endpoints-green"),
     "it does not say whether pad values are equal": (
-        without_fact("pads_equal"), "inconclusive ?equal-pad-values"),
+        without_fact("pads_equal"),
+        "inconclusive ?equal-pad-values",
+    ),
     "it does not say whether hashes differ": (
-        without_fact("hashes_differ"), "inconclusive ?equal-pad-values"),
-}  # fmt: skip
+        without_fact("hashes_differ"),
+        "inconclusive ?equal-pad-values",
+    ),
+}
 
 
 @pytest.mark.parametrize(
@@ -137,16 +197,22 @@ def test_without_a_stand_in_nothing_is_asked_of_it() -> None:
     assert judge(COLLISION, evidence, Fidelity.GPU)[0] is REPRODUCED
 
 
-# ------------------------------------------------------------------ claims and expectations
+# -------------------------------------------------------------- claims and expectations
 
 
-def claims(evidence: Evidence, release: str, *mitigations: str) -> dict[str, ClaimStatus]:
+def claims(
+    evidence: Evidence, release: str, *mitigations: str
+) -> dict[str, ClaimStatus]:
     facts = RunFacts(release, Fidelity.CPU_STAND_IN, frozenset(mitigations), 13.0)
     return {c.id: c.status for c in COLLISION.claim_results(evidence, facts)}
 
 
 def test_claims_of_a_collision() -> None:
-    yes, no, untested = ClaimStatus.CONFIRMED, ClaimStatus.REFUTED, ClaimStatus.NOT_TESTED
+    yes, no, untested = (
+        ClaimStatus.CONFIRMED,
+        ClaimStatus.REFUTED,
+        ClaimStatus.NOT_TESTED,
+    )
     found = claims(run(collides=True), "0.5.6")
     assert found == {
         "pad-range": yes,
@@ -171,7 +237,9 @@ def test_claims_of_a_collision() -> None:
     assert {healthy[c] for c in ("kv-reused", "a-features")} == {untested}
     shifted = run(collides=True)
     shifted.reproducers = [
-        facts_of_pair(pad_of_0=10**6, pad_of_2_30_less_1=10**6 + 2**30 - 1, pad_of_2_30=10**6)
+        facts_of_pair(
+            pad_of_0=10**6, pad_of_2_30_less_1=10**6 + 2**30 - 1, pad_of_2_30=10**6
+        )
     ]
     assert claims(shifted, "0.5.17")["pad-range"] is no
 
@@ -191,7 +259,9 @@ def test_claims_of_a_collision() -> None:
     ],
 )
 def test_what_is_expected(release: str, mitigation: str, outcome: Outcome) -> None:
-    found, why = COLLISION.expected(release, frozenset({mitigation} if mitigation else ()))
+    found, why = COLLISION.expected(
+        release, frozenset({mitigation} if mitigation else ())
+    )
     assert found is outcome
     dropped = outcome is REPRODUCED and mitigation
     field = mitigation.replace("-", "_")
@@ -247,7 +317,9 @@ def test_the_alias(scenario: Scenario) -> None:
     healthy = alias_run(scenario, aliases=False)
     if scenario is EMBEDDING:  # one hash, a cache that is on, and no alias: hardly
         assert judge(scenario, healthy)[0] is INCONCLUSIVE
-        healthy.requests = [r for r in healthy.requests if not r.label.startswith("fill")]
+        healthy.requests = [
+            r for r in healthy.requests if not r.label.startswith("fill")
+        ]
         healthy.requests += [*filled(1.0), *filled(1.0)]
         off = frozenset({"disable-embedding-cache"})
         assert judge(scenario, healthy, mitigations=off)[0] is NOT_REPRODUCED
@@ -289,4 +361,6 @@ def test_the_tiles_lie_in_another_layout() -> None:
     assert {name: picture.png for name, picture in pictures.items()} == {
         name: picture.png for name, picture in made.items()
     }
-    assert shape_alias.KvCache.model.image_tokens == 1024  # of a picture that fills the cache
+    assert (
+        shape_alias.KvCache.model.image_tokens == 1024
+    )  # of a picture that fills the cache

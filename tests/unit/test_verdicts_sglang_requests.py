@@ -120,10 +120,26 @@ def test_a_silent_failure_is_recognised_by_the_hash_that_was_sent() -> None:
 
 def test_an_answer_in_sglangs_own_form_is_read() -> None:
     record = RequestRecord(
-        id=1, phase="trigger", label="x", path="/generate", sent=Moment.now(), deadline_s=1
+        id=1,
+        phase="trigger",
+        label="x",
+        path="/generate",
+        sent=Moment.now(),
+        deadline_s=1,
     )
-    told: dict[str, Any] = {"prompt_tokens": 5, "completion_tokens": 2, "cached_tokens": 3}
-    told |= {"finish_reason": {"type": "length"}, "output_token_logprobs": [[-0.5, 7, None]]}
+    told: dict[str, Any] = {
+        "prompt_tokens": 5,
+        "completion_tokens": 2,
+        "cached_tokens": 3,
+    }
+    told |= {
+        "finish_reason": {"type": "length"},
+        "output_token_logprobs": [[-0.5, 7, None]],
+    }
     read_generated({"text": "hi", "meta_info": told}, record)
-    assert (record.text, record.finish_reason, record.cached_tokens) == ("hi", "length", 3)
+    assert (record.text, record.finish_reason, record.cached_tokens) == (
+        "hi",
+        "length",
+        3,
+    )
     assert (record.tokens, record.logprobs) == (["7"], [-0.5])

@@ -1,4 +1,5 @@
-"""vLLM's adapters that are loaded as it runs, and streamed tool calls: tables for a turn."""
+"""vLLM's adapters that are loaded as it runs, and streamed tool calls: tables for a
+turn."""
 
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios.lora_runtime import (
@@ -22,24 +23,46 @@ from mmrepro.traffic.evidence import Evidence
 from test_verdicts_lora import as_answered, reproducer
 from turns import Change, Row, edit, measured, ran
 
-RELOAD, ADDED, TOOLS = map(load_scenario, ("lora-reload", "lora-added", "tool-arguments-dropped"))
+RELOAD, ADDED, TOOLS = map(
+    load_scenario, ("lora-reload", "lora-added", "tool-arguments-dropped")
+)
 RELOAD_ROWS: dict[str, Row] = {
-    "the new adapter's answer": (as_answered(RELOADED, OF_B), "not-reproduced -stale-answer"),
+    "the new adapter's answer": (
+        as_answered(RELOADED, OF_B),
+        "not-reproduced -stale-answer",
+    ),
     "no answer": (edit(RELOADED, status=500), "different -stale-answer"),
     "wrong with a salt": (as_answered(SALTED, OF_A), "different -salted"),
     "wrong under its own name": (as_answered(AFTER, OF_A), "different -own-name"),
-    "nothing was cached": (edit(RELOADED, cached_tokens=None), "different -from-the-cache"),
-    "the salt was of no use": (edit(SALTED, cached_tokens=128), "different -from-the-cache"),
-    "nobody tells of the cache": (edit(AGAIN, cached_tokens=None), "inconclusive ?from-the-cache"),
+    "nothing was cached": (
+        edit(RELOADED, cached_tokens=None),
+        "different -from-the-cache",
+    ),
+    "the salt was of no use": (
+        edit(SALTED, cached_tokens=128),
+        "different -from-the-cache",
+    ),
+    "nobody tells of the cache": (
+        edit(AGAIN, cached_tokens=None),
+        "inconclusive ?from-the-cache",
+    ),
     "hashed by the path": (
-        reproducer(another_path_same_key=False), "different -hashed-by-name"),
-    "hashed by no name": (reproducer(another_name_same_key=True), "different -hashed-by-name"),
+        reproducer(another_path_same_key=False),
+        "different -hashed-by-name",
+    ),
+    "hashed by no name": (
+        reproducer(another_name_same_key=True),
+        "different -hashed-by-name",
+    ),
     "the script was not run": (ran(), "inconclusive ?hashed-by-name"),
-    "a load was refused": (edit(f"load {SWAPPED}", status=400), "inconclusive -replaced"),
+    "a load was refused": (
+        edit(f"load {SWAPPED}", status=400),
+        "inconclusive -replaced",
+    ),
     "it was not asked before": (as_answered(FIRST, OF_B), "inconclusive -replaced"),
     "both are one adapter": (as_answered(OF_A, OF_B), "inconclusive -tell-apart"),
     "not alike twice": (as_answered(AGAIN, OF_A), "inconclusive -tell-apart"),
-}  # fmt: skip
+}
 
 
 def answered_right(evidence: Evidence) -> None:
@@ -49,18 +72,34 @@ def answered_right(evidence: Evidence) -> None:
 
 ADDED_ROWS: dict[str, Row] = {
     "both give their own answers": (answered_right, "not-reproduced -answers-turn"),
-    "it turned before the load": (measured(pieces_before=23), "different -answers-turn"),
+    "it turned before the load": (
+        measured(pieces_before=23),
+        "different -answers-turn",
+    ),
     "no move is noticed twice": (
-        reproducer(refreshed_after_a_move=1), "different -slots-remembered"),
-    "nothing is worked out": (reproducer(refreshed_at_first=0), "different -slots-remembered"),
+        reproducer(refreshed_after_a_move=1),
+        "different -slots-remembered",
+    ),
+    "nothing is worked out": (
+        reproducer(refreshed_at_first=0),
+        "different -slots-remembered",
+    ),
     "the script was not run": (ran(), "inconclusive ?slots-remembered"),
     "the load was refused": (edit(f"load {THIRD}", status=400), "inconclusive -loaded"),
-    "the load came late": (edit(f"load {THIRD}", latency_s=900.0), "inconclusive -loaded"),
+    "the load came late": (
+        edit(f"load {THIRD}", latency_s=900.0),
+        "inconclusive -loaded",
+    ),
     "nobody had begun": (measured(pieces_before=0), "inconclusive -loaded"),
-    "wrong for good": (as_answered(LATER[B], LONG[A]), "different -tell-apart -own-again"),
+    "wrong for good": (
+        as_answered(LATER[B], LONG[A]),
+        "different -tell-apart -own-again",
+    ),
     "both are one adapter": (
-        as_answered(ALONE[A], ALONE[B]), "different -tell-apart -answers-turn"),
-}  # fmt: skip
+        as_answered(ALONE[A], ALONE[B]),
+        "different -tell-apart -answers-turn",
+    ),
+}
 
 
 def given(label: str, *arguments: str) -> Change:
@@ -83,10 +122,14 @@ TOOL_ROWS: dict[str, Row] = {
     "one call": (given(STREAMED, "{}"), "different -arguments-gone"),
     "no call": (given(STREAMED), "different -arguments-gone"),
     "whole without them": (
-        given(WHOLE, "{}", "{}"), "different -both-called -whole-has-them"),
+        given(WHOLE, "{}", "{}"),
+        "different -both-called -whole-has-them",
+    ),
     "alone without them": (given(ONE_CALL, "{}"), "different -alone-has-them"),
-    "the parser keeps them": (reproducer(xlam_streamed=MOON), "different -parser-drops"),
+    "the parser keeps them": (
+        reproducer(xlam_streamed=MOON),
+        "different -parser-drops",
+    ),
     "the script was not run": (ran(), "inconclusive ?parser-drops"),
-    "the stream failed": (
-        edit(STREAMED, status=500), "inconclusive -both-called"),
-}  # fmt: skip
+    "the stream failed": (edit(STREAMED, status=500), "inconclusive -both-called"),
+}

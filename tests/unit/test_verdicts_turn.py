@@ -1,7 +1,8 @@
-"""Signatures, one change at a time: the verdict turns, and no condition is one that cannot fail.
+"""Signatures, one change at a time: the verdict turns, and no condition is one that
+cannot fail.
 
-A signature whose condition cannot fail would pass the first test and none of the others.
-"""
+A signature whose condition cannot fail would pass the first test and none of the
+others."""
 
 from functools import partial
 
@@ -35,10 +36,17 @@ TABLES = {
     "undersized-kv-budget": Table(kv.BUDGET, opaque_run, kv.ROWS, complete=False),
     "kv-growth-crash": Table(kv.GROWTH, crash_run, kv.GROWTH_ROWS, complete=False),
     "slot-mapping": Table(
-        prefill.SLOTS, partial(prefill.failed_run, prefill.SLOTS), prefill.ROWS, complete=False
+        prefill.SLOTS,
+        partial(prefill.failed_run, prefill.SLOTS),
+        prefill.ROWS,
+        complete=False,
     ),
     "pad-value-collision": Table(
-        sglang.COLLISION, partial(sglang.run, collides=True), sglang.ROWS, STAND_IN, complete=False
+        sglang.COLLISION,
+        partial(sglang.run, collides=True),
+        sglang.ROWS,
+        STAND_IN,
+        complete=False,
     ),
     "completions-session": recorded(
         "completions-session-0.14.0", completions.SCENARIO, completions.ROWS

@@ -1,4 +1,5 @@
-"""Where the conditions of vLLM's cache scenarios turn: both sides of each comparison."""
+"""Where the conditions of vLLM's cache scenarios turn: both sides of each
+comparison."""
 
 import pytest
 from made_up import (
@@ -68,7 +69,9 @@ def scheduled(value: str) -> StackSample:
         (("<Scheduler>",), UNKNOWN),
     ],
 )
-def test_the_budget_lies_between_the_two_images(budgets: tuple[str, ...], expected: Truth) -> None:
+def test_the_budget_lies_between_the_two_images(
+    budgets: tuple[str, ...], expected: Truth
+) -> None:
     evidence = edited(overflow_run, with_samples(*map(budget, budgets)))
     assert truth(OVERFLOW, evidence, "larger-than-the-budget") is expected
 
@@ -170,12 +173,17 @@ def test_an_observer_of_the_overflow_asks_for_no_use_of_before() -> None:
     }
     run = {c.id: (c.part, c.required) for c in OVERFLOW.conditions(facts(OVERFLOW))}
     supporting = ("counted-as-running", "core-burns-cpu", "others-starve")
-    assert [name for name, (_, required) in run.items() if not required] == list(supporting)
+    assert [name for name, (_, required) in run.items() if not required] == list(
+        supporting
+    )
 
 
 def test_the_rows_of_the_overflow_say_what_is_abnormal() -> None:
     evidence = edited(overflow_run, relabel(overflow.OTHER, 200))
-    rows = {row.check: row.abnormal for row in OVERFLOW.symptom_rows(evidence, facts(OVERFLOW))}
+    rows = {
+        row.check: row.abnormal
+        for row in OVERFLOW.symptom_rows(evidence, facts(OVERFLOW))
+    }
     assert rows == {
         overflow.BIG: True,
         overflow.TEXT: True,
@@ -192,7 +200,7 @@ def test_a_refusal_counts_its_own_tokens() -> None:
     assert truth(OVERFLOW, refused, "not-resized") is MET
 
 
-# ------------------------------------------------------------------ the multimodal caches
+# ---------------------------------------------------------------- the multimodal caches
 
 
 @pytest.mark.parametrize(
@@ -223,10 +231,14 @@ def test_for_ever_is_said_of_all_four() -> None:
     heals.labelled(vllm.AGAIN)[3].status = 200
     assert truth(DESYNC, heals, "for-ever") is NOT_MET
     assert truth(DESYNC, heals, "same-image-500") is MET
-    rows = {row.check: row.abnormal for row in DESYNC.symptom_rows(heals, facts(DESYNC))}
+    rows = {
+        row.check: row.abnormal for row in DESYNC.symptom_rows(heals, facts(DESYNC))
+    }
     assert rows["image X again, short"] is True
     relabel(vllm.AGAIN, 200)(heals)
-    rows = {row.check: row.abnormal for row in DESYNC.symptom_rows(heals, facts(DESYNC))}
+    rows = {
+        row.check: row.abnormal for row in DESYNC.symptom_rows(heals, facts(DESYNC))
+    }
     assert rows["image X again, short"] is False
 
 
@@ -274,7 +286,9 @@ def test_the_stack_that_is_shown_has_the_most_to_tell() -> None:
     """Of those in the loop, one in popitem; of those, one with its key."""
     bare, above = thread(*LOOP), thread(*LOOP[1:])
     shows = thread(*LOOP, key=GHOST)
-    evidence = edited(hang_run, lambda e: swap(e, stacks(above, bare, shows, bare, above)))
+    evidence = edited(
+        hang_run, lambda e: swap(e, stacks(above, bare, shows, bare, above))
+    )
     shown = GHOST_KEY.key_stack(evidence)
     assert shown is not None
     assert (shown.seen, shown.samples) == (5, 5)
@@ -290,7 +304,10 @@ def test_the_stack_that_is_shown_has_the_most_to_tell() -> None:
 
 
 def test_sampling_goes_on_until_the_key_was_seen() -> None:
-    shows, bare = stacks(thread(*LOOP, key=GHOST)).samples, stacks(thread(*LOOP)).samples
+    shows, bare = (
+        stacks(thread(*LOOP, key=GHOST)).samples,
+        stacks(thread(*LOOP)).samples,
+    )
     assert GHOST_KEY.enough_stacks(shows)
     assert GHOST_KEY.enough_stacks([*bare, *shows])
     assert not GHOST_KEY.enough_stacks(bare)
@@ -310,20 +327,30 @@ def test_the_key_is_the_one_of_the_assertion() -> None:
     assert truth(GHOST_KEY, none, "ghost-is-the-key") is UNKNOWN
 
 
-# ------------------------------------------------------------------ what is sent, and of whom
+# ------------------------------------------------------------ what is sent, and of whom
 
 
 def test_the_two_images_are_a_row_of_tokens_apart() -> None:
     sizes = (overflow.FITS, overflow.TOO_LARGE)
     small, large = (overflow.LIFTED.tokens_of(*size) for size in sizes)
-    assert sizes == ((896, 448), (896, 476))  # whole patches: a pixel more is rounded away
+    assert sizes == (
+        (896, 448),
+        (896, 476),
+    )  # whole patches: a pixel more is rounded away
     assert overflow.tokens_sent(Requests(overflow_run())) == (small, large)
     assert overflow.LIFTED.image_tokens == 2048
     assert (small, large - small) == (overflow.BUDGET, overflow.ROW_TOKENS) == (512, 32)
-    assert OVERFLOW.model.tokens_of(*overflow.TOO_LARGE) <= OVERFLOW.model.image_tokens == 225
+    assert (
+        OVERFLOW.model.tokens_of(*overflow.TOO_LARGE)
+        <= OVERFLOW.model.image_tokens
+        == 225
+    )
     options = OVERFLOW.server_args
     assert options[options.index("--max-num-batched-tokens") + 1] == "512"
-    assert (options[options.index("--max-num-seqs") + 1], OVERFLOW.max_model_len) == ("8", 4096)
+    assert (options[options.index("--max-num-seqs") + 1], OVERFLOW.max_model_len) == (
+        "8",
+        4096,
+    )
     lifted = overflow.KWARGS["mm_processor_kwargs"]["max_pixels"]
     assert lifted == overflow.LIFTED.max_pixels
     larger = OVERFLOW.mitigation("larger-budget").server_args
@@ -335,7 +362,11 @@ def test_the_refused_request_is_too_long_by_its_image() -> None:
     assert text + 24 < DESYNC.max_model_len < text + DESYNC.model.image_tokens
     for scenario in (DESYNC, GHOST_KEY):
         options = scenario.server_args
-        assert options[options.index("--mm-processor-cache-gb") + 1] == str(vllm.CACHE_GB) == "0.02"
+        assert (
+            options[options.index("--mm-processor-cache-gb") + 1]
+            == str(vllm.CACHE_GB)
+            == "0.02"
+        )
 
 
 @pytest.mark.parametrize(
@@ -395,12 +426,18 @@ def test_a_request_without_an_answer_is_named_so() -> None:
 
 
 def test_the_rows_of_the_mm_caches_say_what_is_abnormal() -> None:
-    rows = {row.check: row.abnormal for row in GHOST_KEY.symptom_rows(hang_run(), facts(GHOST_KEY))}
+    rows = {
+        row.check: row.abnormal
+        for row in GHOST_KEY.symptom_rows(hang_run(), facts(GHOST_KEY))
+    }
     normal = ("process alive", "/health, /v1/models")
     assert [rows.pop(name) for name in normal] == [False, False]
     assert rows.pop("GPU utilisation") is None
     assert set(rows.values()) == {True}
-    rows = {row.check: row.abnormal for row in DESYNC.symptom_rows(desync_run(), facts(DESYNC))}
+    rows = {
+        row.check: row.abnormal
+        for row in DESYNC.symptom_rows(desync_run(), facts(DESYNC))
+    }
     assert rows.pop("image X again, short") is True
     assert set(rows.values()) == {False}
     assert len(rows) == 3
@@ -409,7 +446,12 @@ def test_the_rows_of_the_mm_caches_say_what_is_abnormal() -> None:
 def test_what_an_observer_asks_of_the_mm_caches() -> None:
     live = LiveFacts("vllm", "0.23.0", (), 13.0)
     told = [c.id for c in DESYNC.live_conditions(live) if c.required]
-    assert told == ["requests-fail", "others-answered", "endpoints-green", "receiver-misses"]
+    assert told == [
+        "requests-fail",
+        "others-answered",
+        "endpoints-green",
+        "receiver-misses",
+    ]
     optional = [c.id for c in DESYNC.conditions(facts(DESYNC)) if not c.required]
     assert optional == ["for-ever"]
 
@@ -418,5 +460,7 @@ def test_without_a_log_it_is_said_what_no_sample_showed() -> None:
     evidence = edited(overflow_run, with_samples(budget("<Scheduler>")))
     results = judged(OVERFLOW, evidence, facts(OVERFLOW)).conditions
     told = {r.id: r.observed for r in results}
-    assert told["larger-than-the-budget"].startswith("no sample caught the scheduler's local")
+    assert told["larger-than-the-budget"].startswith(
+        "no sample caught the scheduler's local"
+    )
     assert told["larger-than-the-cache"].startswith("neither the log nor a stack tells")

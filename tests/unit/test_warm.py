@@ -1,4 +1,5 @@
-"""Fork servers of a toy engine: real processes, each ended by the test that started it."""
+"""Fork servers of a toy engine: real processes, each ended by the test that started
+it."""
 
 import json
 import os
@@ -59,9 +60,13 @@ def test_a_server_is_what_a_newly_started_one_would_be(
         assert facts["tmp"] == process._order.tmp
         assert facts["stdin"] == os.devnull
         assert facts["files"] == [0, 1, 2]
-        assert processes.arguments(process.engine_pid) == processes.arguments(parent.pid)
+        assert processes.arguments(process.engine_pid) == processes.arguments(
+            parent.pid
+        )
         assert process.process_ids() == [process.engine_pid]
-        assert (folder / "engine.log").read_text() == "imported\nimported\n", "the parent's first"
+        assert (folder / "engine.log").read_text() == "imported\nimported\n", (
+            "the parent's first"
+        )
         seen.append(facts)
     assert seen[0]["random"] != seen[1]["random"]
     assert parent.facts.served == 2
@@ -87,14 +92,18 @@ def test_stop_and_a_hung_server_leave_the_parent_as_it_was(
 
     def footprint() -> tuple[int, int]:
         folder = Path(f"/proc/{parent.pid}")
-        return len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir()))
+        return len(list((folder / "fd").iterdir())), len(
+            list((folder / "task").iterdir())
+        )
 
     before = footprint()
     for number in range(5):
         folder = tmp_path / str(number)
         process = serve(parent, spec, folder)
         facts_of(folder)
-        assert {process.pid, process.engine_pid} <= processes.descendants(parent.pid).keys()
+        assert {process.pid, process.engine_pid} <= processes.descendants(
+            parent.pid
+        ).keys()
         report = process.stop(0.05)
         assert report.exit_code == -signal.SIGKILL
         assert report.left == []
@@ -111,7 +120,14 @@ def test_stop_and_a_hung_server_leave_the_parent_as_it_was(
         ("raise SystemExit('no')", 1, "no"),
         ("raise ValueError('x')", 1, "ValueError: x"),
         ("import atexit; atexit.register(print, 'at the end')", 0, "at the end"),
-        ("import threading; threading.Thread(target=print, args=('thread',)).start()", 0, "thread"),
+        (
+            (
+                "import threading; threading.Thread(target=print, "
+                "args=('thread',)).start()"
+            ),
+            0,
+            "thread",
+        ),
         ("import os; os.kill(os.getpid(), 9)", -9, ""),
     ],
 )
@@ -168,7 +184,8 @@ CHILD = """
 def test_a_spawned_child_is_forked_and_has_what_a_spawned_one_has(
     tmp_path: Path, parents: ForkServers, started: list[EngineProcess]
 ) -> None:
-    """Above all no copy of the server's listening socket, which would outlive the server."""
+    """Above all no copy of the server's listening socket, which would outlive the
+    server."""
     spec = toy(tmp_path / "code", CHILD)
     started.append(serve(parents.get(spec), spec, tmp_path / "run"))
     facts = facts_of(tmp_path / "run")
@@ -227,13 +244,20 @@ def test_what_cannot_be_pickled_fails_as_with_spawn(
             "daemon=True).start()",
             "started 1 threads of ",
         ),
-        ("import socket, sys; sys.kept = socket.create_server(('127.0.0.1', 0))", "opened socket:"),
+        (
+            "import socket, sys; sys.kept = socket.create_server(('127.0.0.1', 0))",
+            "opened socket:",
+        ),
         ("import sys; sys.kept = open('written', 'w')", "opened "),
         ("import os; kept = os.pipe()", "opened pipe:"),
-        ("import subprocess; kept = subprocess.Popen(['sleep', '99'])", "started process"),
+        (
+            "import subprocess; kept = subprocess.Popen(['sleep', '99'])",
+            "started process",
+        ),
         (
             "import sys, types; sys.modules['torch'] = types.SimpleNamespace("
-            "cuda=types.SimpleNamespace(is_initialized=lambda: True), default_generator=None)",
+            "cuda=types.SimpleNamespace(is_initialized=lambda: True), "
+            "default_generator=None)",
             "initialised CUDA",
         ),
         ("raise ValueError('not here')", "cannot be imported: ValueError: not here"),
@@ -279,19 +303,30 @@ NAMED_THREAD = """
 def test_jemallocs_thread_is_no_obstacle_and_an_unknown_one_means_a_cold_start(
     tmp_path: Path, parents: ForkServers
 ) -> None:
-    parent = parents.get(toy(tmp_path / "code", NAMED_THREAD.format(name=b"jemalloc_bg_thd")))
+    parent = parents.get(
+        toy(tmp_path / "code", NAMED_THREAD.format(name=b"jemalloc_bg_thd"))
+    )
     assert parent.facts.threads == {"jemalloc_bg_thd": 1}
-    with pytest.raises(Refused, match="1 threads of unknown use, called 'my_alloc") as refused:
-        parents.get(toy(tmp_path / "other", NAMED_THREAD.format(name=b"my_alloc_bg_thd")))
+    with pytest.raises(
+        Refused, match="1 threads of unknown use, called 'my_alloc"
+    ) as refused:
+        parents.get(
+            toy(tmp_path / "other", NAMED_THREAD.format(name=b"my_alloc_bg_thd"))
+        )
     assert refused.value.cold
 
 
 @pytest.mark.skipif(
     os.cpu_count() == 1, reason="OpenBLAS starts as many threads as there are cores"
 )
-def test_threads_that_end_for_a_fork_are_no_obstacle(tmp_path: Path, parents: ForkServers) -> None:
+def test_threads_that_end_for_a_fork_are_no_obstacle(
+    tmp_path: Path, parents: ForkServers
+) -> None:
     """OpenBLAS has fork handlers."""
-    imports = "import numpy, os; open('tasks', 'w').write(str(len(os.listdir('/proc/self/task'))))"
+    imports = (
+        "import numpy, os; open('tasks', "
+        "'w').write(str(len(os.listdir('/proc/self/task'))))"
+    )
     parent = parents.get(toy(tmp_path / "code", imports, OPENBLAS_NUM_THREADS="2"))
     assert (parent.folder / "tasks").read_text() == "2"
     assert parent.facts.threads == {}
@@ -349,7 +384,9 @@ def test_the_key_is_of_all_that_an_import_may_read(tmp_path: Path) -> None:
         assert changed.key != spec.key
 
 
-def test_equal_starts_share_one_and_the_least_recently_used_goes(tmp_path: Path) -> None:
+def test_equal_starts_share_one_and_the_least_recently_used_goes(
+    tmp_path: Path,
+) -> None:
     specs = [toy(tmp_path / "code", TOY=str(n)) for n in range(3)]
     with ForkServers(tmp_path / "kept", limit=2) as parents:
         first, second = parents.get(specs[0]), parents.get(specs[1])
@@ -363,7 +400,9 @@ def test_equal_starts_share_one_and_the_least_recently_used_goes(tmp_path: Path)
     assert not first.folder.exists()
 
 
-def test_those_that_are_lent_are_found_by_others_and_end_with_their_maker(tmp_path: Path) -> None:
+def test_those_that_are_lent_are_found_by_others_and_end_with_their_maker(
+    tmp_path: Path,
+) -> None:
     kept, spec = tmp_path / "kept", toy(tmp_path / "code")
     with ForkServers(kept, lent=True) as parents:
         made = parents.get(spec)
@@ -382,7 +421,9 @@ def test_they_are_bounded_in_memory(tmp_path: Path) -> None:
         assert not first.alive
 
 
-def test_a_kept_one_is_found_by_the_next_command_and_ends_when_idle(tmp_path: Path) -> None:
+def test_a_kept_one_is_found_by_the_next_command_and_ends_when_idle(
+    tmp_path: Path,
+) -> None:
     kept, spec = tmp_path / "kept", toy(tmp_path / "code")
     with ForkServers(kept, idle_s=600) as parents:
         made = parents.get(spec)
@@ -404,10 +445,15 @@ def test_a_kept_one_is_found_by_the_next_command_and_ends_when_idle(tmp_path: Pa
 
 def test_what_another_command_is_importing_is_waited_for(tmp_path: Path) -> None:
     kept, code = tmp_path / "kept", tmp_path / "code"
-    slow = f"import time; open({str(tmp_path / 'imports')!r}, 'a').write('x'); time.sleep(0.5)"
+    slow = (
+        f"import time; open({str(tmp_path / 'imports')!r}, 'a').write('x'); "
+        "time.sleep(0.5)"
+    )
     spec = toy(code, slow)
     with ThreadPoolExecutor() as commands:
-        asked = [commands.submit(ForkServers(kept, idle_s=600).get, spec) for _ in range(3)]
+        asked = [
+            commands.submit(ForkServers(kept, idle_s=600).get, spec) for _ in range(3)
+        ]
         made = [one.result() for one in asked]
     try:
         assert len({one.pid for one in made}) == 1
@@ -451,4 +497,6 @@ def test_a_detached_server_outlives_its_parent(
     started.append(process)
     assert processes.alive(process.engine_pid)
     os.kill(process.pid, signal.SIGTERM)
-    until(lambda: not processes.alive(process.engine_pid), "it ends with its supervisor")
+    until(
+        lambda: not processes.alive(process.engine_pid), "it ends with its supervisor"
+    )

@@ -40,7 +40,13 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
 
     def begin() -> tuple[subprocess.Popen[bytes], list[int], list[Path]]:
         helper = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(OWNER), str(Path(__file__).parent), tmp_path],
+            [
+                sys.executable,
+                "-c",
+                textwrap.dedent(OWNER),
+                str(Path(__file__).parent),
+                tmp_path,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -60,7 +66,10 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
 def test_kill_9_leaves_nothing(owner: Owner, whom: str) -> None:
     helper, pids, folders = owner()
     parent, supervisor, engine = pids[:3]
-    os.kill({"owner": helper.pid, "parent": parent, "supervisor": supervisor}[whom], signal.SIGKILL)
+    os.kill(
+        {"owner": helper.pid, "parent": parent, "supervisor": supervisor}[whom],
+        signal.SIGKILL,
+    )
     if whom == "parent":  # its servers are the harness's, and go on until that ends
         until(lambda: not processes.alive(parent), "the parent's end")
         assert processes.alive(engine)
@@ -70,7 +79,9 @@ def test_kill_9_leaves_nothing(owner: Owner, whom: str) -> None:
         assert processes.alive(parent)
         helper.kill()
     until(lambda: not any(processes.alive(pid) for pid in pids), "all are gone")
-    until(lambda: not any(folder.exists() for folder in folders), "their folders are gone")
+    until(
+        lambda: not any(folder.exists() for folder in folders), "their folders are gone"
+    )
 
 
 def test_kill_9_of_the_owner_while_the_parent_imports(tmp_path: Path) -> None:
@@ -89,7 +100,13 @@ def test_kill_9_of_the_owner_while_the_parent_imports(tmp_path: Path) -> None:
     """
     assert spec.module == "toy_server"
     helper = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program), str(Path(__file__).parent), tmp_path]
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(program),
+            str(Path(__file__).parent),
+            tmp_path,
+        ]
     )
     try:
         until((folder / "importing").exists, "it imports")

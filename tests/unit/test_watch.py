@@ -1,4 +1,5 @@
-"""The watch: liveness with hysteresis, a diagnosis on failure, and what sidecars read."""
+"""The watch: liveness with hysteresis, a diagnosis on failure, and what sidecars
+read."""
 
 import asyncio
 import itertools
@@ -114,7 +115,9 @@ def test_thresholds_below_one_are_refused() -> None:
 
 
 @given(
-    st.lists(st.sampled_from(list(CheckOutcome)), max_size=60), st.integers(1, 4), st.integers(1, 4)
+    st.lists(st.sampled_from(list(CheckOutcome)), max_size=60),
+    st.integers(1, 4),
+    st.integers(1, 4),
 )
 def test_the_rules_hold_for_any_history(
     history: list[CheckOutcome], failures: int, successes: int
@@ -150,7 +153,9 @@ MODELS = {"data": [{"id": "tiny"}]}
 
 
 def one_check(
-    completion: bytes | None, metrics: Iterator[int] | None = None, models: bytes | None = None
+    completion: bytes | None,
+    metrics: Iterator[int] | None = None,
+    models: bytes | None = None,
 ) -> tuple[Check, list[bytes]]:
     """Against a FAKE server; ``completion`` None: it never answers."""
 
@@ -159,7 +164,9 @@ def one_check(
 
         async def reply(request: bytes, writer: asyncio.StreamWriter) -> None:
             if request.startswith(b"GET /v1/models"):
-                raw = http(200, json.dumps(MODELS).encode()) if models is None else models
+                raw = (
+                    http(200, json.dumps(MODELS).encode()) if models is None else models
+                )
             elif request.startswith(b"GET /metrics") and metrics is not None:
                 text = f"{PROGRESS[0]} {next(metrics)}\nvllm:num_requests_running 1\n"
                 raw = http(200, text.encode(), "text/plain")
@@ -208,7 +215,18 @@ def test_an_answer_is_ok_and_the_request_is_small_and_marked() -> None:
         (http(200, b"<html>"), None, ERROR),
         (b"garbage\r\n\r\n", None, ERROR),
     ],
-    ids=["silence", "frozen", "busy", "500", "503", "429", "401", "404", "html", "garbage"],
+    ids=[
+        "silence",
+        "frozen",
+        "busy",
+        "500",
+        "503",
+        "429",
+        "401",
+        "404",
+        "html",
+        "garbage",
+    ],
 )
 def test_what_a_server_may_do(
     completion: bytes | None,
@@ -222,7 +240,9 @@ def test_what_a_server_may_do(
     assert found.why
 
 
-@pytest.mark.parametrize("models", [http(500, b""), http(200, b"{}"), http(200, b"nonsense")])
+@pytest.mark.parametrize(
+    "models", [http(500, b""), http(200, b"{}"), http(200, b"nonsense")]
+)
 def test_without_a_model_the_check_fails(models: bytes) -> None:
     found, requests = one_check(None, models=models)
     assert found.verdict is ERROR
@@ -327,7 +347,9 @@ def test_a_diagnosis_that_fails_does_not_end_the_watch() -> None:
 
 def get(address: tuple[str, int], path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://{address[0]}:{address[1]}{path}") as answer:
+        with urllib.request.urlopen(
+            f"http://{address[0]}:{address[1]}{path}"
+        ) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -383,7 +405,9 @@ def test_the_endpoints_follow_the_state() -> None:
             WatchServer(made, server.address)
     finally:
         server.close()
-    assert not any(t.name == "watch-http" and t.is_alive() for t in threading.enumerate())
+    assert not any(
+        t.name == "watch-http" and t.is_alive() for t in threading.enumerate()
+    )
 
 
 @pytest.mark.parametrize("text", ["x", "", ":", "h:70000", "h:-1"])
@@ -394,7 +418,8 @@ def test_bad_addresses(text: str) -> None:
 
 @given(st.floats(0.5, 3600), st.integers(1, 20))
 def test_a_hang_is_told_within_two_intervals(interval: float, failures: int) -> None:
-    """The worst case: it hangs right after an answer; then an interval, then the failures."""
+    """The worst case: it hangs right after an answer; then an interval, then the
+    failures."""
     one = default_deadline(interval, failures) + CONFIRM_PAUSE_S
     assert one > 0
     assert interval + failures * one <= 2 * interval

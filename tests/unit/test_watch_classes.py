@@ -1,4 +1,5 @@
-"""Classes of failure that a watch names: by its checks, by memory over time, by a diagnosis."""
+"""Classes of failure that a watch names: by its checks, by memory over time, by a
+diagnosis."""
 
 import random
 import urllib.request
@@ -22,15 +23,27 @@ from mmrepro.live.watch.options import WatchCommand
 from mmrepro.live.watch.processes import MIB, SETTLE_S, Growth, caches_bytes
 from mmrepro.live.watch.server import CERTAINTIES, WatchServer, state
 from mmrepro.probes.base import ProbeResult, ProbeStatus
-from mmrepro.probes.data import ConnectionsData, InferenceData, MetricSample, MetricsData
+from mmrepro.probes.data import (
+    ConnectionsData,
+    InferenceData,
+    MetricSample,
+    MetricsData,
+)
 from mmrepro.traffic.evidence import Evidence
 
 F, C = LiveClass, Certainty
 FACTS = TargetFacts(
-    url="http://127.0.0.1:8000", place="local", port=8000, listening=True, root_pid=1,
-    engine="vllm", core_role="EngineCore",
-    processes=[TargetProcess(pid=2, ppid=1, role="EngineCore", name="EngineCore", state="S")],
-)  # fmt: skip
+    url="http://127.0.0.1:8000",
+    place="local",
+    port=8000,
+    listening=True,
+    root_pid=1,
+    engine="vllm",
+    core_role="EngineCore",
+    processes=[
+        TargetProcess(pid=2, ppid=1, role="EngineCore", name="EngineCore", state="S")
+    ],
+)
 
 # ---------------------------------------------------------------- checks
 
@@ -38,38 +51,56 @@ FACTS = TargetFacts(
 SERVED = WatchCommand(http="9400")
 
 
-def read(seconds: float, running: float, tokens: float, clients: int) -> list[ProbeResult]:  # type: ignore[type-arg]
+def read(
+    seconds: float, running: float, tokens: float, clients: int
+) -> list[ProbeResult]:  # type: ignore[type-arg]
     values = {"running": running, "waiting": 0.0}
     samples = [
-        MetricSample(name=f"vllm:num_requests_{n}", labels={}, value=v) for n, v in values.items()
+        MetricSample(name=f"vllm:num_requests_{n}", labels={}, value=v)
+        for n, v in values.items()
     ]
     samples += [
         MetricSample(name=f"vllm:{n}_tokens_total", labels={}, value=tokens)
         for n in ("prompt", "generation")
     ]
-    data = (MetricsData(url="x", samples=samples), ConnectionsData(port=8000, clients=clients))
+    data = (
+        MetricsData(url="x", samples=samples),
+        ConnectionsData(port=8000, clients=clients),
+    )
     return [result(one, seconds) for one in data]
 
 
 def result(data: object, seconds: float) -> ProbeResult:  # type: ignore[type-arg]
     return ProbeResult(
-        probe="x", phase="check", status=ProbeStatus.OK, started=at(seconds), seconds=0.1, data=data
+        probe="x",
+        phase="check",
+        status=ProbeStatus.OK,
+        started=at(seconds),
+        seconds=0.1,
+        data=data,
     )
 
 
 def asked(seconds: float, answered: bool = True) -> ProbeResult:  # type: ignore[type-arg]
     took = 0.1 if answered else 4.5
     data = InferenceData(
-        answered=answered, status=200 if answered else None, seconds=took, deadline_s=4.5
+        answered=answered,
+        status=200 if answered else None,
+        seconds=took,
+        deadline_s=4.5,
     )
     return result(data, seconds)
 
 
 def named(window: Window, **more: float) -> list[tuple[LiveClass, Certainty]]:
-    return [(one.name, one.certainty) for one in window.classes(FACTS, Evidence(), **more)]
+    return [
+        (one.name, one.certainty) for one in window.classes(FACTS, Evidence(), **more)
+    ]
 
 
-def checked(window: Window, seconds: float, *, running: float, tokens: float, clients: int) -> None:
+def checked(
+    window: Window, seconds: float, *, running: float, tokens: float, clients: int
+) -> None:
     window.begin()
     for one in (*read(seconds, running, tokens, clients), asked(seconds + 0.2)):
         window.add(one)
@@ -90,14 +121,21 @@ def test_a_loaded_and_an_idle_server_are_no_failures() -> None:
         window = Window()
         for n in range(5):
             checked(
-                window, 10 * n, running=running, tokens=n * 400.0 * (running > 0), clients=clients
+                window,
+                10 * n,
+                running=running,
+                tokens=n * 400.0 * (running > 0),
+                clients=clients,
             )
             assert named(window) == []
 
 
 def silent(window: Window, seconds: float, tokens: float, running: float = 1) -> None:
     window.begin()
-    for one in (*read(seconds, running, tokens, 1), asked(seconds + 0.2, answered=False)):
+    for one in (
+        *read(seconds, running, tokens, 1),
+        asked(seconds + 0.2, answered=False),
+    ):
         window.add(one)
     window.add(read(seconds + 4.8, running, tokens, 1)[0])
 
@@ -118,7 +156,11 @@ HOUR = 3600
 
 
 def course(
-    mib: list[float], *, hours: float = 3.0, requests: float = 4000.0, growth: Growth | None = None
+    mib: list[float],
+    *,
+    hours: float = 3.0,
+    requests: float = 4000.0,
+    growth: Growth | None = None,
 ) -> Growth:
     """Resident memory, evenly over that time, from when the process has settled."""
     made = growth or Growth()
@@ -250,7 +292,9 @@ def test_the_classes_of_a_diagnosis_stay_until_it_is_live_again() -> None:
         *(Check(CheckOutcome.OK, 4 + n, 0.1) for n in range(2)),
     )
     found = (one(F.STEPS_STOPPED, C.CERTAIN), one(F.GAUGES_LIE, C.POSSIBLE))
-    watch = Watch(script, Health(), SERVED, diagnose=lambda: Diagnosed("x", None, found))
+    watch = Watch(
+        script, Health(), SERVED, diagnose=lambda: Diagnosed("x", None, found)
+    )
     for _ in range(4):
         watch._step()
     assert watch._diagnosis is not None

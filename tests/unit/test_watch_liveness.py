@@ -1,4 +1,5 @@
-"""What ends liveness: a process that is seen to have ended or to stand still, and nothing else."""
+"""What ends liveness: a process that is seen to have ended or to stand still, and
+nothing else."""
 
 import asyncio
 import json
@@ -11,7 +12,16 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from fake_server import Reply, answering, completion, http, in_turn, serving, silent, then_silent
+from fake_server import (
+    Reply,
+    answering,
+    completion,
+    http,
+    in_turn,
+    serving,
+    silent,
+    then_silent,
+)
 from mmrepro.base.machine.host import SHORT, Lateness
 from mmrepro.live.watch.checker import GAUGES, PROGRESS, Checker
 from mmrepro.live.watch.health import Check, CheckOutcome, Health
@@ -20,8 +30,11 @@ T = TypeVar("T")
 MODELS = http(200, json.dumps({"data": [{"id": "tiny"}]}).encode())
 
 
-def routed(post: Reply, models: bytes = MODELS, other: bytes = http(404, b"no")) -> Reply:
-    """A FAKE server: ``post`` answers completions, ``models`` /v1/models, ``other`` the rest."""
+def routed(
+    post: Reply, models: bytes = MODELS, other: bytes = http(404, b"no")
+) -> Reply:
+    """A FAKE server: ``post`` answers completions, ``models`` /v1/models, ``other`` the
+    rest."""
 
     async def reply(request: bytes, writer: asyncio.StreamWriter) -> None:
         if request.startswith(b"POST"):
@@ -52,7 +65,9 @@ def lived(url: str, checks: int = 4) -> tuple[Health, list[CheckOutcome]]:
     return health, [health.last.verdict] if health.last else []
 
 
-@pytest.mark.parametrize("status", [301, 302, 400, 401, 403, 404, 405, 407, 418, 429, 451])
+@pytest.mark.parametrize(
+    "status", [301, 302, 400, 401, 403, 404, 405, 407, 418, 429, 451]
+)
 def test_a_models_list_that_is_refused_ends_no_liveness(status: int) -> None:
     reply = routed(answering(http(200, completion())), models=http(status, b"no"))
     health, _ = against(reply, lived)
@@ -78,7 +93,13 @@ def test_an_error_that_is_answered_ends_readiness_and_no_liveness(status: int) -
         then_silent(b"HTTP/1.1 200 OK\r\n"),
         silent,
     ],
-    ids=["login page", "closed", "garbage", "half an answer", "silence and no counters"],
+    ids=[
+        "login page",
+        "closed",
+        "garbage",
+        "half an answer",
+        "silence and no counters",
+    ],
 )
 def test_what_shows_no_process_that_stands_ends_no_liveness(post: Reply) -> None:
     health, _ = against(routed(post), lived)
@@ -96,12 +117,17 @@ def test_a_name_that_does_not_resolve_ends_no_liveness() -> None:
 
 
 def counting(post: Reply, metric: str, *values: float, busy: float = 1) -> Reply:
-    """``post`` for completions; /metrics tells ``values`` of ``metric`` in turn, then the last.
+    """``post`` for completions; /metrics tells ``values`` of ``metric`` in turn, then
+    the last.
     ``busy``: requests that run, by the same metrics."""
     left = list(values)
 
     async def reply(request: bytes, writer: asyncio.StreamWriter) -> None:
-        value = left.pop(0) if request.startswith(b"GET /metrics") and len(left) > 1 else left[0]
+        value = (
+            left.pop(0)
+            if request.startswith(b"GET /metrics") and len(left) > 1
+            else left[0]
+        )
         text = f"{metric} {value}\nvllm:num_requests_running {busy}\n"
         metrics = http(200, text.encode(), "text/plain")
         await routed(post, other=metrics)(request, writer)
@@ -110,8 +136,8 @@ def counting(post: Reply, metric: str, *values: float, busy: float = 1) -> Reply
 
 
 def checked(reply: Reply, times: int = 1, *, answered: int = 0) -> list[CheckOutcome]:
-    """``answered``: how many of the first checks get an answer. Those wait for it, however busy
-    this machine is; the others wait in vain, and not for long."""
+    """``answered``: how many of the first checks get an answer. Those wait for it,
+    however busy this machine is; the others wait in vain, and not for long."""
 
     def watched(url: str) -> list[CheckOutcome]:
         checker, seen = Checker(url, 0.3), []
@@ -137,18 +163,25 @@ def test_a_long_prompt_fills_the_cache_while_no_token_is_counted() -> None:
     assert checked(counting(silent, GAUGES[0], 0.1, 0.2)) == [CheckOutcome.BUSY]
     assert checked(counting(silent, GAUGES[0], 0.2, 0.1)) == [CheckOutcome.BUSY]
     assert checked(counting(silent, GAUGES[0], 0.2)) == [CheckOutcome.SILENT]
-    assert checked(counting(silent, PROGRESS[0], 9, 0)) == [CheckOutcome.ERROR], "counted anew"
+    assert checked(counting(silent, PROGRESS[0], 9, 0)) == [CheckOutcome.ERROR], (
+        "counted anew"
+    )
 
 
 @pytest.mark.usefixtures("in_time")
 def test_counters_of_another_replica_end_no_liveness() -> None:
-    """A FAKE balancer: completions go to a slow replica, /metrics to one that idles, or in turn."""
+    """A FAKE balancer: completions go to a slow replica, /metrics to one that idles, or
+    in turn."""
     works = answering(http(200, completion()))
     idle = counting(silent, PROGRESS[0], 7, busy=0)
     assert checked(idle, 3) == [CheckOutcome.ERROR] * 3
     assert against(idle, lived)[0].live
     slow = counting(in_turn(works, silent), PROGRESS[0], 7, busy=0)
-    assert checked(slow, 3, answered=1) == [CheckOutcome.OK, CheckOutcome.ERROR, CheckOutcome.ERROR]
+    assert checked(slow, 3, answered=1) == [
+        CheckOutcome.OK,
+        CheckOutcome.ERROR,
+        CheckOutcome.ERROR,
+    ]
     fails = counting(in_turn(works, answering(http(500, b"x"))), PROGRESS[0], 7, busy=0)
     assert checked(fails, 2, answered=2) == [CheckOutcome.OK, CheckOutcome.ERROR]
     assert checked(counting(silent, PROGRESS[0], 7, busy=1)) == [CheckOutcome.SILENT]
@@ -156,7 +189,8 @@ def test_counters_of_another_replica_end_no_liveness() -> None:
 
 @pytest.mark.usefixtures("in_time")
 def test_counters_that_moved_with_each_answer_are_the_servers_own() -> None:
-    """Where no process can be observed, an idle hang is known by what its answers counted."""
+    """Where no process can be observed, an idle hang is known by what its answers
+    counted."""
     works = answering(http(200, completion()))
     turns = in_turn(works, works, works, silent)
     own = counting(turns, PROGRESS[0], 1, 2, 2, 3, 3, 4, busy=0)
@@ -170,12 +204,17 @@ def test_counters_that_moved_with_each_answer_are_the_servers_own() -> None:
 
 
 @pytest.mark.usefixtures("in_time")
-def test_an_engine_that_worked_and_fails_for_all_is_silent_one_that_never_did_is_not() -> None:
+def test_an_engine_that_worked_and_fails_for_all_is_silent_one_that_never_did_is_not() -> (
+    None
+):
     broken = answering(http(500, b"the engine is dead"))
     works = answering(http(200, completion()))
     still = counting(in_turn(works, broken), PROGRESS[0], 7)
     assert checked(still, 2, answered=2) == [CheckOutcome.OK, CheckOutcome.SILENT]
-    assert checked(counting(broken, PROGRESS[0], 7), 2, answered=2) == [CheckOutcome.ERROR] * 2
+    assert (
+        checked(counting(broken, PROGRESS[0], 7), 2, answered=2)
+        == [CheckOutcome.ERROR] * 2
+    )
     others = counting(in_turn(works, broken), PROGRESS[0], 7, 7, 7, 8)
     assert checked(others, 2, answered=2) == [CheckOutcome.OK, CheckOutcome.ERROR]
     gateway = counting(in_turn(works, answering(http(502, b""))), PROGRESS[0], 7)
@@ -205,7 +244,9 @@ def test_a_silence_ends_liveness_only_when_it_has_lasted() -> None:
     assert not health.live
 
 
-@pytest.mark.parametrize("between", [CheckOutcome.BUSY, CheckOutcome.ERROR, CheckOutcome.OK])
+@pytest.mark.parametrize(
+    "between", [CheckOutcome.BUSY, CheckOutcome.ERROR, CheckOutcome.OK]
+)
 def test_whatever_answers_ends_a_silence(between: CheckOutcome) -> None:
     health = working(stall_s=20)
     for at in range(10, 500, 20):
@@ -244,13 +285,21 @@ FAKE = Path(__file__).parent.parent / "engine" / "fake_engine.py"
 
 
 @contextmanager
-def fake_engine(mode: str, port: int = 0) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def fake_engine(
+    mode: str, port: int = 0
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A FAKE engine in a process of its own, that calls itself as minivllm does.
 
-    Its command is this test process's own: one of another worker would be the same engine, started
-    again.
-    """
-    command = [sys.executable, str(FAKE), mode, "minivllm.server", str(port), f"--of={os.getpid()}"]
+    Its command is this test process's own: one of another worker would be the same
+    engine, started again."""
+    command = [
+        sys.executable,
+        str(FAKE),
+        mode,
+        "minivllm.server",
+        str(port),
+        f"--of={os.getpid()}",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
@@ -290,8 +339,8 @@ def test_a_process_that_stands_still_ends_liveness(mode: str, says: str) -> None
 
 
 def told_by_stacks(made: Checker) -> Check:
-    """The first check that says more than the silence: on a busy machine one may have no time for
-    any stacks."""
+    """The first check that says more than the silence: on a busy machine one may have
+    no time for any stacks."""
     for _ in range(60):
         found = made.check()
         if found.why != "a small request: no answer in time":
@@ -300,7 +349,8 @@ def told_by_stacks(made: Checker) -> Check:
 
 
 def test_one_that_computes_is_given_time() -> None:
-    """The first check in which it had a processor: without one it looks as if it stood still."""
+    """The first check in which it had a processor: without one it looks as if it stood
+    still."""
     with fake_engine("moves") as (_, url), checker(url) as made:
         checks = (made.check() for _ in range(60))
         found = next(check for check in checks if "its stacks move" in check.why)
@@ -317,7 +367,8 @@ def test_a_process_that_ended_is_dead_until_its_command_runs_again() -> None:
             CheckOutcome.FAILED,
             f"process {process.pid}, which answered before, has ended",
         )
-        # The same command again, before it listens: held back, as one that loads a model is.
+        # The same command again, before it listens: held back, as one that loads a
+        # model is.
         held = {**os.environ, "FAKE_ENGINE_HOLDS_BACK": "1"}
         with subprocess.Popen(process.args, env=held) as starting:
             try:

@@ -1,4 +1,5 @@
-"""What a watch serves and prints: nothing of what the server said, to nobody but this machine."""
+"""What a watch serves and prints: nothing of what the server said, to nobody but this
+machine."""
 
 import asyncio
 import base64
@@ -46,7 +47,9 @@ def served(address: tuple[str, int] = ("127.0.0.1", 0)) -> Iterator[WatchServer]
 
 @pytest.mark.parametrize("status", [200, 401, 403, 429, 500, 503])
 @pytest.mark.parametrize("where", ["models", "completion", "reason", "garbage"])
-def test_a_key_that_the_server_echoes_is_neither_told_nor_served(status: int, where: str) -> None:
+def test_a_key_that_the_server_echoes_is_neither_told_nor_served(
+    status: int, where: str
+) -> None:
     echo = json.dumps({"error": {"message": " ".join(ECHOES.values())}})
     listed = json.dumps({"data": [{"id": "tiny"}]})
 
@@ -54,7 +57,9 @@ def test_a_key_that_the_server_echoes_is_neither_told_nor_served(status: int, wh
         async def reply(request: bytes, writer: asyncio.StreamWriter) -> None:
             said = http(status, echo.encode())
             if where == "reason":
-                said = f"HTTP/1.1 {status} {KEY}\r\nx: {KEY}\r\nContent-Length: 0\r\n\r\n".encode()
+                said = (
+                    f"HTTP/1.1 {status} {KEY}\r\nx: {KEY}\r\nContent-Length: 0\r\n\r\n"
+                ).encode()
             if where == "garbage":
                 said = f"{KEY} {echo}\r\n\r\n".encode()
             if request.startswith(b"GET /v1/models") and where != "models":
@@ -74,7 +79,9 @@ def test_a_key_that_the_server_echoes_is_neither_told_nor_served(status: int, wh
                 listener=lambda kind, text: told.append(text),
             )
             await asyncio.to_thread(made.run)
-            assert any(KEY.encode() in request for request in fake.requests), "it was sent"
+            assert any(KEY.encode() in request for request in fake.requests), (
+                "it was sent"
+            )
         return json.dumps(state(made)) + "\n".join(told)
 
     shown = asyncio.run(main())
@@ -87,7 +94,9 @@ SERVED = WatchCommand(http="9400")
 
 def test_a_diagnosis_that_fails_does_not_quote_what_it_choked_on() -> None:
     told: list[str] = []
-    made = Watch(Never(), Health(), SERVED, listener=lambda kind, text: told.append(text))
+    made = Watch(
+        Never(), Health(), SERVED, listener=lambda kind, text: told.append(text)
+    )
 
     def broken() -> Diagnosed:
         raise ValueError(f"odd: {KEY}")
@@ -110,7 +119,9 @@ def test_a_diagnosis_that_fails_does_not_quote_what_it_choked_on() -> None:
         ("[::]:9400", ("::", 9400)),
     ],
 )
-def test_only_an_address_that_is_named_is_bound(text: str, address: tuple[str, int]) -> None:
+def test_only_an_address_that_is_named_is_bound(
+    text: str, address: tuple[str, int]
+) -> None:
     assert parse_address(text) == address
 
 
@@ -128,25 +139,39 @@ def test_an_ipv6_address_is_served() -> None:
 
 
 def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(UsageError, match="cannot be bound"), served(("no-such-host.invalid", 1)):
+    with (
+        pytest.raises(UsageError, match="cannot be bound"),
+        served(("no-such-host.invalid", 1)),
+    ):
         pass
 
 
-# ------------------------------------------------------------------ clients that misbehave
+# --------------------------------------------------------------- clients that misbehave
 
 
-def test_a_client_that_hangs_up_is_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_client_that_hangs_up_is_no_traceback(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with served() as made:
-        for sent in (b"", b"GET /live", b"GET / HTTP/1.0\r\n\r\n" * 50, b"\x16\x03\x01\0\0\r\n"):
+        for sent in (
+            b"",
+            b"GET /live",
+            b"GET / HTTP/1.0\r\n\r\n" * 50,
+            b"\x16\x03\x01\0\0\r\n",
+        ):
             for _ in range(10):
                 client = socket.create_connection(made.address, 5)
                 client.sendall(sent)
                 # A reset instead of an orderly end: what was not read is thrown away.
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                client.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
+                )
                 client.close()
         assert answered(made)
     deadline = time.monotonic() + 100
-    while any(t.name.startswith("Thread-") and "process_request" in t.name for t in every()):
+    while any(
+        t.name.startswith("Thread-") and "process_request" in t.name for t in every()
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert capfd.readouterr() == ("", "")
@@ -172,8 +197,12 @@ def test_an_error_of_our_own_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     assert "KeyError: 'ours'" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("part", [b"G", b"GET /live HTTP/1.0\r\nx-", b"GET / HTTP/1.0\r\nA: b\r\n"])
-def test_a_slow_writer_is_cut_off_in_the_end(monkeypatch: pytest.MonkeyPatch, part: bytes) -> None:
+@pytest.mark.parametrize(
+    "part", [b"G", b"GET /live HTTP/1.0\r\nx-", b"GET / HTTP/1.0\r\nA: b\r\n"]
+)
+def test_a_slow_writer_is_cut_off_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, part: bytes
+) -> None:
     monkeypatch.setattr(server, "EXCHANGE_S", 0.5)
     with served() as made, socket.create_connection(made.address, 5) as client:
         began = time.monotonic()

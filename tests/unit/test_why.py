@@ -75,7 +75,9 @@ def test_a_command_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_ready_line_is_ready_and_the_server_is_ended(tmp_path: Path) -> None:
-    child = command(f"import time; print({UP!r}, flush=True); time.sleep(600)", str(tmp_path))
+    child = command(
+        f"import time; print({UP!r}, flush=True); time.sleep(600)", str(tmp_path)
+    )
     code, answer = why(tmp_path, "--engine", "vllm", child=child)
     assert (code, answer["state"], answer["pid"]) == (0, "ready", None)
     assert not _running(tmp_path)
@@ -88,12 +90,18 @@ def test_an_answer_on_its_own_port_is_ready(tmp_path: Path, free: int) -> None:
     assert answer["url"] == f"http://127.0.0.1:{free}"
 
 
-def test_the_answer_of_another_server_on_its_port_is_not(tmp_path: Path, free: int) -> None:
-    other = subprocess.Popen(command(SERVER, "--port", str(free)), stdout=subprocess.PIPE)
+def test_the_answer_of_another_server_on_its_port_is_not(
+    tmp_path: Path, free: int
+) -> None:
+    other = subprocess.Popen(
+        command(SERVER, "--port", str(free)), stdout=subprocess.PIPE
+    )
     try:
         assert other.stdout is not None
         other.stdout.readline()
-        code, answer = why(tmp_path, "--engine", "vllm", child=command(SERVER, "--port", str(free)))
+        code, answer = why(
+            tmp_path, "--engine", "vllm", child=command(SERVER, "--port", str(free))
+        )
     finally:
         other.kill()
         other.wait()
@@ -101,7 +109,9 @@ def test_the_answer_of_another_server_on_its_port_is_not(tmp_path: Path, free: i
 
 
 def test_keep_leaves_it_running(tmp_path: Path) -> None:
-    child = command(f"import time; print({UP!r}, flush=True); time.sleep(600)", str(tmp_path))
+    child = command(
+        f"import time; print({UP!r}, flush=True); time.sleep(600)", str(tmp_path)
+    )
     code, answer = why(tmp_path, "--engine", "vllm", "--keep", child=child)
     assert (code, answer["state"]) == (0, "ready")
     assert _running(tmp_path)
@@ -114,7 +124,10 @@ def test_a_start_that_stands_still_hangs_and_its_stacks_are_shown(
 ) -> None:
     monkeypatch.setattr(starts, "QUIET_S", 0.5)
     monkeypatch.chdir(tmp_path)
-    code = "import time\ndef stripes():\n    time.sleep(600)\nprint('x', flush=True)\nstripes()"
+    code = (
+        "import time\ndef stripes():\n    time.sleep(600)\nprint('x', "
+        "flush=True)\nstripes()"
+    )
     words = ["why", "--json", "--log", "x.log", "--deadline", "4", "--", *command(code)]
     done = CliRunner().invoke(app, words)
     answer = json.loads(done.stdout)
@@ -129,7 +142,16 @@ def test_a_start_that_failed_and_does_not_end_is_not_waited_for(
     monkeypatch.setattr(starts, "QUIET_S", 0.5)
     monkeypatch.chdir(tmp_path)
     code = "import time; print('MemoryError', flush=True); time.sleep(600)"
-    words = ["why", "--json", "--log", "x.log", "--deadline", "300", "--", *command(code)]
+    words = [
+        "why",
+        "--json",
+        "--log",
+        "x.log",
+        "--deadline",
+        "300",
+        "--",
+        *command(code),
+    ]
     done = CliRunner().invoke(app, words)
     answer = json.loads(done.stdout)
     assert (done.exit_code, answer["state"]) == (1, "failed")
@@ -150,13 +172,17 @@ def test_a_start_that_works_at_the_deadline_is_only_late(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_command_and_all_that_it_started(tmp_path: Path, number: int) -> None:
+def test_a_signal_ends_the_command_and_all_that_it_started(
+    tmp_path: Path, number: int
+) -> None:
     log = tmp_path / "start.log"
     ours = subprocess.Popen(
         [*MMREPRO, "why", "--log", str(log), "--", *command(PARENT)],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    )
     _until(lambda: log.exists() and "child" in log.read_text())
     child = int(log.read_text().split()[1])
     assert processes.alive(child)

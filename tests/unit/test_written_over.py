@@ -1,4 +1,5 @@
-"""Whoever writes a file, writes over a plain one only: no FIFO, no socket, nothing behind a link.
+"""Whoever writes a file, writes over a plain one only: no FIFO, no socket, nothing
+behind a link.
 
 Devices are not tried: what would be destroyed is the machine's.
 """
@@ -32,7 +33,16 @@ from typer.testing import CliRunner
 THEIRS = "not mmrepro's\nand without an end"
 KINDS = ("fifo", "socket", "link", "dangling link")
 SAMPLE = running.Sample(gpu=0, utilisation_pct=1.0, memory_bytes=1.0)
-KV = ("--free", "6784MiB", "--runtime", "5061MiB", "--block-bytes", "8388608", "--need", "3446")
+KV = (
+    "--free",
+    "6784MiB",
+    "--runtime",
+    "5061MiB",
+    "--block-bytes",
+    "8388608",
+    "--need",
+    "3446",
+)
 
 
 def typed(*arguments: object) -> None:
@@ -53,7 +63,9 @@ def kept_raw(place: Path) -> None:
 
 
 def appended(place: Path) -> None:
-    with closing(LineFile(place / "ledger.jsonl", ".lock", "ledger", LedgerBusy("busy"))) as lines:
+    with closing(
+        LineFile(place / "ledger.jsonl", ".lock", "ledger", LedgerBusy("busy"))
+    ) as lines:
         lines.append(b"x\n")
 
 
@@ -71,14 +83,21 @@ WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "--events": ("events.jsonl", followed),
     "bundle --force": ("x.zip", bundled),
     "reports": ("report.md", lambda place: replace_file(place / "report.md", "x")),
-    "kv-budget --svg": ("x.svg", lambda place: typed("kv-budget", *KV, "--svg", place / "x.svg")),
+    "kv-budget --svg": (
+        "x.svg",
+        lambda place: typed("kv-budget", *KV, "--svg", place / "x.svg"),
+    ),
     "new --force": (
         "test_odd.py",
-        lambda place: typed("new", "odd", "--engine", "minivllm", "--out", place, "--force"),
+        lambda place: typed(
+            "new", "odd", "--engine", "minivllm", "--out", place, "--force"
+        ),
     ),
     "a case": (
         CASE_FILE,
-        lambda place: write_case(Case(server=ServerWanted(engine="vllm", release="1")), place),
+        lambda place: write_case(
+            Case(server=ServerWanted(engine="vllm", release="1")), place
+        ),
     ),
     "a recording's picture": (
         "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881",
@@ -86,7 +105,10 @@ WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     ),
     "raw evidence": ("raw.txt", kept_raw),
     "a ledger": ("ledger.jsonl", appended),
-    "a night's disk": ("disk.json", lambda place: Bound(1, place / "disk.json", used=lambda: 0)),
+    "a night's disk": (
+        "disk.json",
+        lambda place: Bound(1, place / "disk.json", used=lambda: 0),
+    ),
     "accept's records": (
         "x.json",
         lambda place: accept._write(place / "x.json", Moment.now()),

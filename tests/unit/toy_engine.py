@@ -1,4 +1,5 @@
-"""A package of one module that stands for an engine: real processes, nothing to import."""
+"""A package of one module that stands for an engine: real processes, nothing to
+import."""
 
 import os
 import sys
@@ -38,7 +39,8 @@ def until(holds: Callable[[], object], what: str, timeout_s: float = TIMEOUT_S) 
 
 
 def toy(folder: Path, program: str = SAY_ALL, **env: str) -> ForkServerSpec:
-    """The specification of a parent of the module ``toy_server``, written into ``folder``."""
+    """The specification of a parent of the module ``toy_server``, written into
+    ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "toy_server.py").write_text(textwrap.dedent(program))
     return ForkServerSpec(
@@ -52,11 +54,20 @@ def toy(folder: Path, program: str = SAY_ALL, **env: str) -> ForkServerSpec:
 
 
 def serve(
-    parent: ForkServer, spec: ForkServerSpec, folder: Path, *arguments: str, grace_s: float = 0.3
+    parent: ForkServer,
+    spec: ForkServerSpec,
+    folder: Path,
+    *arguments: str,
+    grace_s: float = 0.3,
 ) -> EngineProcess:
     folder.mkdir(parents=True, exist_ok=True)
     argv = [str(spec.python), "-m", spec.module, *arguments]
     entry = Entry(spec.module, list(arguments), list(spec.path))
     return parent.start(
-        argv, entry, dict(spec.env), cwd=folder, log=folder / "engine.log", grace_s=grace_s
+        argv,
+        entry,
+        dict(spec.env),
+        cwd=folder,
+        log=folder / "engine.log",
+        grace_s=grace_s,
     )

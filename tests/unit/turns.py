@@ -1,4 +1,5 @@
-"""Tables of a signature: one change of a run that reproduces, what turns with it, the verdict then.
+"""Tables of a signature: one change of a run that reproduces, what turns with it, the
+verdict then.
 
 ``test_verdicts_turn.py`` has the tables and what holds for each of them.
 """
@@ -22,7 +23,8 @@ SIGNS = {"+": Truth.MET, "-": Truth.NOT_MET, "?": Truth.UNKNOWN}
 SHORT = {"different": Outcome.DIFFERENT_FAILURE}
 Change = Callable[[Evidence], object]
 Row = tuple[Change, str]
-"""The change; the verdict, and conditions: ``"different -no-answer ?core-alive +no-progress"``."""
+"""The change; the verdict, and conditions: ``"different -no-answer ?core-alive
++no-progress"``."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Table:
     alone: bool = False
     """By the conditions alone: a change of recorded evidence need not fit the rest."""
     complete: bool = True
-    """The rows turn each required condition both ways; else other tests turn the rest."""
+    """The rows turn each required condition both ways; else other tests turn the
+    rest."""
 
     def judged(self, *changes: Change) -> tuple[Outcome, list[ConditionResult]]:
         evidence = self.run()
@@ -54,7 +57,9 @@ def recorded(stem: str, scenario: Scenario, rows: dict[str, Row]) -> Table:
 
 def meant(words: str) -> tuple[Outcome, dict[str, Truth]]:
     first, *signed = words.split()
-    return SHORT.get(first) or Outcome(first), {word[1:]: SIGNS[word[0]] for word in signed}
+    return SHORT.get(first) or Outcome(first), {
+        word[1:]: SIGNS[word[0]] for word in signed
+    }
 
 
 # ------------------------------------------------------------------ changes
@@ -98,7 +103,9 @@ def without(label: str) -> Change:
     """No request whose label begins so."""
 
     def change(evidence: Evidence) -> None:
-        evidence.requests = [r for r in evidence.requests if not r.label.startswith(label)]
+        evidence.requests = [
+            r for r in evidence.requests if not r.label.startswith(label)
+        ]
 
     return change
 

@@ -12,7 +12,9 @@ from mmrepro.traffic.evidence import Evidence
 Change = Callable[[Evidence], object]
 
 
-def facts(scenario: Scenario, release: str = "", *flips: str, by: tuple[str, ...] = ()) -> RunFacts:
+def facts(
+    scenario: Scenario, release: str = "", *flips: str, by: tuple[str, ...] = ()
+) -> RunFacts:
     release = release or scenario.release
     return RunFacts(release, Fidelity.CPU, frozenset(by), 13.0, frozenset(flips))
 
@@ -51,7 +53,9 @@ def log_line(name: str, text: str, process: str = "APIServer pid=1533") -> Chang
 
     def change(evidence: Evidence) -> None:
         (log,) = (d for _, d in evidence.results(LogsData, "check"))
-        log.matches.setdefault(name, []).append(LogLine(number=1, process=process, text=text))
+        log.matches.setdefault(name, []).append(
+            LogLine(number=1, process=process, text=text)
+        )
         log.match_counts[name] = log.match_counts.get(name, 0) + 1
 
     return change

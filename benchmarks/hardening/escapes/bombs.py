@@ -1,4 +1,5 @@
-"""Ways out through quantity: each bomb is bounded by itself, and ends after some seconds."""
+"""Ways out through quantity: each bomb is bounded by itself, and ends after some
+seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ import socket
 import threading
 import time
 
-from hardening.escapes.attacker import BOUNDS, FACTS, LEFT, attack, attempt, say, syscall
+from hardening.escapes.attacker import (
+    BOUNDS,
+    FACTS,
+    LEFT,
+    attack,
+    attempt,
+    say,
+    syscall,
+)
 
 HOLD_S = 1.5
 
@@ -40,7 +49,12 @@ def forks() -> None:
         os.kill(child, signal.SIGKILL)
 
 
-@attack("bomb-tree", "a fork bomb whose parents leave, each in a session of its own", BOUNDS, LEFT)
+@attack(
+    "bomb-tree",
+    "a fork bomb whose parents leave, each in a session of its own",
+    BOUNDS,
+    LEFT,
+)
 def fork_tree() -> None:
     count = 0
     while count < FACTS["bomb_processes"]:
@@ -85,7 +99,11 @@ def memory() -> None:
     hold()
 
 
-@attack("bomb-memory-shared", "memory of many processes, each below a limit of its own", BOUNDS)
+@attack(
+    "bomb-memory-shared",
+    "memory of many processes, each below a limit of its own",
+    BOUNDS,
+)
 def memory_of_many() -> None:
     parts = 8
     children: list[int] = []
@@ -109,11 +127,16 @@ def memory_in_memfd() -> None:
 
 
 @attack(
-    "bomb-memory-sysv", "memory in a System V segment, which outlives the process", BOUNDS, LEFT
+    "bomb-memory-sysv",
+    "memory in a System V segment, which outlives the process",
+    BOUNDS,
+    LEFT,
 )
 def memory_sysv() -> None:
     IPC_CREAT = 0o1000
-    segment = syscall("shmget", FACTS["ipc_key"], FACTS["bomb_memory"], IPC_CREAT | 0o600)
+    segment = syscall(
+        "shmget", FACTS["ipc_key"], FACTS["bomb_memory"], IPC_CREAT | 0o600
+    )
     libc = ctypes.CDLL(None, use_errno=True)
     libc.shmat.restype = ctypes.c_void_p
     address = libc.shmat(segment, None, 0)
@@ -174,7 +197,9 @@ def descriptors() -> None:
         os.waitpid(child, 0)
 
 
-@attack("bomb-pipes", "memory of the kernel in pipes and sockets that nobody reads", BOUNDS)
+@attack(
+    "bomb-pipes", "memory of the kernel in pipes and sockets that nobody reads", BOUNDS
+)
 def kernel_memory() -> None:
     pairs = []
     total = 0
@@ -226,7 +251,8 @@ def write_much(handle: int, size: int) -> None:
 
 
 def fill_folder(folder: str) -> None:
-    """Write the bound and half of it again in files that one limit of file size cannot hold."""
+    """Write the bound and half of it again in files that one limit of file size cannot
+    hold."""
     number = 0
     written = 0
     part = 64 << 20

@@ -5,13 +5,33 @@ from __future__ import annotations
 import os
 import stat
 
-from hardening.escapes.attacker import PERMITTED, SECRET, attack, attempt, permitted, say
+from hardening.escapes.attacker import (
+    PERMITTED,
+    SECRET,
+    attack,
+    attempt,
+    permitted,
+    say,
+)
 
 # What any program may have.
 HARMLESS = {
-    "null", "zero", "full", "random", "urandom", "tty", "ptmx", "console", "stdin", "stdout",
-    "stderr", "fd", "core", "pts", "shm",
-}  # fmt: skip
+    "null",
+    "zero",
+    "full",
+    "random",
+    "urandom",
+    "tty",
+    "ptmx",
+    "console",
+    "stdin",
+    "stdout",
+    "stderr",
+    "fd",
+    "core",
+    "pts",
+    "shm",
+}
 
 
 @attack("dev-nodes", "every device in /dev that is not a harmless one", PERMITTED)
@@ -28,10 +48,22 @@ def nodes() -> None:
 
 
 @attack(
-    "dev-memory", "/dev/mem, /dev/kmsg, /dev/port, /dev/kvm, /dev/fuse, /dev/net/tun", PERMITTED
+    "dev-memory",
+    "/dev/mem, /dev/kmsg, /dev/port, /dev/kvm, /dev/fuse, /dev/net/tun",
+    PERMITTED,
 )
 def memory() -> None:
-    for name in ("mem", "kmem", "port", "kmsg", "kvm", "fuse", "net/tun", "vhost-vsock", "vsock"):
+    for name in (
+        "mem",
+        "kmem",
+        "port",
+        "kmsg",
+        "kvm",
+        "fuse",
+        "net/tun",
+        "vhost-vsock",
+        "vsock",
+    ):
         path = f"/dev/{name}"
         if os.access(path, os.R_OK) or os.access(path, os.W_OK):
             permitted(path)
@@ -58,7 +90,12 @@ def make() -> None:
             permitted(f"mknod {path}")
 
 
-@attack("dev-terminals", "terminals of others (/dev/pts, /dev/tty0, /dev/vcs)", PERMITTED, SECRET)
+@attack(
+    "dev-terminals",
+    "terminals of others (/dev/pts, /dev/tty0, /dev/vcs)",
+    PERMITTED,
+    SECRET,
+)
 def terminals() -> None:
     own = {os.ttyname(number) for number in (0, 1, 2) if os.isatty(number)}
     listed = attempt("/dev/pts", os.listdir, "/dev/pts") or []

@@ -1,4 +1,5 @@
-"""Ways out through files: the user's home, other homes, and where mmrepro reads what was left."""
+"""Ways out through files: the user's home, other homes, and where mmrepro reads what
+was left."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ from hardening.escapes.attacker import (
 )
 
 
-@attack("home", "keys and tokens in the home: .ssh, .netrc, .npmrc, .aws, .config", SECRET)
+@attack(
+    "home", "keys and tokens in the home: .ssh, .netrc, .npmrc, .aws, .config", SECRET
+)
 def home() -> None:
     for path in FACTS["home_files"]:
         show_file("home", path)
@@ -55,7 +58,11 @@ def folders() -> None:
         show_file("folder", path)
 
 
-@attack("write-outside", "write in /tmp, /var/tmp, /dev/shm, the home, the runtime folder", WRITTEN)
+@attack(
+    "write-outside",
+    "write in /tmp, /var/tmp, /dev/shm, the home, the runtime folder",
+    WRITTEN,
+)
 def write_outside() -> None:
     write_everywhere("write-outside")
 
@@ -64,28 +71,45 @@ def write_outside() -> None:
 def beside_script() -> None:
     write_everywhere("beside")
     folder = FACTS["script_folder"]
-    attempt("beside", pathlib.Path(folder, FACTS["marker"] + "-beside").write_text, "out")
-
-
-@attack("link-out", "a symbolic link in the output folder that leads out", WRITTEN, SECRET)
-def link_out() -> None:
-    # The names that a reader or a cleaner of the folder is likely to open.
-    for name in OUTPUT_NAMES:
-        attempt(name, replace_by, name, lambda path: os.symlink(FACTS["targets"][0], path))
-    for path in FACTS["secret_files"]:
-        link = "secret-" + os.path.basename(path)
-        attempt(link, replace_by, link, lambda place, path=path: os.symlink(path, place))
+    attempt(
+        "beside", pathlib.Path(folder, FACTS["marker"] + "-beside").write_text, "out"
+    )
 
 
 @attack(
-    "link-folder", "a symbolic link in place of a folder that is written or removed later", WRITTEN
+    "link-out", "a symbolic link in the output folder that leads out", WRITTEN, SECRET
+)
+def link_out() -> None:
+    # The names that a reader or a cleaner of the folder is likely to open.
+    for name in OUTPUT_NAMES:
+        attempt(
+            name, replace_by, name, lambda path: os.symlink(FACTS["targets"][0], path)
+        )
+    for path in FACTS["secret_files"]:
+        link = "secret-" + os.path.basename(path)
+        attempt(
+            link, replace_by, link, lambda place, path=path: os.symlink(path, place)
+        )
+
+
+@attack(
+    "link-folder",
+    "a symbolic link in place of a folder that is written or removed later",
+    WRITTEN,
 )
 def link_folder() -> None:
     for name in ("out", "results", "logs", ".cache", "__pycache__"):
-        attempt(name, replace_by, name, lambda path: os.symlink(FACTS["folders"][0], path))
+        attempt(
+            name, replace_by, name, lambda path: os.symlink(FACTS["folders"][0], path)
+        )
 
 
-@attack("link-hard", "a hard link to a file of the outside, then write through it", WRITTEN, SECRET)
+@attack(
+    "link-hard",
+    "a hard link to a file of the outside, then write through it",
+    WRITTEN,
+    SECRET,
+)
 def hard_link() -> None:
     for number, path in enumerate(FACTS["targets"] + FACTS["secret_files"]):
         name = f"hard-{number}"
@@ -105,7 +129,8 @@ def link_race() -> None:
     os.symlink(FACTS["targets"][0], "race-link")
     if os.fork() != 0:
         return
-    # The first process ends, so that the reading begins; this one goes on for some seconds.
+    # The first process ends, so that the reading begins; this one goes on for some
+    # seconds.
     os.setsid()
     for number in (0, 1, 2):
         os.close(number)
@@ -118,9 +143,17 @@ def link_race() -> None:
 
 
 OUTPUT_NAMES = (
-    "result.json", "output.txt", "stdout", "stderr", "client.log", "server.log", "recording.jsonl",
-    "events.jsonl", "report.md", "case.json",
-)  # fmt: skip
+    "result.json",
+    "output.txt",
+    "stdout",
+    "stderr",
+    "client.log",
+    "server.log",
+    "recording.jsonl",
+    "events.jsonl",
+    "report.md",
+    "case.json",
+)
 
 
 @attack(
@@ -173,11 +206,21 @@ def many() -> None:
 )
 def names() -> None:
     for name in (
-        b"a\nverdict=forged", b"\x1b]0;title\x07", b"\xff\xfe", b"n" * 255, b"-rf", b" ",
+        b"a\nverdict=forged",
+        b"\x1b]0;title\x07",
+        b"\xff\xfe",
+        b"n" * 255,
+        b"-rf",
+        b" ",
         b"::set-output",
-        "\u202egnp.exe".encode(), b"{{7*7}}", b"$(touch out)",
-    ):  # fmt: skip
-        attempt(repr(name), lambda name=name: os.close(os.open(name, os.O_CREAT | os.O_WRONLY)))
+        "\u202egnp.exe".encode(),
+        b"{{7*7}}",
+        b"$(touch out)",
+    ):
+        attempt(
+            repr(name),
+            lambda name=name: os.close(os.open(name, os.O_CREAT | os.O_WRONLY)),
+        )
 
 
 @attack("output-unreadable", "folders without rights, which cannot be removed", LEFT)
@@ -189,7 +232,9 @@ def unreadable() -> None:
     os.chmod("locked", 0)
 
 
-@attack("output-setuid", "a set-user-ID program left where the user may start it", WRITTEN)
+@attack(
+    "output-setuid", "a set-user-ID program left where the user may start it", WRITTEN
+)
 def leave_setuid() -> None:
     for folder in [".", *FACTS["folders"]]:
         path = os.path.join(folder, FACTS["marker"] + "-setuid")

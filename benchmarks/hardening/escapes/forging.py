@@ -5,10 +5,22 @@ from __future__ import annotations
 import json
 import os
 
-from hardening.escapes.attacker import FACTS, FORGED, SECRET, WRITTEN, attack, attempt, say
+from hardening.escapes.attacker import (
+    FACTS,
+    FORGED,
+    SECRET,
+    WRITTEN,
+    attack,
+    attempt,
+    say,
+)
 
 
-@attack("forge-lines", "mmrepro's own lines, a verdict and outputs in what it prints", FORGED)
+@attack(
+    "forge-lines",
+    "mmrepro's own lines, a verdict and outputs in what it prints",
+    FORGED,
+)
 def lines() -> None:
     forged = FACTS["forged"]
     for text in (
@@ -23,7 +35,11 @@ def lines() -> None:
         os.write(2, text.encode() + b"\n")
 
 
-@attack("forge-terminal", "escape codes that rewrite the screen, its title, its clipboard", FORGED)
+@attack(
+    "forge-terminal",
+    "escape codes that rewrite the screen, its title, its clipboard",
+    FORGED,
+)
 def escape_codes() -> None:
     forged = FACTS["forged"].encode()
     for text in (
@@ -42,7 +58,13 @@ def escape_codes() -> None:
 @attack("forge-outputs", "the files that GitHub's variables name", WRITTEN, FORGED)
 def outputs() -> None:
     forged = FACTS["forged"]
-    names = ("GITHUB_OUTPUT", "GITHUB_ENV", "GITHUB_PATH", "GITHUB_STEP_SUMMARY", "GITHUB_STATE")
+    names = (
+        "GITHUB_OUTPUT",
+        "GITHUB_ENV",
+        "GITHUB_PATH",
+        "GITHUB_STEP_SUMMARY",
+        "GITHUB_STATE",
+    )
     paths = {os.environ.get(name, "") for name in names} | {FACTS["github_output"]}
     for path in paths:
         # Nobody's true output: the canary's files alone.
@@ -66,7 +88,9 @@ def parents_output() -> None:
                 attempt(path, append, path, f"{forged}\n")
 
 
-@attack("forge-exit", "end with each exit status that means something to mmrepro", FORGED)
+@attack(
+    "forge-exit", "end with each exit status that means something to mmrepro", FORGED
+)
 def exit_status() -> None:
     os.write(1, f"exit 0: {FACTS['forged']}\n".encode())
     say("DONE", "ending with 125")

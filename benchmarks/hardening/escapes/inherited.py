@@ -1,4 +1,5 @@
-"""Ways out through what the box's process was born with: open files, variables, identities."""
+"""Ways out through what the box's process was born with: open files, variables,
+identities."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def is_open(number: int) -> bool:
     return True
 
 
-@attack("fd-folder", "an open folder of the outside: openat, fchdir and ..", SECRET, WRITTEN)
+@attack(
+    "fd-folder", "an open folder of the outside: openat, fchdir and ..", SECRET, WRITTEN
+)
 def open_folders() -> None:
     for number in descriptors():
         if not stat.S_ISDIR(os.fstat(number).st_mode):
@@ -52,9 +55,10 @@ def open_folders() -> None:
         for path in FACTS["secret_files"]:
             name = up + path.lstrip("/")
             show_file(
-                f"openat {number}", name,
+                f"openat {number}",
+                name,
                 lambda name, flags, number=number: os.open(name, flags, dir_fd=number),
-            )  # fmt: skip
+            )
         attempt("write", write_marker, f"/proc/self/fd/{number}", "fd-folder")
 
 
@@ -86,7 +90,9 @@ def reopen() -> None:
             attempt("write", change_target, path)
 
 
-@attack("fd-socket", "an inherited listener: accept, or turn it into a connection", SECRET)
+@attack(
+    "fd-socket", "an inherited listener: accept, or turn it into a connection", SECRET
+)
 def inherited_sockets() -> None:
     AF_UNSPEC = 0
     for number in descriptors():
@@ -94,10 +100,14 @@ def inherited_sockets() -> None:
             continue
         with socket.socket(fileno=os.dup(number)) as inherited:
             listening = inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            say("DONE", f"socket {number}, listening {listening}: {inherited.getsockname()}")
+            say(
+                "DONE",
+                f"socket {number}, listening {listening}: {inherited.getsockname()}",
+            )
             if not listening:
                 continue
-            # connect(AF_UNSPEC) ends the listening: the socket is free for a peer of ours.
+            # connect(AF_UNSPEC) ends the listening: the socket is free for a peer of
+            # ours.
             unspecified = struct.pack("H14x", AF_UNSPEC)
             ctypes.CDLL(None).connect(number, unspecified, len(unspecified))
             inherited.settimeout(2)
@@ -130,7 +140,11 @@ def variables() -> None:
     say("DONE", f"{len(os.environ)} variables")
 
 
-@attack("environment-first", "variables of process 1, of the parent and of its own start", SECRET)
+@attack(
+    "environment-first",
+    "variables of process 1, of the parent and of its own start",
+    SECRET,
+)
 def first_variables() -> None:
     for pid in (1, os.getppid(), "self"):
         path = f"/proc/{pid}/environ"
@@ -140,10 +154,23 @@ def first_variables() -> None:
 
 @attack("setuid", "set-user-ID programs (su, mount, ping, sudo, fusermount)", PERMITTED)
 def setuid_programs() -> None:
-    # A copy of `id` would do nothing: what counts is whether such a program changes who we are.
-    names = ("su", "mount", "umount", "passwd", "chsh", "newgrp", "sudo", "fusermount3", "ping")
+    # A copy of `id` would do nothing: what counts is whether such a program changes who
+    # we are.
+    names = (
+        "su",
+        "mount",
+        "umount",
+        "passwd",
+        "chsh",
+        "newgrp",
+        "sudo",
+        "fusermount3",
+        "ping",
+    )
     found = [path for path in map(shutil.which, names) if path]
-    marked = [path for path in found if os.stat(path).st_mode & (stat.S_ISUID | stat.S_ISGID)]
+    marked = [
+        path for path in found if os.stat(path).st_mode & (stat.S_ISUID | stat.S_ISGID)
+    ]
     say("DONE", f"set-user-ID programs in sight: {marked}")
     for path in marked:
         flags = os.statvfs(path).f_flag
@@ -153,7 +180,12 @@ def setuid_programs() -> None:
             permitted(f"{path}: neither nosuid nor no_new_privs")
 
 
-@attack("setuid-become", "become another user or group (setuid, setgroups)", PERMITTED, only="root")
+@attack(
+    "setuid-become",
+    "become another user or group (setuid, setgroups)",
+    PERMITTED,
+    only="root",
+)
 def become() -> None:
     for label, function, value in (
         ("setuid 0", os.setuid, 0),
@@ -171,7 +203,10 @@ def become() -> None:
 
 
 @attack(
-    "capabilities", "keep, raise or inherit a capability (capset, ambient)", PERMITTED, only="root"
+    "capabilities",
+    "keep, raise or inherit a capability (capset, ambient)",
+    PERMITTED,
+    only="root",
 )
 def capabilities() -> None:
     with open("/proc/self/status", encoding="ascii") as status:
@@ -179,14 +214,17 @@ def capabilities() -> None:
     for name in ("CapPrm", "CapEff", "CapInh", "CapAmb"):
         if int(rights[name], 16):
             permitted(f"{name} {rights[name].strip()}")
-    # struct __user_cap_header: version 3, this process; twice effective, permitted, inheritable
+    # struct __user_cap_header: version 3, this process; twice effective, permitted,
+    # inheritable
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     wanted = (ctypes.c_uint32 * 6)(*[0xFFFFFFFF] * 6)
     attempt("capset", syscall, "capset", ctypes.byref(header), ctypes.byref(wanted))
 
 
 @attack(
-    "capabilities-bound", "the bounding set: what a program with capabilities could get", PERMITTED
+    "capabilities-bound",
+    "the bounding set: what a program with capabilities could get",
+    PERMITTED,
 )
 def bounding_set() -> None:
     # Harmless while no_new_privs is set; without it, one setcap binary is enough.
@@ -197,7 +235,9 @@ def bounding_set() -> None:
 
 
 @attack(
-    "dumpable", "make itself open to others, others to itself (PR_SET_DUMPABLE, PTRACER)", SECRET
+    "dumpable",
+    "make itself open to others, others to itself (PR_SET_DUMPABLE, PTRACER)",
+    SECRET,
 )
 def dumpable() -> None:
     libc = ctypes.CDLL(None)
@@ -211,15 +251,22 @@ def dumpable() -> None:
 def program_in_memory() -> None:
     # What it could do is what any program of the box can: it must not see more.
     handle = syscall("memfd_create", "program", 0)
-    os.write(handle, b"#!/bin/sh\ncat " + " ".join(FACTS["secret_files"]).encode() + b"\n")
-    subprocess.run([f"/proc/self/fd/{handle}"], check=False, pass_fds=(handle,), timeout=10)
+    os.write(
+        handle, b"#!/bin/sh\ncat " + " ".join(FACTS["secret_files"]).encode() + b"\n"
+    )
+    subprocess.run(
+        [f"/proc/self/fd/{handle}"], check=False, pass_fds=(handle,), timeout=10
+    )
 
 
 @attack(
-    "python-start", "PYTHONSTARTUP, sitecustomize and .pth where mmrepro's Python looks", WRITTEN
+    "python-start",
+    "PYTHONSTARTUP, sitecustomize and .pth where mmrepro's Python looks",
+    WRITTEN,
 )
 def python_start() -> None:
-    # Only in the canary's folders, which mmrepro's own start imports from in the rehearsal.
+    # Only in the canary's folders, which mmrepro's own start imports from in the
+    # rehearsal.
     for folder in FACTS["python_folders"]:
         for name in ("sitecustomize.py", "usercustomize.py", "escape.pth", "json.py"):
             attempt(name, plant, os.path.join(folder, name))

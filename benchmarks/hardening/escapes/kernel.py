@@ -1,4 +1,5 @@
-"""Ways out through what else the kernel offers: the more of it is open, the more there is to break.
+"""Ways out through what else the kernel offers: the more of it is open, the more there
+is to break.
 
 TIOCLINUX, modules, clocks, power: only the right is asked for (see `attacker.probe`).
 """
@@ -41,7 +42,9 @@ def io_uring() -> None:
     probe("io_uring_setup", "io_uring_setup", 1, ctypes.byref(parameters))
 
 
-@attack("userfaultfd", "userfaultfd: stop the kernel in the middle of a copy", PERMITTED)
+@attack(
+    "userfaultfd", "userfaultfd: stop the kernel in the middle of a copy", PERMITTED
+)
 def user_faults() -> None:
     UFFD_USER_MODE_ONLY = 1
     probe("userfaultfd", "userfaultfd", 0)
@@ -58,7 +61,8 @@ def bpf() -> None:
 
 @attack("perf", "perf_event_open: count and trace", PERMITTED)
 def perf() -> None:
-    # struct perf_event_attr: type software, size, config cpu clock; disabled, user mode only
+    # struct perf_event_attr: type software, size, config cpu clock; disabled, user mode
+    # only
     attributes = (ctypes.c_uint32 * 32)(1, 128, 0, 0)
     attributes[10] = 1 | 1 << 5 | 1 << 6
     probe("perf_event_open", "perf_event_open", ctypes.byref(attributes), 0, -1, -1, 0)
@@ -69,7 +73,9 @@ def local_descriptors() -> None:
     probe("modify_ldt", "modify_ldt", 0, ctypes.create_string_buffer(16), 16)
 
 
-@attack("personality", "personality: no randomised addresses, executable data", PERMITTED)
+@attack(
+    "personality", "personality: no randomised addresses, executable data", PERMITTED
+)
 def personality() -> None:
     READ_IMPLIES_EXEC = 0x0400000
     in_child(lambda: probe("READ_IMPLIES_EXEC", "personality", READ_IMPLIES_EXEC))
@@ -77,8 +83,17 @@ def personality() -> None:
 
 @attack("modules", "load or remove a module", PERMITTED, only="kernel")
 def modules() -> None:
-    probe("init_module", "init_module", BAD_POINTER, 0, BAD_POINTER, granted=("EFAULT", "ENOEXEC"))
-    probe("finit_module", "finit_module", -1, BAD_POINTER, 0, granted=("EBADF", "EFAULT"))
+    probe(
+        "init_module",
+        "init_module",
+        BAD_POINTER,
+        0,
+        BAD_POINTER,
+        granted=("EFAULT", "ENOEXEC"),
+    )
+    probe(
+        "finit_module", "finit_module", -1, BAD_POINTER, 0, granted=("EBADF", "EFAULT")
+    )
 
 
 @attack("kexec", "start another kernel", PERMITTED, only="kernel")
@@ -102,7 +117,8 @@ def swap() -> None:
 
 @attack("clock", "set the clock", PERMITTED, only="root")
 def clock() -> None:
-    # struct timex asks for a tick of 0, which the kernel refuses after it found the right.
+    # struct timex asks for a tick of 0, which the kernel refuses after it found the
+    # right.
     ADJ_TICK = 0x4000
     request = (ctypes.c_long * 32)(ADJ_TICK)
     probe("adjtimex", "adjtimex", ctypes.byref(request), granted=("EINVAL",))
@@ -128,7 +144,12 @@ def kernel_log() -> None:
     probe("syslog", "syslog", SYSLOG_ACTION_READ_ALL, buffer, 15)
 
 
-@attack("fanotify", "watch the files of the whole machine (fanotify)", PERMITTED, only="root")
+@attack(
+    "fanotify",
+    "watch the files of the whole machine (fanotify)",
+    PERMITTED,
+    only="root",
+)
 def watch_files() -> None:
     probe("fanotify_init", "fanotify_init", 0, os.O_RDONLY)
 
@@ -159,7 +180,9 @@ def leave_key() -> None:
         attempt(f"add to {ring}", syscall, "add_key", "user", name, b"out", 3, ring)
 
 
-@attack("keys-call", "the calls add_key, request_key and keyctl: open at all", PERMITTED)
+@attack(
+    "keys-call", "the calls add_key, request_key and keyctl: open at all", PERMITTED
+)
 def key_calls() -> None:
     PROCESS_KEYRING = -2
     probe("add_key", "add_key", "user", "own", b"x", 1, PROCESS_KEYRING)
@@ -168,7 +191,9 @@ def key_calls() -> None:
 
 def read_key(ring: int) -> None:
     name = f"{FACTS['marker']}-key" + ("" if ring == SESSION_KEYRING else "-user")
-    serial = attempt(f"search {ring}", syscall, "keyctl", KEYCTL_SEARCH, ring, "user", name, 0)
+    serial = attempt(
+        f"search {ring}", syscall, "keyctl", KEYCTL_SEARCH, ring, "user", name, 0
+    )
     if serial:
         attempt(f"read {serial}", show_key, serial)
 
@@ -179,7 +204,7 @@ def show_key(serial: int) -> None:
     show_content("key", buffer.raw)
 
 
-# ------------------------------------------------- the same calls by other doors of the kernel
+# ------------------------------------------ the same calls by other doors of the kernel
 
 INT80 = bytes.fromhex(
     "53"  # push rbx
@@ -195,7 +220,11 @@ INT80 = bytes.fromhex(
 )
 
 
-@attack("int80", "system calls of 32 bits, which a filter for 64 bits does not know", PERMITTED)
+@attack(
+    "int80",
+    "system calls of 32 bits, which a filter for 64 bits does not know",
+    PERMITTED,
+)
 def old_calls() -> None:
     if ARM:
         not_tried("no machine of this kind")
@@ -241,8 +270,8 @@ def x32_calls() -> None:
     PERMITTED,
 )
 def own_filter() -> None:
-    # What may stay open: a filter can only take away. A listener could answer for set-user-ID
-    # programs, so it counts where no_new_privs is not set.
+    # What may stay open: a filter can only take away. A listener could answer for
+    # set-user-ID programs, so it counts where no_new_privs is not set.
     PR_GET_NO_NEW_PRIVS = 39
     if ctypes.CDLL(None).prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1:
         say("REFUSED", "no_new_privs is set")
@@ -250,7 +279,9 @@ def own_filter() -> None:
         permitted("no_new_privs is not set")
 
 
-@attack("core-dump", "end with a core dump: the kernel's handler runs outside", PERMITTED)
+@attack(
+    "core-dump", "end with a core dump: the kernel's handler runs outside", PERMITTED
+)
 def dump_core() -> None:
     import resource
 

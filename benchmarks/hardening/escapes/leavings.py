@@ -1,4 +1,5 @@
-"""Ways out through the end: what stays when the box is over, and ends that never come."""
+"""Ways out through the end: what stays when the box is over, and ends that never
+come."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ def outlive() -> None:
     os._exit(0)
 
 
-@attack("left-daemon", "a daemon: forked twice, a session of its own, no standard streams", LEFT)
+@attack(
+    "left-daemon",
+    "a daemon: forked twice, a session of its own, no standard streams",
+    LEFT,
+)
 def daemon() -> None:
     if os.fork() == 0:
         os.setsid()
@@ -32,7 +37,9 @@ def daemon() -> None:
 
 
 @attack(
-    "left-holding", "a daemon that holds the output open, so that a reader waits for ever", LEFT
+    "left-holding",
+    "a daemon that holds the output open, so that a reader waits for ever",
+    LEFT,
 )
 def holding() -> None:
     if os.fork() == 0:
@@ -43,7 +50,9 @@ def holding() -> None:
     os.wait()
 
 
-@attack("left-stubborn", "ignores every signal that can be ignored, and never ends", LEFT)
+@attack(
+    "left-stubborn", "ignores every signal that can be ignored, and never ends", LEFT
+)
 def stubborn() -> None:
     for number in range(1, 64):
         if number not in (signal.SIGALRM, signal.SIGKILL, signal.SIGSTOP, 32, 33):
@@ -63,7 +72,9 @@ def stopped() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-@attack("left-endless", "a client that never ends, in a loop that costs a processor", LEFT)
+@attack(
+    "left-endless", "a client that never ends, in a loop that costs a processor", LEFT
+)
 def endless() -> None:
     signal.alarm(LIFE_S)
     deadline = time.monotonic() + LIFE_S
@@ -87,7 +98,11 @@ def respawn() -> None:
     say("DONE", "pair started")
 
 
-@attack("left-vfork-death", "dies in the middle (SIGKILL of itself) with a child alive", LEFT)
+@attack(
+    "left-vfork-death",
+    "dies in the middle (SIGKILL of itself) with a child alive",
+    LEFT,
+)
 def sudden_death() -> None:
     if os.fork() == 0:
         os.setsid()

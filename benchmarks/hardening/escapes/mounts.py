@@ -35,7 +35,8 @@ FSCONFIG_CMD_CREATE = 6
 
 
 def with_rights(function: Callable[[], None]) -> Callable[[], None]:
-    """Try with the rights that there are, then as root of a user namespace of its own."""
+    """Try with the rights that there are, then as root of a user namespace of its
+    own."""
 
     @functools.wraps(function)
     def both() -> None:
@@ -56,7 +57,8 @@ def mount_points() -> list[str]:
 
 
 def above_canaries() -> list[str]:
-    """List the mount points on the way to a canary, the deepest first, without the root."""
+    """List the mount points on the way to a canary, the deepest first, without the
+    root."""
     canaries = FACTS["secret_files"] + FACTS["folders"]
     wanted = []
     for point in mount_points():
@@ -66,11 +68,22 @@ def above_canaries() -> list[str]:
     return sorted(wanted, key=len, reverse=True)
 
 
-@attack("mount-remount", "remount everything writable with mount(2), then write", WRITTEN)
+@attack(
+    "mount-remount", "remount everything writable with mount(2), then write", WRITTEN
+)
 @with_rights
 def remount() -> None:
     for point in ["/", *above_canaries()]:
-        attempt(f"remount {point}", syscall, "mount", None, point, None, MS_REMOUNT | MS_BIND, None)
+        attempt(
+            f"remount {point}",
+            syscall,
+            "mount",
+            None,
+            point,
+            None,
+            MS_REMOUNT | MS_BIND,
+            None,
+        )
     write_everywhere("mount-remount")
 
 
@@ -82,14 +95,29 @@ def setattr_mount() -> None:
     for point in ["/", *above_canaries()]:
         size = ctypes.sizeof(attributes)
         pointer = ctypes.byref(attributes)
-        attempt(f"{point}", syscall, "mount_setattr", AT_FDCWD, point, AT_RECURSIVE, pointer, size)
+        attempt(
+            f"{point}",
+            syscall,
+            "mount_setattr",
+            AT_FDCWD,
+            point,
+            AT_RECURSIVE,
+            pointer,
+            size,
+        )
     write_everywhere("mount-setattr")
 
 
-@attack("mount-umount", "take away what hides a folder, then read it", SECRET, only="root")
+@attack(
+    "mount-umount", "take away what hides a folder, then read it", SECRET, only="root"
+)
 @with_rights
 def unmount() -> None:
-    hidden = [path for path in FACTS["secret_files"] + FACTS["home_files"] if not readable(path)]
+    hidden = [
+        path
+        for path in FACTS["secret_files"] + FACTS["home_files"]
+        if not readable(path)
+    ]
     for point in above_canaries():
         attempt(f"umount {point}", syscall, "umount2", point, MNT_DETACH)
         for path in hidden:
@@ -104,7 +132,10 @@ def readable(path: str) -> bool:
 @with_rights
 def bind_over() -> None:
     work = own_folder("bind")
-    if attempt("bind", syscall, "mount", "/", work, None, MS_BIND | MS_REC, None) is not None:
+    if (
+        attempt("bind", syscall, "mount", "/", work, None, MS_BIND | MS_REC, None)
+        is not None
+    ):
         permitted("mount --rbind / onto a folder of its own")
         read_secrets("mount-bind", work)
 
@@ -116,7 +147,10 @@ def mount_tmpfs() -> None:
 
 
 @attack(
-    "mount-proc", "mount a /proc of its own, whose /proc/sys is writable", PERMITTED, only="root"
+    "mount-proc",
+    "mount a /proc of its own, whose /proc/sys is writable",
+    PERMITTED,
+    only="root",
 )
 @with_rights
 def mount_proc() -> None:
@@ -126,7 +160,15 @@ def mount_proc() -> None:
 @attack("mount-sysfs", "mount sysfs, cgroup, debugfs or mqueue", PERMITTED)
 @with_rights
 def mount_sysfs() -> None:
-    for kind in ("sysfs", "cgroup2", "cgroup", "debugfs", "tracefs", "mqueue", "devpts"):
+    for kind in (
+        "sysfs",
+        "cgroup2",
+        "cgroup",
+        "debugfs",
+        "tracefs",
+        "mqueue",
+        "devpts",
+    ):
         # A read-only mount in a folder of its own: nothing below it is written.
         work = own_folder(kind)
         result = attempt(kind, syscall, "mount", "none", work, kind, MS_RDONLY, None)
@@ -139,7 +181,9 @@ def mount_sysfs() -> None:
 def mount_by_fsopen() -> None:
     context = probe("fsopen tmpfs", "fsopen", "tmpfs", 0)
     if context is not None:
-        attempt("create", syscall, "fsconfig", context, FSCONFIG_CMD_CREATE, None, None, 0)
+        attempt(
+            "create", syscall, "fsconfig", context, FSCONFIG_CMD_CREATE, None, None, 0
+        )
         attempt("fsmount", syscall, "fsmount", context, 0, 0)
 
 
@@ -149,7 +193,12 @@ def mount_by_fspick() -> None:
     probe("fspick /", "fspick", AT_FDCWD, "/", 0)
 
 
-@attack("mount-open-tree", "clone the tree of mounts and move it elsewhere", PERMITTED, SECRET)
+@attack(
+    "mount-open-tree",
+    "clone the tree of mounts and move it elsewhere",
+    PERMITTED,
+    SECRET,
+)
 @with_rights
 def open_tree() -> None:
     flags = OPEN_TREE_CLONE | AT_RECURSIVE
@@ -188,7 +237,12 @@ def chroot_dance() -> None:
     permitted("chroot")
 
 
-@attack("mount-hidden-dotdot", "reach hidden folders by .. from the work folder", SECRET, WRITTEN)
+@attack(
+    "mount-hidden-dotdot",
+    "reach hidden folders by .. from the work folder",
+    SECRET,
+    WRITTEN,
+)
 def climb_by_dotdot() -> None:
     up = "../" * 64
     for path in FACTS["secret_files"]:
@@ -219,13 +273,19 @@ def read_relative(path: str) -> None:
 )
 @with_rights
 def by_handle() -> None:
-    # The handle of its own work folder: who may open that may open any file of the disk.
-    # struct file_handle: room for 128 bytes, kind, bytes
+    # The handle of its own work folder: who may open that may open any file of the
+    # disk. struct file_handle: room for 128 bytes, kind, bytes
     handle = (ctypes.c_uint32 * 34)(128, 0)
     mount = ctypes.c_int()
     place = (AT_FDCWD, ".", ctypes.byref(handle), ctypes.byref(mount), 0)
     attempt("name_to_handle_at", syscall, "name_to_handle_at", *place)
-    probe("open_by_handle_at", "open_by_handle_at", AT_FDCWD, ctypes.byref(handle), os.O_RDONLY)
+    probe(
+        "open_by_handle_at",
+        "open_by_handle_at",
+        AT_FDCWD,
+        ctypes.byref(handle),
+        os.O_RDONLY,
+    )
 
 
 def own_folder(name: str) -> str:

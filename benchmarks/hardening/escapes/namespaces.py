@@ -1,4 +1,5 @@
-"""Ways out through namespaces: one of its own, where a stranger is root, or somebody else's."""
+"""Ways out through namespaces: one of its own, where a stranger is root, or somebody
+else's."""
 
 from __future__ import annotations
 
@@ -22,9 +23,15 @@ from hardening.escapes.attacker import (
 )
 
 FLAGS = {
-    "mnt": 0x20000, "uts": 0x4000000, "ipc": 0x8000000, "user": 0x10000000, "pid": 0x20000000,
-    "net": 0x40000000, "cgroup": 0x2000000, "time": 0x80,
-}  # fmt: skip
+    "mnt": 0x20000,
+    "uts": 0x4000000,
+    "ipc": 0x8000000,
+    "user": 0x10000000,
+    "pid": 0x20000000,
+    "net": 0x40000000,
+    "cgroup": 0x2000000,
+    "time": 0x80,
+}
 SIGCHLD = 17
 
 
@@ -52,7 +59,9 @@ def unshare_with_user() -> None:
 
 @attack("ns-clone", "a user namespace by clone(2)", PERMITTED)
 def clone_user() -> None:
-    child = attempt("clone", syscall, "clone", FLAGS["user"] | SIGCHLD, None, None, None, None)
+    child = attempt(
+        "clone", syscall, "clone", FLAGS["user"] | SIGCHLD, None, None, None, None
+    )
     if child == 0:
         os._exit(0)
     if child:
@@ -60,7 +69,11 @@ def clone_user() -> None:
         permitted("clone(CLONE_NEWUSER)")
 
 
-@attack("ns-clone3", "a user namespace by clone3(2), whose flags no filter can read", PERMITTED)
+@attack(
+    "ns-clone3",
+    "a user namespace by clone3(2), whose flags no filter can read",
+    PERMITTED,
+)
 def clone3_user() -> None:
     # struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, ...
     arguments = (ctypes.c_uint64 * 11)(FLAGS["user"], 0, 0, 0, SIGCHLD)
@@ -84,14 +97,18 @@ def enter_parent() -> None:
 
 
 @attack(
-    "ns-setns-outside", "enter the namespaces of a process outside by its id", SECRET, PERMITTED
+    "ns-setns-outside",
+    "enter the namespaces of a process outside by its id",
+    SECRET,
+    PERMITTED,
 )
 def enter_outside() -> None:
     enter(f"/proc/{FACTS['canary_pid']}/ns")
 
 
 def enter(folder: str) -> None:
-    """Join each namespace of the folder that is another one than ours, then look for secrets."""
+    """Join each namespace of the folder that is another one than ours, then look for
+    secrets."""
     for name in ("user", "mnt", "net", "ipc", "uts", "pid"):
         try:
             theirs = os.open(f"{folder}/{name}", os.O_RDONLY)
@@ -108,7 +125,12 @@ def enter(folder: str) -> None:
     read_secrets("setns")
 
 
-@attack("ns-setns-own", "setns(2) into its own namespaces: the right alone", PERMITTED, only="root")
+@attack(
+    "ns-setns-own",
+    "setns(2) into its own namespaces: the right alone",
+    PERMITTED,
+    only="root",
+)
 def enter_own() -> None:
     for name in ("mnt", "net", "ipc", "uts", "pid", "cgroup"):
         handle = os.open(f"/proc/self/ns/{name}", os.O_RDONLY)
@@ -124,7 +146,9 @@ def enter_by_pidfd() -> None:
             probe(f"setns pidfd {pid}", "setns", handle, FLAGS["net"] | FLAGS["mnt"])
 
 
-@attack("ns-net-parent", "reach the outside's loopback from the parent's network", REACHED)
+@attack(
+    "ns-net-parent", "reach the outside's loopback from the parent's network", REACHED
+)
 def parent_network() -> None:
     import socket
 

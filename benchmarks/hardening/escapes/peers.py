@@ -19,7 +19,8 @@ from hardening.escapes.attacker import (
 
 
 def door() -> socket.socket:
-    """Connect to what mmrepro keeps open for the box: `HOST:PORT`, or the path of a socket."""
+    """Connect to what mmrepro keeps open for the box: `HOST:PORT`, or the path of a
+    socket."""
     place = FACTS["door"]
     if place.startswith("/"):
         connection = socket.socket(socket.AF_UNIX)
@@ -63,20 +64,31 @@ def malformed() -> None:
     send("at sign", b"GET http://localhost:1@127.0.0.1/ HTTP/1.1\r\nHost: box\r\n\r\n")
     send("no line", b"\0" * 4096)
     send(
-        "smuggled", HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\nGET / "
+        "smuggled",
+        HEAD
+        + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\nGET / ",
     )
 
 
 @attack(
-    "door-path", "paths that leave the server's: .., full addresses, CONNECT", SECRET, needs="door"
+    "door-path",
+    "paths that leave the server's: .., full addresses, CONNECT",
+    SECRET,
+    needs="door",
 )
 def paths() -> None:
     secret = FACTS["secret_files"][0].encode()
     outside = b"127.0.0.1:%d" % FACTS["tcp4"]
     send("dotdot", b"GET /../../../.." + secret + b" HTTP/1.1\r\nHost: box\r\n\r\n")
     send("file", b"GET file://" + secret + b" HTTP/1.1\r\nHost: box\r\n\r\n")
-    send("full", b"GET http://" + outside + b"/ HTTP/1.1\r\nHost: " + outside + b"\r\n\r\n")
-    send("connect", b"CONNECT " + outside + b" HTTP/1.1\r\nHost: " + outside + b"\r\n\r\n")
+    send(
+        "full",
+        b"GET http://" + outside + b"/ HTTP/1.1\r\nHost: " + outside + b"\r\n\r\n",
+    )
+    send(
+        "connect",
+        b"CONNECT " + outside + b" HTTP/1.1\r\nHost: " + outside + b"\r\n\r\n",
+    )
 
 
 @attack("door-bodies", "bodies of 60 MB, one after the other", BOUNDS, needs="door")
@@ -152,10 +164,14 @@ def answer(connection: socket.socket, first: bytes, more: bytes, size: int) -> N
 
 
 @attack(
-    "peer-secret", "the other side's variables and memory in the same box", SECRET, needs="peer"
+    "peer-secret",
+    "the other side's variables and memory in the same box",
+    SECRET,
+    needs="peer",
 )
 def peer() -> None:
-    # The client's own secret (a key in its script) read by the server, or the other way round.
+    # The client's own secret (a key in its script) read by the server, or the other way
+    # round.
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             for part in ("environ", "cmdline"):

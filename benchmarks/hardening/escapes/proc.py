@@ -1,4 +1,5 @@
-"""Ways out through /proc: links that lead past the mounts, and switches of the whole kernel."""
+"""Ways out through /proc: links that lead past the mounts, and switches of the whole
+kernel."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def processes() -> list[int]:
     return sorted({*others, FACTS["canary_pid"]})
 
 
-@attack("proc-root-one", "/proc/1/root as the way to the outside's files", SECRET, WRITTEN)
+@attack(
+    "proc-root-one", "/proc/1/root as the way to the outside's files", SECRET, WRITTEN
+)
 def root_of_first() -> None:
     read_secrets("proc-root-one", "/proc/1/root")
     write_everywhere("proc-root-one", "/proc/1/root")
@@ -48,9 +51,17 @@ def root_of_any() -> None:
         read_secrets("proc-root-any", f"/proc/{pid}/root")
 
 
-@attack("proc-root-dotdot", "/proc/self/root/.., /proc/thread-self/root, /proc/self/cwd/..", SECRET)
+@attack(
+    "proc-root-dotdot",
+    "/proc/self/root/.., /proc/thread-self/root, /proc/self/cwd/..",
+    SECRET,
+)
 def root_dotdot() -> None:
-    for root in ("/proc/self/root/../..", "/proc/thread-self/root/..", "/proc/self/cwd/../../.."):
+    for root in (
+        "/proc/self/root/../..",
+        "/proc/thread-self/root/..",
+        "/proc/self/cwd/../../..",
+    ):
         read_secrets("proc-root-dotdot", root)
 
 
@@ -60,20 +71,25 @@ def working_directories() -> None:
         show_file("cwd", f"/proc/{pid}/cwd/{FACTS['canary_cwd_file']}")
 
 
-@attack("proc-fd", "the open files of every process in sight, opened again", SECRET, WRITTEN)
+@attack(
+    "proc-fd", "the open files of every process in sight, opened again", SECRET, WRITTEN
+)
 def open_files() -> None:
     for pid in processes():
         folder = f"/proc/{pid}/fd"
         names = attempt(f"list {folder}", os.listdir, folder) or []
         for name in names:
             target = attempt(f"{folder}/{name}", os.readlink, f"{folder}/{name}")
-            # Only a canary is opened: other files of this machine are nobody's business.
+            # Only a canary is opened: other files of this machine are nobody's
+            # business.
             if target and FACTS["marker"] in target:
                 show_file("fd", f"{folder}/{name}")
                 attempt("write fd", change_target, f"{folder}/{name}")
 
 
-@attack("proc-map-files", "the mapped files of every process in sight", SECRET, only="root")
+@attack(
+    "proc-map-files", "the mapped files of every process in sight", SECRET, only="root"
+)
 def mapped_files() -> None:
     for pid in processes():
         folder = f"/proc/{pid}/map_files"
@@ -110,18 +126,30 @@ def command_lines() -> None:
             show_content(path, content)
 
 
-@attack("proc-mem", "the memory of every process in sight by /proc/PID/mem", SECRET, WRITTEN)
+@attack(
+    "proc-mem", "the memory of every process in sight by /proc/PID/mem", SECRET, WRITTEN
+)
 def memory_files() -> None:
-    # Only at the address of the canary's buffer: no other process has a secret there to break.
+    # Only at the address of the canary's buffer: no other process has a secret there to
+    # break.
     for pid in processes():
         path = f"/proc/{pid}/mem"
         handle = attempt(path, os.open, path, os.O_RDWR)
         if handle is None:
             continue
-        content = attempt(f"read {path}", os.pread, handle, 200, FACTS["canary_address"]) or b""
+        content = (
+            attempt(f"read {path}", os.pread, handle, 200, FACTS["canary_address"])
+            or b""
+        )
         show_content(path, content)
         if FACTS["secret_start"].encode() in content:
-            attempt(f"write {path}", os.pwrite, handle, b"out", FACTS["canary_address"] + 100)
+            attempt(
+                f"write {path}",
+                os.pwrite,
+                handle,
+                b"out",
+                FACTS["canary_address"] + 100,
+            )
         os.close(handle)
 
 
@@ -150,11 +178,18 @@ def own_memory() -> None:
 
 # Of its own namespaces: to write there changes nothing outside.
 OWN_SWITCHES = (
-    "/proc/sys/net/", "/proc/sys/user/", "/proc/sys/fs/mqueue/", "/proc/sys/kernel/shm",
-    "/proc/sys/kernel/msg", "/proc/sys/kernel/sem", "/proc/sys/kernel/auto_msgmni",
-    "/proc/sys/kernel/hostname", "/proc/sys/kernel/domainname", "/proc/sys/kernel/ns_last_pid",
+    "/proc/sys/net/",
+    "/proc/sys/user/",
+    "/proc/sys/fs/mqueue/",
+    "/proc/sys/kernel/shm",
+    "/proc/sys/kernel/msg",
+    "/proc/sys/kernel/sem",
+    "/proc/sys/kernel/auto_msgmni",
+    "/proc/sys/kernel/hostname",
+    "/proc/sys/kernel/domainname",
+    "/proc/sys/kernel/ns_last_pid",
     "/proc/sys/kernel/pid_max",  # of the process namespace since Linux 6.14
-)  # fmt: skip
+)
 
 
 @attack(
@@ -173,9 +208,16 @@ def switches() -> None:
 
 
 GLOBAL_FILES = (
-    "/proc/sysrq-trigger", "/proc/kcore", "/proc/kmsg", "/proc/kpageflags", "/proc/timer_list",
-    "/proc/sched_debug", "/proc/scsi/scsi", "/proc/acpi/wakeup", "/proc/latency_stats",
-)  # fmt: skip
+    "/proc/sysrq-trigger",
+    "/proc/kcore",
+    "/proc/kmsg",
+    "/proc/kpageflags",
+    "/proc/timer_list",
+    "/proc/sched_debug",
+    "/proc/scsi/scsi",
+    "/proc/acpi/wakeup",
+    "/proc/latency_stats",
+)
 
 
 @attack(
@@ -229,7 +271,12 @@ def program_of_first() -> None:
         ask_to_write(f"/proc/{pid}/exe")
 
 
-@attack("proc-exe-self", "overwrite the interpreter by /proc/self/exe", PERMITTED, only="root")
+@attack(
+    "proc-exe-self",
+    "overwrite the interpreter by /proc/self/exe",
+    PERMITTED,
+    only="root",
+)
 def program_of_itself() -> None:
     ask_to_write("/proc/self/exe")
     ask_to_write(sys.executable)
@@ -245,7 +292,8 @@ def ask_to_open(path: str, flags: int) -> None:
     try:
         os.close(os.open(path, flags | os.O_CLOEXEC))
     except OSError as error:
-        # A running program is found busy before its mount is asked whether it is read-only.
+        # A running program is found busy before its mount is asked whether it is
+        # read-only.
         if error.errno == errno.ETXTBSY and not on_read_only_mount(path):
             permitted(f"{path}: only busy")
         else:

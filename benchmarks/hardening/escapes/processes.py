@@ -1,4 +1,5 @@
-"""Ways out through other processes: their memory, their files, signals, priorities and limits."""
+"""Ways out through other processes: their memory, their files, signals, priorities and
+limits."""
 
 from __future__ import annotations
 
@@ -27,10 +28,11 @@ PTRACE_PEEKDATA, PTRACE_ATTACH, PTRACE_DETACH, PTRACE_SEIZE = 2, 16, 17, 0x4206
 
 
 def strangers() -> list[int]:
-    """List the canary, the parent and process 1: never a process that is nobody's canary.
+    """List the canary, the parent and process 1: never a process that is nobody's
+    canary.
 
-    In a process namespace of its own, 1 and the parent are the box's; else they are left out.
-    """
+    In a process namespace of its own, 1 and the parent are the box's; else they are
+    left out."""
     if own_world():
         return sorted({FACTS["canary_pid"], 1, os.getppid()} - {os.getpid(), 0})
     return [FACTS["canary_pid"]]
@@ -42,19 +44,26 @@ class Vector(ctypes.Structure):
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
 
-@attack("ptrace-attach", "ptrace(ATTACH) on a process outside, then read its memory", SECRET)
+@attack(
+    "ptrace-attach", "ptrace(ATTACH) on a process outside, then read its memory", SECRET
+)
 def ptrace_attach() -> None:
     traced(PTRACE_ATTACH)
 
 
-@attack("ptrace-seize", "ptrace(SEIZE) on a process outside, then read its memory", SECRET)
+@attack(
+    "ptrace-seize", "ptrace(SEIZE) on a process outside, then read its memory", SECRET
+)
 def ptrace_seize() -> None:
     traced(PTRACE_SEIZE)
 
 
 def traced(request: int) -> None:
     for pid in strangers():
-        if attempt(f"ptrace {pid}", syscall, "ptrace", request, pid, None, None) is None:
+        if (
+            attempt(f"ptrace {pid}", syscall, "ptrace", request, pid, None, None)
+            is None
+        ):
             continue
         if pid != FACTS["canary_pid"]:
             permitted(f"ptrace of {pid}")
@@ -134,7 +143,15 @@ def advise() -> None:
     handle = syscall("pidfd_open", FACTS["canary_pid"], 0)
     there = Vector(FACTS["canary_address"] & ~0xFFF, 4096)
     MADV_COLD = 20
-    probe("process_madvise", "process_madvise", handle, ctypes.byref(there), 1, MADV_COLD, 0)
+    probe(
+        "process_madvise",
+        "process_madvise",
+        handle,
+        ctypes.byref(there),
+        1,
+        MADV_COLD,
+        0,
+    )
 
 
 @attack("move-pages", "move the memory of a process outside (move_pages)", PERMITTED)
@@ -142,7 +159,16 @@ def move_pages() -> None:
     # No page is named: the right to the process is checked all the same.
     pages, status = (ctypes.c_void_p * 1)(), (ctypes.c_int * 1)()
     pid = FACTS["canary_pid"]
-    probe("move_pages", "move_pages", pid, 0, ctypes.byref(pages), None, ctypes.byref(status), 0)
+    probe(
+        "move_pages",
+        "move_pages",
+        pid,
+        0,
+        ctypes.byref(pages),
+        None,
+        ctypes.byref(status),
+        0,
+    )
 
 
 @attack("signal-pid", "signal a process outside by its id", SIGNALLED)
@@ -154,7 +180,9 @@ def signal_by_pid() -> None:
 @attack("signal-parent", "signal the parent, mmrepro and process 1", SIGNALLED)
 def signal_parent() -> None:
     # SIGURG is ignored by whoever does not wait for it: the canaries do.
-    for pid in sorted({FACTS["harness_pid"], os.getppid()} | ({1} if own_world() else set())):
+    for pid in sorted(
+        {FACTS["harness_pid"], os.getppid()} | ({1} if own_world() else set())
+    ):
         attempt(f"kill {pid}", os.kill, pid, signal.SIGURG)
 
 
@@ -162,14 +190,18 @@ def signal_parent() -> None:
 def signal_group() -> None:
     signal.signal(signal.SIGURG, signal.SIG_IGN)
     attempt("killpg 0", os.killpg, 0, signal.SIGURG)
-    attempt("killpg of the session", os.killpg, os.getsid(0) or os.getpgrp(), signal.SIGURG)
+    attempt(
+        "killpg of the session", os.killpg, os.getsid(0) or os.getpgrp(), signal.SIGURG
+    )
 
 
 @attack("signal-all", "signal everything (kill -1)", SIGNALLED)
 def signal_all() -> None:
     if not own_world():
         # Sharing the outside's processes is out already; the whole machine is spared.
-        say("DONE", "the outside's processes are in sight: only the canary is signalled")
+        say(
+            "DONE", "the outside's processes are in sight: only the canary is signalled"
+        )
         os.kill(FACTS["canary_pid"], signal.SIGURG)
         return
     signal.signal(signal.SIGURG, signal.SIG_IGN)
@@ -181,7 +213,9 @@ def signal_by_handle() -> None:
     for pid in strangers():
         handle = attempt(f"pidfd_open {pid}", syscall, "pidfd_open", pid, 0)
         if handle is not None:
-            attempt("send", syscall, "pidfd_send_signal", handle, signal.SIGURG, None, 0)
+            attempt(
+                "send", syscall, "pidfd_send_signal", handle, signal.SIGURG, None, 0
+            )
 
 
 @attack("signal-owner", "signal through F_SETOWN and SIGIO of a pipe", SIGNALLED)
@@ -196,7 +230,11 @@ def signal_by_owner() -> None:
     os.write(writing, b"x")
 
 
-@attack("priority-other", "slow a process outside down (setpriority, scheduler, ioprio)", SIGNALLED)
+@attack(
+    "priority-other",
+    "slow a process outside down (setpriority, scheduler, ioprio)",
+    SIGNALLED,
+)
 def slow_other() -> None:
     pid = FACTS["canary_pid"]
     attempt("nice", os.setpriority, os.PRIO_PROCESS, pid, 5)
@@ -212,7 +250,10 @@ def limit_other() -> None:
 
 
 @attack(
-    "priority-own", "a real-time scheduler or a better priority for itself", PERMITTED, only="root"
+    "priority-own",
+    "a real-time scheduler or a better priority for itself",
+    PERMITTED,
+    only="root",
 )
 def raise_own() -> None:
     # At once given back: two processors serve others too.
@@ -225,7 +266,13 @@ def raise_own() -> None:
 
 @attack("limit-own", "raise its own hard limits", PERMITTED, only="root")
 def raise_limits() -> None:
-    for name in ("RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_FSIZE", "RLIMIT_AS", "RLIMIT_CORE"):
+    for name in (
+        "RLIMIT_NOFILE",
+        "RLIMIT_NPROC",
+        "RLIMIT_FSIZE",
+        "RLIMIT_AS",
+        "RLIMIT_CORE",
+    ):
         kind = getattr(resource, name)
         _soft, hard = resource.getrlimit(kind)
         if hard == resource.RLIM_INFINITY:

@@ -1,4 +1,5 @@
-"""Ways out through sockets: canary listeners outside, on loopback only, and families of sockets."""
+"""Ways out through sockets: canary listeners outside, on loopback only, and families of
+sockets."""
 
 from __future__ import annotations
 
@@ -39,10 +40,22 @@ def loopback() -> None:
     connect(socket.AF_INET, ("127.0.0.1", FACTS["tcp4"]))
 
 
-@attack("tcp-names", "the outside's loopback by localhost, 0.0.0.0, 127.1, 2130706433", REACHED)
+@attack(
+    "tcp-names",
+    "the outside's loopback by localhost, 0.0.0.0, 127.1, 2130706433",
+    REACHED,
+)
 def loopback_names() -> None:
-    for name in ("localhost", "0.0.0.0", "127.1", "2130706433", "127.9.9.9", socket.gethostname()):
-        # Only what resolves to loopback is called: no other address, whatever the name says.
+    for name in (
+        "localhost",
+        "0.0.0.0",
+        "127.1",
+        "2130706433",
+        "127.9.9.9",
+        socket.gethostname(),
+    ):
+        # Only what resolves to loopback is called: no other address, whatever the name
+        # says.
         address = attempt(f"resolve {name}", socket.gethostbyname, name)
         if address and (address.startswith("127.") or address == "0.0.0.0"):
             attempt(name, connect, socket.AF_INET, (address, FACTS["tcp4"]))
@@ -65,7 +78,11 @@ def like_docker() -> None:
     connect(socket.AF_UNIX, FACTS["unix"]["docker.sock"])
 
 
-@attack("unix-agent", "a socket like the ssh-agent's, by its path and $SSH_AUTH_SOCK", REACHED)
+@attack(
+    "unix-agent",
+    "a socket like the ssh-agent's, by its path and $SSH_AUTH_SOCK",
+    REACHED,
+)
 def like_agent() -> None:
     given = os.environ.get("SSH_AUTH_SOCK", "")
     for path in {given, FACTS["unix"]["agent.sock"]}:
@@ -107,7 +124,11 @@ def listed_sockets() -> None:
             attempt(name, connect, socket.AF_UNIX, name.replace("@", "\0", 1))
 
 
-@attack("unix-pass-descriptor", "hand a folder of its own to whoever accepts (SCM_RIGHTS)", REACHED)
+@attack(
+    "unix-pass-descriptor",
+    "hand a folder of its own to whoever accepts (SCM_RIGHTS)",
+    REACHED,
+)
 def pass_descriptor() -> None:
     handle = os.open("/", os.O_RDONLY)
     for path in FACTS["unix"].values():
@@ -133,7 +154,9 @@ def family(label: str, number: int, kind: int, protocol: int = 0) -> None:
 
 
 @attack(
-    "vsock", "a socket to the hypervisor (AF_VSOCK), which no network namespace holds", PERMITTED
+    "vsock",
+    "a socket to the hypervisor (AF_VSOCK), which no network namespace holds",
+    PERMITTED,
 )
 def hypervisor() -> None:
     AF_VSOCK = 40
@@ -154,19 +177,39 @@ def ciphers() -> None:
 
 
 @attack(
-    "families", "families that nobody needs, each with a history of holes", PERMITTED, only="root"
+    "families",
+    "families that nobody needs, each with a history of holes",
+    PERMITTED,
+    only="root",
 )
 def families() -> None:
     for name, number in (
-        ("AF_AX25", 3), ("AF_X25", 9), ("AF_KEY", 15), ("AF_RDS", 21), ("AF_CAN", 29),
-        ("AF_TIPC", 30), ("AF_BLUETOOTH", 31), ("AF_RXRPC", 33), ("AF_NFC", 39), ("AF_KCM", 41),
-        ("AF_QIPCRTR", 42), ("AF_SMC", 43), ("AF_XDP", 44),
-    ):  # fmt: skip
-        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET):
+        ("AF_AX25", 3),
+        ("AF_X25", 9),
+        ("AF_KEY", 15),
+        ("AF_RDS", 21),
+        ("AF_CAN", 29),
+        ("AF_TIPC", 30),
+        ("AF_BLUETOOTH", 31),
+        ("AF_RXRPC", 33),
+        ("AF_NFC", 39),
+        ("AF_KCM", 41),
+        ("AF_QIPCRTR", 42),
+        ("AF_SMC", 43),
+        ("AF_XDP", 44),
+    ):
+        for kind in (
+            socket.SOCK_STREAM,
+            socket.SOCK_DGRAM,
+            socket.SOCK_RAW,
+            socket.SOCK_SEQPACKET,
+        ):
             family(f"{name} {kind}", number, kind)
 
 
-@attack("netlink-address", "add an address to loopback (AF_NETLINK)", PERMITTED, only="root")
+@attack(
+    "netlink-address", "add an address to loopback (AF_NETLINK)", PERMITTED, only="root"
+)
 def add_address() -> None:
     # To a device that does not exist: refused as nonsense once the right was found.
     RTM_NEWADDR, REQUEST_ACK_CREATE = 20, 0x1 | 0x4 | 0x400
@@ -177,9 +220,12 @@ def add_address() -> None:
     ask_netlink("RTM_NEWADDR", RTM_NEWADDR, REQUEST_ACK_CREATE, body)
 
 
-@attack("netlink-link", "change the network's devices (AF_NETLINK)", PERMITTED, only="root")
+@attack(
+    "netlink-link", "change the network's devices (AF_NETLINK)", PERMITTED, only="root"
+)
 def change_link() -> None:
-    # A device of number 0 and without a name: refused as nonsense once the right was found.
+    # A device of number 0 and without a name: refused as nonsense once the right was
+    # found.
     RTM_NEWLINK, REQUEST_ACK = 16, 0x1 | 0x4
     body = struct.pack("BBHiII", 0, 0, 0, 0, 0, 0)
     ask_netlink("RTM_NEWLINK", RTM_NEWLINK, REQUEST_ACK, body)
@@ -199,9 +245,17 @@ def ask_netlink(label: str, kind: int, flags: int, body: bytes) -> None:
         permitted(f"{label}: errno {code}")
 
 
-@attack("netlink-audit", "read the audit of the kernel, uevents, connector (AF_NETLINK)", PERMITTED)
+@attack(
+    "netlink-audit",
+    "read the audit of the kernel, uevents, connector (AF_NETLINK)",
+    PERMITTED,
+)
 def kernel_events() -> None:
-    for label, protocol, group in (("audit", 9, 1), ("connector", 11, 1), ("uevent", 15, 1)):
+    for label, protocol, group in (
+        ("audit", 9, 1),
+        ("connector", 11, 1),
+        ("uevent", 15, 1),
+    ):
         try:
             netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
             netlink.bind((0, group))
@@ -230,7 +284,10 @@ def socket_options() -> None:
 
 
 @attack(
-    "door-descriptor", "hand folders to mmrepro's own socket (SCM_RIGHTS)", REACHED, needs="door"
+    "door-descriptor",
+    "hand folders to mmrepro's own socket (SCM_RIGHTS)",
+    REACHED,
+    needs="door",
 )
 def door_descriptor() -> None:
     path = FACTS["door"]

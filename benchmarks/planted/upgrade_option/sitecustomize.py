@@ -1,4 +1,5 @@
-"""Takes the option GONE_OPTION out of every parser of a process, as a release that dropped it."""
+"""Takes the option GONE_OPTION out of every parser of a process, as a release that
+dropped it."""
 
 import argparse
 import os

@@ -40,8 +40,8 @@ START_S: Final = 60.0
 EXPOSE_S: Final = 10.0
 MOST_CACHED: Final = 256 << 20
 ISOLATION: Final = (
-    "in a box (bubblewrap): a network of its own, of this machine's files only what it needs, "
-    "read-only, no rights"
+    "in a box (bubblewrap): a network of its own, of this machine's files only what it "
+    "needs, read-only, no rights"
 )
 """The sentence for reports; only of a box whose tests have held."""
 
@@ -62,14 +62,15 @@ def require_box(without: str) -> None:
     if why := _why_none():
         raise NoBox(
             f"What a stranger wrote runs in a box, and none can be made here: {why}.",
-            hint="apt install bubblewrap (Ubuntu and containers: docs/box.md), or, once you have "
-            f"read what is run, {without}",
+            hint="apt install bubblewrap (Ubuntu and containers: docs/box.md), or, "
+            f"once you have read what is run, {without}",
         )
 
 
 @functools.cache
 def _why_none() -> str:
-    """Why no box can be made here; "": one can. Asked once a process: it takes 0.2 seconds."""
+    """Why no box can be made here; "": one can. Asked once a process: it takes 0.2
+    seconds."""
     try:
         with Box(BoxOrder(("true",), {"PATH": "/usr/bin:/bin"})) as box:
             box.wait(START_S)
@@ -123,8 +124,8 @@ class Box:
     ) -> None:
         """Start it, and return once its tests have held.
 
-        Raises:
-            NoBox: bubblewrap is missing, cannot work here, or a test failed: nothing was run.
+        Raises: NoBox: bubblewrap is missing, cannot work here, or a test failed:
+            nothing was run.
         """
         self.order = order
         self.over = ""
@@ -147,7 +148,8 @@ class Box:
 
     @property
     def door(self) -> Path:
-        """The Unix socket of a box with a door. A connection's first line is a port of the box."""
+        """The Unix socket of a box with a door. A connection's first line is a port of
+        the box."""
         return self._folder / "door"
 
     @property
@@ -195,7 +197,8 @@ class Box:
     def outside(self, pid: int) -> int:
         """The process id, on this machine, of the box's process ``pid``.
 
-        Only processes of the box's own namespace are looked at, whatever number it gives. Raises
+        Only processes of the box's own namespace are looked at, whatever number it
+        gives. Raises
         BoxEnded: there is no such process.
         """
         for candidate in processes.descendants(self.process.pid):
@@ -224,7 +227,9 @@ class Box:
         interpreter = Path(sys.base_prefix)
         privileged = is_privileged([*order.readable, interpreter])
         caches = self._copied_caches()
-        for folder in [*order.copied, *(copy for copy, _ in caches)] if privileged else ():
+        for folder in (
+            [*order.copied, *(copy for copy, _ in caches)] if privileged else ()
+        ):
             _open_to_all(folder)
         given = _Descriptors()
         ours, theirs = socket.socketpair()
@@ -234,7 +239,13 @@ class Box:
         given.add(info_out)
         try:
             words = self._command(
-                program, privileged, given, canaries, caches, report=report_out, info=info_out
+                program,
+                privileged,
+                given,
+                canaries,
+                caches,
+                report=report_out,
+                info=info_out,
             )
             descriptors = [*given.opened, *order.descriptors]
             self.process = subprocess.Popen(
@@ -281,8 +292,8 @@ class Box:
         raise NoBox("bubblewrap cannot make one (are user namespaces off?).")
 
     def _copied_caches(self) -> list[tuple[Path, Path]]:
-        """Copies of the order's caches, and where they go in the box. What an engine writes may be
-        closed to all but its user, which the box's may not be."""
+        """Copies of the order's caches, and where they go in the box. What an engine
+        writes may be closed to all but its user, which the box's may not be."""
         copies = []
         for number, (outside, within) in enumerate(self.order.caches):
             held = sum(file.lstat().st_size for file in outside.rglob("*"))
@@ -308,7 +319,9 @@ class Box:
         user = new_uid() if privileged else USER
         hosts = " ".join(["localhost", "box", *order.hosts])
         files = {
-            "/etc/passwd": given.file(f"box:x:{user}:{user}::{WORK}:/bin/sh\n".encode()),
+            "/etc/passwd": given.file(
+                f"box:x:{user}:{user}::{WORK}:/bin/sh\n".encode()
+            ),
             "/etc/group": given.file(f"box:x:{user}:\n".encode()),
             "/etc/hosts": given.file(f"127.0.0.1 {hosts}\n::1 localhost\n".encode()),
             "/etc/resolv.conf": given.file(b""),
@@ -317,10 +330,15 @@ class Box:
         if order.door:
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(str(self.door))
-            self.door.chmod(0o666)  # its folder is closed to others; a box may have another uid
+            self.door.chmod(
+                0o666
+            )  # its folder is closed to others; a box may have another uid
             listener.listen(128)
             door = given.add(listener.detach())
-        sockets = [(lead.socket, SOCKETS / str(number)) for number, lead in enumerate(order.leads)]
+        sockets = [
+            (lead.socket, SOCKETS / str(number))
+            for number, lead in enumerate(order.leads)
+        ]
         plan = inside.InsidePlan(
             argv=[*order.argv],
             env={**order.env},
@@ -348,25 +366,38 @@ class Box:
             files=files,
             sockets=sockets,
         )
-        # By descriptors, since everybody in the box reads the command line of its process 1.
+        # By descriptors, since everybody in the box reads the command line of its
+        # process 1.
         words = given.file("\0".join(options).encode())
         order_for_inside = given.file(json.dumps(asdict(plan)).encode())
         try:
             filtered = given.file(seccomp_program())
         except KeyError as error:
-            raise NoBox(f"the system calls of {error.args[0]} are not known.") from error
+            raise NoBox(
+                f"the system calls of {error.args[0]} are not known."
+            ) from error
         return [
             program,
-            *("--args", str(words), "--seccomp", str(filtered), "--info-fd", str(info), "--"),
-            *(str(Path(sys.executable).resolve()), "-I", "-S", inside.__file__),
-            *(str(order_for_inside), str(report)),
+            "--args",
+            str(words),
+            "--seccomp",
+            str(filtered),
+            "--info-fd",
+            str(info),
+            "--",
+            str(Path(sys.executable).resolve()),
+            "-I",
+            "-S",
+            inside.__file__,
+            str(order_for_inside),
+            str(report),
         ]
 
     def _take_info(self, info: dict[str, Any]) -> None:
         """What bubblewrap reports of the box's namespaces."""
         self._namespace = int(info.get("pid-namespace", 0))
 
-    # ------------------------------------------------------------------ the keeper's events
+    # -------------------------------------------------------------- the keeper's events
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -383,12 +414,15 @@ class Box:
 
     def _wait_for(self, event: str, timeout_s: float) -> dict[str, Any] | None:
         with self._changed:
-            self._changed.wait_for(lambda: {event, "gone"} & self._events.keys(), timeout_s)
+            self._changed.wait_for(
+                lambda: {event, "gone"} & self._events.keys(), timeout_s
+            )
             return self._events.get(event)
 
 
 def _open_to_all(folder: Path) -> None:
-    """Let every user read a folder that mmrepro has made: root's box has a uid of its own."""
+    """Let every user read a folder that mmrepro has made: root's box has a uid of its
+    own."""
     for place, _, names in os.walk(folder):
         Path(place).chmod(0o755)
         for name in names:
@@ -407,11 +441,14 @@ def _resource_limits(limits: Limits) -> dict[str, int]:
         "RLIMIT_AS": limits.address_space,
         "RLIMIT_CPU": limits.cpu_s,
     }
-    return {name: value for name, value in bounds.items() if value or name == "RLIMIT_CORE"}
+    return {
+        name: value for name, value in bounds.items() if value or name == "RLIMIT_CORE"
+    }
 
 
 def _read_line(descriptor: int) -> dict[str, Any]:
-    """The JSON that a box in its start writes; {}: it ended without, or it takes too long."""
+    """The JSON that a box in its start writes; {}: it ended without, or it takes too
+    long."""
     content = b""
     deadline = time.monotonic() + START_S
     while (left := deadline - time.monotonic()) > 0:

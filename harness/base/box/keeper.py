@@ -1,10 +1,11 @@
 """Keeps a box from outside: starts it, bounds it, connects to it, and ends all of it.
 
-Runs as ``python -I keeper.py LIFELINE``, a process apart from mmrepro: bubblewrap dies with the
-thread that started it (``--die-with-parent``), and mmrepro's threads come and go. LIFELINE is a
-descriptor of a socket to mmrepro. Its first line is the :class:`KeeperOrder`; each further line is
-a port that mmrepro wants to reach in the box; its end, however mmrepro ended, is the end of the
-box. Lines back are events: ``{"event": "exposed"}``, ``{"event": "over", "why": …}``.
+Runs as ``python -I keeper.py LIFELINE``, a process apart from mmrepro: bubblewrap dies
+with the thread that started it (``--die-with-parent``), and mmrepro's threads come and
+go. LIFELINE is a descriptor of a socket to mmrepro. Its first line is the
+:class:`KeeperOrder`; each further line is a port that mmrepro wants to reach in the
+box; its end, however mmrepro ended, is the end of the box. Lines back are events:
+``{"event": "exposed"}``, ``{"event": "over", "why": …}``.
 
 The box has this process's standard streams. This process exits as bubblewrap does.
 
@@ -39,8 +40,8 @@ else:  # run as a script: no package is imported
     del sys.path[:2]
 
 WATCH_S = 0.05
-"""How often files are counted, which is cheap; memory and processes are every fourth time. What
-a box can do meanwhile is the machine's to bear."""
+"""How often files are counted, which is cheap; memory and processes are every fourth
+time. What a box can do meanwhile is the machine's to bear."""
 CGROUPS = Path("/sys/fs/cgroup")
 MEMORY_FIRST = "memory.limit_in_bytes"
 """Of the first hierarchy."""
@@ -116,14 +117,15 @@ class Keeper:
         return self.end()
 
     def end(self) -> int:
-        """End every process of the box. bubblewrap's death is the death of its process 1, and the
-        kernel ends all others of its pid namespace with that one."""
+        """End every process of the box. bubblewrap's death is the death of its process
+        1, and the kernel ends all others of its pid namespace with that one."""
         for listener in self.listeners:
             listener.close()
         if self.box.poll() is None:
             self.box.kill()
         code = self.box.wait()
-        # What bubblewrap leaves becomes this process's child: it has ended once there is none.
+        # What bubblewrap leaves becomes this process's child: it has ended once there
+        # is none.
         deadline = time.monotonic() + REMOVAL_S
         with contextlib.suppress(ChildProcessError):
             while time.monotonic() < deadline:
@@ -136,7 +138,9 @@ class Keeper:
         """What the box has too much of; "": nothing."""
         if self.files_in_memory() > self.order.inodes:
             return f"it made more than {self.order.inodes} files"
-        if self.cgroups.bound_all:  # the kernel counts, and has refused or killed where it counts
+        if (
+            self.cgroups.bound_all
+        ):  # the kernel counts, and has refused or killed where it counts
             return self.cgroups.exceeded(self.order)
         self.watched += 1
         if self.watched % COUNTED_EACH:
@@ -151,11 +155,11 @@ class Keeper:
         return too_much(self.order) if held > self.order.memory else ""
 
     def files_in_memory(self) -> int:
-        """How many files the box's temporary folders hold: a tmpfs bounds their bytes alone.
+        """How many files the box's temporary folders hold: a tmpfs bounds their bytes
+        alone.
 
-        The folders are mount points in a root that the box cannot write, so that no link stands in
-        their place.
-        """
+        The folders are mount points in a root that the box cannot write, so that no
+        link stands in their place."""
         if self.root is None:
             self.root = self.find_root()
         made = 0
@@ -176,7 +180,8 @@ class Keeper:
         return None
 
     def expose(self, port: int) -> None:
-        """Connect ``port`` of this machine's loopback with the same port of the box's."""
+        """Connect ``port`` of this machine's loopback with the same port of the
+        box's."""
         try:
             listener = socket.create_server(("127.0.0.1", port), backlog=128)
         except OSError as error:
@@ -184,13 +189,17 @@ class Keeper:
             return
         self.listeners.append(listener)
         preface = f"{port}\n".encode()
-        relay = inside.Relay(listener, lambda _: inside.onward(self.order.door, preface))
+        relay = inside.Relay(
+            listener, lambda _: inside.onward(self.order.door, preface)
+        )
         threading.Thread(target=relay.accept, daemon=True).start()
         self.say("exposed", port=port, why="")
 
     def say(self, event: str, **facts: Any) -> None:
         with contextlib.suppress(OSError):
-            self.lifeline.sendall(json.dumps({"event": event, **facts}).encode() + b"\n")
+            self.lifeline.sendall(
+                json.dumps({"event": event, **facts}).encode() + b"\n"
+            )
 
 
 def field_kib(status: bytes, name: bytes) -> int:
@@ -207,12 +216,12 @@ def too_much(order: KeeperOrder) -> str:
     return f"it held more than {order.memory >> 20} MiB of memory"
 
 
-# ------------------------------------------------------------------------------------ cgroups
+# ------------------------------------------------------------------------------ cgroups
 
 
 class Cgroups:
-    """Groups of the kernel's that bound a box's memory and processes, of either hierarchy, where
-    mmrepro may make them (cgroups(7)).
+    """Groups of the kernel's that bound a box's memory and processes, of either
+    hierarchy, where mmrepro may make them (cgroups(7)).
 
     Where it may not, the limits of each process and the watch above are what there is.
 
@@ -231,8 +240,16 @@ class Cgroups:
         else:
             own = own_groups()
             bounds = [
-                (CGROUPS / "memory" / own.get("memory", "") / name, MEMORY_FIRST, memory),
-                (CGROUPS / "pids" / own.get("pids", "") / name, "pids.max", order.processes),
+                (
+                    CGROUPS / "memory" / own.get("memory", "") / name,
+                    MEMORY_FIRST,
+                    memory,
+                ),
+                (
+                    CGROUPS / "pids" / own.get("pids", "") / name,
+                    "pids.max",
+                    order.processes,
+                ),
             ]
         self.folders: list[Path] = []
         bound = 0
@@ -281,14 +298,18 @@ class Cgroups:
             rows = [line.split() for line in file.read_text().splitlines()]
         except OSError:
             return 0
-        return next((int(row[1]) for row in rows if row[:1] == [name] and len(row) > 1), 0)
+        return next(
+            (int(row[1]) for row in rows if row[:1] == [name] and len(row) > 1), 0
+        )
 
 
 def own_groups() -> dict[str, str]:
-    """{controller: path of this process's group} of the first hierarchy: a box stays within what
-    bounds mmrepro itself."""
+    """{controller: path of this process's group} of the first hierarchy: a box stays
+    within what bounds mmrepro itself."""
     groups: dict[str, str] = {}
-    for line in processes.read("self", "cgroup").decode("utf-8", "replace").splitlines():
+    for line in (
+        processes.read("self", "cgroup").decode("utf-8", "replace").splitlines()
+    ):
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             groups[controller] = path.lstrip("/")

@@ -1,4 +1,5 @@
-"""What a box is asked for: what may be seen in it, how much it may use, what runs in it."""
+"""What a box is asked for: what may be seen in it, how much it may use, what runs in
+it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 WORK: Final = Path("/box")
-"""The folder in which everything in a box starts; it is empty, and gone with the box."""
+"""The folder in which everything in a box starts; it is empty, and gone with the
+box."""
 TEMPORARY: Final = Path("/tmp")  # noqa: S108 - the box's own
 GIB: Final = 1 << 30
 
@@ -17,11 +19,11 @@ GIB: Final = 1 << 30
 class Limits:
     """What all processes of a box may use together, and each by itself.
 
-    Attributes:
-        memory: bytes of memory that all processes hold together, files in /tmp, /dev/shm and the
+    Attributes: memory: bytes of memory that all processes hold together, files in /tmp,
+        /dev/shm and the
             work folder apart.
-        address_space: bytes that one process may map; 0: no bound, since engines map far more
-            than they use.
+        address_space: bytes that one process may map; 0: no bound, since engines map
+            far more than they use.
         processes: processes and threads.
         file: bytes of the largest file.
         files: open files of one process.
@@ -61,15 +63,14 @@ class Leads:
 class BoxOrder:
     """A command, and the box that it runs in. What is not listed here is not there.
 
-    Attributes:
-        argv: the command; its first word is looked up in ``env``'s PATH inside the box.
-        env: all of its variables.
-        readable: files and folders that are seen read-only, at their own paths.
-        devices: device nodes that are seen (a GPU's).
-        copied: folders of mmrepro's own making, whose contents are copied into the work folder
+    Attributes: argv: the command; its first word is looked up in ``env``'s PATH inside
+        the box. env: all of its variables. readable: files and folders that are seen
+        read-only, at their own paths. devices: device nodes that are seen (a GPU's).
+        copied: folders of mmrepro's own making, whose contents are copied into the work
+        folder
             before the command starts, one after the other.
-        caches: folders outside and in the box: the one's content is copied into the other, up to
-            256 MiB.
+        caches: folders outside and in the box: the one's content is copied into the
+            other, up to 256 MiB.
         leads: ways out.
         door: whether mmrepro connects to ports of the box.
         hosts: names that mean the box's loopback.

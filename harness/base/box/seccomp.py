@@ -1,14 +1,16 @@
-"""The system calls that no process in a box may make, as a program of the kernel's packet filter.
+"""The system calls that no process in a box may make, as a program of the kernel's
+packet filter.
 
-A sandbox lists what it lets in; of system calls that cannot be done here, since an engine with its
-kernels and its Python packages may make nearly all of them. As in flatpak
-(common/flatpak-run.c, setup_seccomp) the calls are listed that reach kernel code which an
-ordinary program never needs and which escapes have used. ``socket`` is the exception: of address
-families only those are let in that a server needs. AF_VSOCK, for one, belongs to no network
+A sandbox lists what it lets in; of system calls that cannot be done here, since an
+engine with its kernels and its Python packages may make nearly all of them. As in
+flatpak (common/flatpak-run.c, setup_seccomp) the calls are listed that reach kernel
+code which an ordinary program never needs and which escapes have used. ``socket`` is
+the exception: of address families only those are let in that a server needs. AF_VSOCK,
+for one, belongs to no network
 namespace: through it a box in a virtual machine would reach the host.
 
-Forms and constants: linux/filter.h, linux/seccomp.h, linux/audit.h. Standard library only.
-"""
+Forms and constants: linux/filter.h, linux/seccomp.h, linux/audit.h. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -33,20 +35,23 @@ ALLOW: Final = 0x7FFF0000
 NUMBER_AT: Final = 0
 ARCHITECTURE_AT: Final = 4
 FIRST_ARGUMENT_AT: Final = 16
-"""Offsets into ``struct seccomp_data``; an argument has eight bytes, the low word first."""
+"""Offsets into ``struct seccomp_data``; an argument has eight bytes, the low word
+first."""
 
 NAMESPACE_FLAGS: Final = 0x7E020080
 """All CLONE_NEW* of linux/sched.h: time, mount, cgroup, uts, ipc, user, pid, net."""
 X32_BIT: Final = 0x40000000
-"""Set in the numbers of x86-64's second table of calls, which would pass by the first."""
+"""Set in the numbers of x86-64's second table of calls, which would pass by the
+first."""
 FAMILIES: Final = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10}
 AF_NETLINK: Final = 16
-"""For NETLINK_ROUTE (0) alone, with which programs list addresses: other protocols of it (events of
-devices, the audit's) are the machine's."""
+"""For NETLINK_ROUTE (0) alone, with which programs list addresses: other protocols of
+it (events of devices, the audit's) are the machine's."""
 TERMINAL_INPUT: Final = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX: they type into the terminal of whoever started mmrepro."""
 
-# Numbers: asm/unistd_64.h (x86-64) and asm-generic/unistd.h (aarch64); None: there is no such call.
+# Numbers: asm/unistd_64.h (x86-64) and asm-generic/unistd.h (aarch64); None: there is
+#     no such call.
 REFUSED_CALLS: Final[dict[str, tuple[int | None, int | None]]] = {
     # other processes
     "ptrace": (101, 117),
@@ -163,14 +168,17 @@ def seccomp_program(machine: str = "") -> bytes:
         _step(LOAD, NUMBER_AT),
     ]
     if processor.column == 0:
-        program += [_step(JUMP_GREATER_OR_EQUAL, X32_BIT, if_false=1), _refuse(errno.ENOSYS)]
+        program += [
+            _step(JUMP_GREATER_OR_EQUAL, X32_BIT, if_false=1),
+            _refuse(errno.ENOSYS),
+        ]
     for numbers in REFUSED_CALLS.values():
         number = numbers[processor.column]
         if number is not None:
             program += [_step(JUMP_EQUAL, number, if_false=1), _refuse(errno.EPERM)]
 
-    # A filter cannot follow a pointer, and clone3 has its flags behind one. With "no such call"
-    # the C library falls back to clone, whose flags can be read.
+    # A filter cannot follow a pointer, and clone3 has its flags behind one. With "no
+    # such call" the C library falls back to clone, whose flags can be read.
     program += [_step(JUMP_EQUAL, processor.clone3, if_false=1), _refuse(errno.ENOSYS)]
     program += _if_call(
         processor.clone,
@@ -178,7 +186,10 @@ def seccomp_program(machine: str = "") -> bytes:
     )
     allowed_families: list[bytes] = []
     for family in FAMILIES.values():
-        allowed_families += [_step(JUMP_EQUAL, family, if_false=1), _step(RETURN, ALLOW)]
+        allowed_families += [
+            _step(JUMP_EQUAL, family, if_false=1),
+            _step(RETURN, ALLOW),
+        ]
     routes = [
         _step(JUMP_EQUAL, AF_NETLINK, if_false=3),
         _step(LOAD, FIRST_ARGUMENT_AT + 8 * 2),
@@ -190,15 +201,16 @@ def seccomp_program(machine: str = "") -> bytes:
     typing: list[bytes] = []
     for request in TERMINAL_INPUT:
         typing += [_step(JUMP_EQUAL, request, if_false=1), _refuse(errno.EPERM)]
-    # The kernel reads a request as 32 bits, so the low word is all of it (CVE-2019-10063).
+    # The kernel reads a request as 32 bits, so the low word is all of it
+    # (CVE-2019-10063).
     program += _if_call(processor.ioctl, typing, argument=1)
     program.append(_step(RETURN, ALLOW))
     return b"".join(program)
 
 
 def _if_call(number: int, body: list[bytes], argument: int = 0) -> list[bytes]:
-    """``body``, for one call alone, over the low word of an argument; what it lets through is
-    allowed. The jump is eight bits wide, and a body is short."""
+    """``body``, for one call alone, over the low word of an argument; what it lets
+    through is allowed. The jump is eight bits wide, and a body is short."""
     steps = [_step(LOAD, FIRST_ARGUMENT_AT + 8 * argument), *body, _step(RETURN, ALLOW)]
     return [_step(JUMP_EQUAL, number, if_false=len(steps)), *steps]
 

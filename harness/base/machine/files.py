@@ -1,9 +1,9 @@
-"""Files that users name or mmrepro keeps: read within bounds, written whole or not at all.
+"""Files that users name or mmrepro keeps: read within bounds, written whole or not at
+all.
 
-Only a plain file is ever written over: a link, a FIFO, a socket or a device that stands there is
-somebody else's, and a rename would destroy it, as root a device node too. A link in the path of
-the *folder* is followed: that is where its user wants the file.
-"""
+Only a plain file is ever written over: a link, a FIFO, a socket or a device that stands
+there is somebody else's, and a rename would destroy it, as root a device node too. A
+link in the path of the *folder* is followed: that is where its user wants the file."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ _KINDS: Final = {
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file, which takes the place of ``path`` when the block ends, and not if it raises.
+    """A new file, which takes the place of ``path`` when the block ends, and not if it
+    raises.
 
-    Raises:
-        OSError: it cannot be written, or something that is no plain file is there; ``strerror``
+    Raises: OSError: it cannot be written, or something that is no plain file is there;
+        ``strerror``
             says which.
     """
     refuse_other_kinds(path)  # before somebody spends a minute on the content
@@ -61,9 +62,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write ``path`` whole or not at all, a text as UTF-8. Raises OSError, as ``replacing``."""
+    """Write ``path`` whole or not at all, a text as UTF-8. Raises OSError, as
+    ``replacing``."""
     with replacing(path) as file:
-        file.write(content.encode("utf-8", "replace") if isinstance(content, str) else content)
+        file.write(
+            content.encode("utf-8", "replace") if isinstance(content, str) else content
+        )
 
 
 def open_plain(path: Path, flags: int) -> int:
@@ -95,19 +99,22 @@ def open_to_read(path: Path) -> BufferedReader:
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """The content of ``path``. Raises OSError, as above, and where it has over ``most`` bytes."""
+    """The content of ``path``. Raises OSError, as above, and where it has over ``most``
+    bytes."""
     with open_to_read(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise OSError(errno.EFBIG, f"it is too large: more than {units.size(most)}", path)
+        raise OSError(
+            errno.EFBIG, f"it is too large: more than {units.size(most)}", path
+        )
     return content
 
 
 def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
     """The document of a TOML file.
 
-    Raises:
-        UsageError: it cannot be read, is none, or is beyond what a person writes: in depth, in
+    Raises: UsageError: it cannot be read, is none, or is beyond what a person writes:
+        in depth, in
             tables, in digits.
     """
     import tomllib
@@ -121,10 +128,16 @@ def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
         document = tomllib.loads(text)
         _within_limits(document)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror or error}."
+        ) from error
     except RecursionError as error:
-        raise UsageError(f"{path} is not valid TOML: it is nested too deep.", hint=hint) from error
-    except ValueError as error:  # of tomllib, of UTF-8, of a number or a date that there is none of
+        raise UsageError(
+            f"{path} is not valid TOML: it is nested too deep.", hint=hint
+        ) from error
+    except (
+        ValueError
+    ) as error:  # of tomllib, of UTF-8, of a number or a date that there is none of
         raise UsageError(f"{path} is not valid TOML: {error}.", hint=hint) from error
     return document
 
@@ -135,7 +148,8 @@ _DEEP: Final = re.compile(rf"(?:[\w\"'-]{{1,200}}[ \t]*\.[ \t]*){{{_MOST_PARTS}}
 
 
 def _within_limits(value: Any, depth: int = 0) -> None:
-    """Raises ValueError: a number that no option takes, or a depth that no file of ours has."""
+    """Raises ValueError: a number that no option takes, or a depth that no file of ours
+    has."""
     if depth > _MOST_PARTS:
         raise ValueError("it is nested too deep")
     if isinstance(value, dict | list):
@@ -150,8 +164,9 @@ MOST_VALUES_YAML: Final = 20_000
 
 
 def read_yaml(text: str) -> list[Any]:
-    """The documents of YAML; none where it is not valid, or beyond what a person writes: in length,
-    in depth, and in values, those counted again that an alias stands for."""
+    """The documents of YAML; none where it is not valid, or beyond what a person
+    writes: in length, in depth, and in values, those counted again that an alias stands
+    for."""
     import yaml
 
     if len(text) > MAX_YAML_CHARS:
@@ -176,12 +191,17 @@ def read_yaml(text: str) -> list[Any]:
             if before + count > MOST_VALUES_YAML or len(within) > _MOST_PARTS:
                 return []
         return list(yaml.safe_load_all(text))
-    except (yaml.YAMLError, KeyError, ValueError):  # of a date or a number that there is none of
+    except (
+        yaml.YAMLError,
+        KeyError,
+        ValueError,
+    ):  # of a date or a number that there is none of
         return []
 
 
 def is_file(path: Path) -> bool:
-    """Whether a plain file can be seen there; whoever opens one that cannot is told why."""
+    """Whether a plain file can be seen there; whoever opens one that cannot is told
+    why."""
     return os.path.isfile(path)  # noqa: PTH113  (Path.is_file raises where a folder is closed to us)
 
 
@@ -190,7 +210,8 @@ def is_folder(path: Path) -> bool:
 
 
 def is_there(path: Path) -> bool:
-    """Whether ``path`` can be seen; one that cannot fails later, when it is made, with a reason."""
+    """Whether ``path`` can be seen; one that cannot fails later, when it is made, with
+    a reason."""
     return os.path.exists(path)  # noqa: PTH110  (Path.exists raises where a folder is closed to us)
 
 
@@ -202,7 +223,9 @@ def refuse_other_kinds(path: Path) -> None:
         return
     if kind != stat.S_IFREG:
         what = _KINDS.get(kind, "no file")
-        raise OSError(errno.EEXIST, f"it is {what}, and only a plain file is written over", path)
+        raise OSError(
+            errno.EEXIST, f"it is {what}, and only a plain file is written over", path
+        )
 
 
 Device = Literal["cpu", "cuda"]
@@ -211,7 +234,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def cache_root() -> Path:
-    """Folder of all that mmrepro keeps: ``MMREPRO_CACHE_DIR``, else the user's cache folder."""
+    """Folder of all that mmrepro keeps: ``MMREPRO_CACHE_DIR``, else the user's cache
+    folder."""
     override = os.environ.get(CACHE_VARIABLE)
     if override:
         return Path(override).expanduser().absolute()
@@ -239,8 +263,8 @@ MOST_WALK_S: Final = 10.0
 
 @dataclass
 class FilesBelow:
-    """Plain files in a folder and in those below it; no link is followed, and no other file system
-    entered.
+    """Plain files in a folder and in those below it; no link is followed, and no other
+    file system entered.
 
     Attributes:
         left_out: sentences on what a bound left out.
@@ -251,8 +275,8 @@ class FilesBelow:
 
 
 def files_below(folder: Path) -> FilesBelow:
-    """The files in ``folder``, at most so many and so deep. Folders that are closed to us are
-    passed over."""
+    """The files in ``folder``, at most so many and so deep. Folders that are closed to
+    us are passed over."""
     found = FilesBelow()
     try:
         device = folder.stat().st_dev
@@ -266,7 +290,10 @@ def files_below(folder: Path) -> FilesBelow:
             for entry in entries:
                 seen += 1
                 if seen > MOST_ENTRIES or time.monotonic() > until:
-                    left = f"of {folder} only the first {seen - 1:,} entries were looked at"
+                    left = (
+                        f"of {folder} only the first {seen - 1:,} entries were looked "
+                        "at"
+                    )
                     found.left_out.append(left)
                     waiting.clear()
                     break
@@ -281,7 +308,9 @@ def files_below(folder: Path) -> FilesBelow:
                 else:
                     waiting.append((Path(entry.path), depth + 1))
     if deep:
-        found.left_out.append(f"folders of {folder} more than {DEEPEST} deep were not opened")
+        found.left_out.append(
+            f"folders of {folder} more than {DEEPEST} deep were not opened"
+        )
     if elsewhere:
         found.left_out.append(
             f"{elsewhere} folders of {folder} on other file systems were not opened"
@@ -290,8 +319,8 @@ def files_below(folder: Path) -> FilesBelow:
 
 
 def detect_device() -> Device:
-    """``cuda`` where there is an NVIDIA driver and CUDA_VISIBLE_DEVICES does not hide every GPU on
-    purpose, else ``cpu``."""
+    """``cuda`` where there is an NVIDIA driver and CUDA_VISIBLE_DEVICES does not hide
+    every GPU on purpose, else ``cpu``."""
     return "cuda" if nvidia_driver() and not hidden(os.environ.get(VISIBLE)) else "cpu"
 
 
@@ -303,17 +332,20 @@ def device_of(asked: str) -> Device:
 
 
 def hidden(mask: str | None) -> bool:
-    """Whether that value of CUDA_VISIBLE_DEVICES (None: not set) hides every GPU on purpose."""
+    """Whether that value of CUDA_VISIBLE_DEVICES (None: not set) hides every GPU on
+    purpose."""
     return mask is not None and mask.strip() in ("", "-1", "NoDevFiles")
 
 
 def nvidia_driver() -> bool:
     """Whether an NVIDIA driver is loaded and its library is found.
 
-    Both are asked for: a container may see the driver of its host in /proc without being given
-    the library (or a device), and an image may carry the library on a host without a GPU.
-    """
-    driver = Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
+    Both are asked for: a container may see the driver of its host in /proc without
+    being given the library (or a device), and an image may carry the library on a host
+    without a GPU."""
+    driver = (
+        Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
+    )
     # WSL has neither: its device is /dev/dxg.
     if not driver and not Path("/dev/dxg").exists():
         return False

@@ -1,12 +1,13 @@
 """Which GPU a run takes, for its time, and for no other run of mmrepro meanwhile.
 
-It is what ``CUDA_VISIBLE_DEVICES`` leaves, and of that one that nobody uses. An engine shows up on
-its GPU only once it has started: until then the lease is what keeps others away.
+It is what ``CUDA_VISIBLE_DEVICES`` leaves, and of that one that nobody uses. An engine
+shows up on its GPU only once it has started: until then the lease is what keeps others
+away.
 
-What the variable means: NVIDIA's CUDA Programming Guide, 5.2.1 "Device Enumeration and Properties"
-(https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html), and
-the MIG User Guide, "CUDA Device Enumeration".
-"""
+What the variable means: NVIDIA's CUDA Programming Guide, 5.2.1 "Device Enumeration and
+Properties"
+(https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html),
+and the MIG User Guide, "CUDA Device Enumeration"."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ from typing import Final
 from filelock import FileLock, Timeout
 from mmrepro.base import units
 from mmrepro.base.errors import GpuUnavailable
-from mmrepro.base.machine.files import VISIBLE, cache_root, hidden as hidden, nvidia_driver
+from mmrepro.base.machine.files import (
+    VISIBLE,
+    cache_root,
+    hidden as hidden,
+    nvidia_driver,
+)
 from mmrepro.base.machine.nvml import (
     Gpu as Gpu,
     GpuProcess as GpuProcess,
@@ -37,14 +43,16 @@ from mmrepro.base.records import GpuFacts, Setting
 
 ORDER: Final = "CUDA_DEVICE_ORDER"
 WANTED: Final = "MMREPRO_GPU"
-"""``any``: one that others use, if there is no other; else as CUDA_VISIBLE_DEVICES has it."""
+"""``any``: one that others use, if there is no other; else as CUDA_VISIBLE_DEVICES has
+it."""
 
 HELD_BYTES: Final = 1 << 30
-"""Memory held by nobody that can be seen: from here on somebody is there. An idle GPU's processes
-of another PID namespace are not shown, their memory is."""
+"""Memory held by nobody that can be seen: from here on somebody is there. An idle GPU's
+processes of another PID namespace are not shown, their memory is."""
 
 LEAVING_S: Final = 5.0
-"""A process that has ended gives its memory back within a second (0.15 s on an H100)."""
+"""A process that has ended gives its memory back within a second (0.15 s on an
+H100)."""
 LOOK_AGAIN_S: Final = 0.5
 
 
@@ -83,7 +91,8 @@ class CudaDevice:
 
     @property
     def users(self) -> str:
-        """Who uses it, for people; empty: nobody. What only draws on it does not count."""
+        """Who uses it, for people; empty: nobody. What only draws on it does not
+        count."""
         if self.gpu.compute_mode == "prohibited":
             return "its compute mode is “prohibited”"
         computing = [one for one in self.processes if not one.graphics]
@@ -94,19 +103,31 @@ class CudaDevice:
         drawn = sum(one.used_bytes or 0 for one in self.processes)
         held = (self.used_bytes or 0) - drawn
         if held >= HELD_BYTES:
-            return f"{units.size(held)} are held by processes that cannot be seen from here"
+            return (
+                f"{units.size(held)} are held by processes that cannot be seen from "
+                "here"
+            )
         return ""
 
 
 def _process(process: GpuProcess) -> str:
-    who = "a process of another PID namespace" if process.pid is None else f"process {process.pid}"
+    who = (
+        "a process of another PID namespace"
+        if process.pid is None
+        else f"process {process.pid}"
+    )
     name = f" ({process.name})" if process.name else ""
-    held = f" with {units.size(process.used_bytes)}" if process.used_bytes is not None else ""
+    held = (
+        f" with {units.size(process.used_bytes)}"
+        if process.used_bytes is not None
+        else ""
+    )
     return f"{who}{name}{held}"
 
 
 def hide() -> list[Setting]:
-    """For a run on the CPU: the variable that keeps its engine off this machine's GPUs."""
+    """For a run on the CPU: the variable that keeps its engine off this machine's
+    GPUs."""
     if not nvidia_driver():
         return []
     why = "a run on the CPU: it does not touch this machine's GPUs"
@@ -114,16 +135,19 @@ def hide() -> list[Setting]:
 
 
 def visible(reading: GpuReading, mask: str | None) -> list[CudaDevice]:
-    """What CUDA sees with that value of CUDA_VISIBLE_DEVICES (None: not set), in CUDA's order.
+    """What CUDA sees with that value of CUDA_VISIBLE_DEVICES (None: not set), in CUDA's
+    order.
 
-    Numbers count by PCI bus, as nvidia-smi does: CUDA does so with CUDA_DEVICE_ORDER=PCI_BUS_ID,
-    which is set for the engine wherever it makes a difference. A UUID may be cut short as long as
-    one device only begins with it. The list ends before the first entry that names nothing, or is
-    of another kind than the first; one that names a device twice makes CUDA see none. Of MIG
-    slices CUDA sees one, and then no whole GPU.
-    """
+    Numbers count by PCI bus, as nvidia-smi does: CUDA does so with
+    CUDA_DEVICE_ORDER=PCI_BUS_ID, which is set for the engine wherever it makes a
+    difference. A UUID may be cut short as long as one device only begins with it. The
+    list ends before the first entry that names nothing, or is of another kind than the
+    first; one that names a device twice makes CUDA see none. Of MIG slices CUDA sees
+    one, and then no whole GPU."""
     if mask is None:
-        devices = [device for gpu in reading.gpus if (device := _whole(gpu)) is not None]
+        devices = [
+            device for gpu in reading.gpus if (device := _whole(gpu)) is not None
+        ]
     else:
         devices = list(_named(reading, [entry.strip() for entry in mask.split(",")]))
     if len({device.uuid for device in devices}) < len(devices):
@@ -133,14 +157,16 @@ def visible(reading: GpuReading, mask: str | None) -> list[CudaDevice]:
 
 
 def _whole(gpu: Gpu) -> CudaDevice | None:
-    """What CUDA makes of a GPU: with MIG on its first slice, or nothing where it has none."""
+    """What CUDA makes of a GPU: with MIG on its first slice, or nothing where it has
+    none."""
     if gpu.mig:
         return CudaDevice(gpu, gpu.slices[0]) if gpu.slices else None
     return CudaDevice(gpu)
 
 
 _NUMBER: Final = re.compile(r"\+?(\d+)")
-"""As strtol reads it: what follows the digits does not count (seen of driver 580.159)."""
+"""As strtol reads it: what follows the digits does not count (seen of driver
+580.159)."""
 _UUID: Final = re.compile(r"(GPU|MIG)-(?=.)")
 
 
@@ -148,7 +174,9 @@ def _named(reading: GpuReading, entries: list[str]) -> Iterator[CudaDevice]:
     """The devices that a list names, up to the entry that ends it."""
     kind = _UUID.match(entries[0])
     for entry in entries:
-        device = _by_uuid(reading, entry, kind[0]) if kind else _by_number(reading, entry)
+        device = (
+            _by_uuid(reading, entry, kind[0]) if kind else _by_number(reading, entry)
+        )
         if device is None:
             return
         yield device
@@ -165,7 +193,11 @@ def _by_uuid(reading: GpuReading, entry: str, kind: str) -> CudaDevice | None:
     if kind == "GPU-":
         devices = [(gpu.uuid, _whole(gpu)) for gpu in reading.gpus]
     else:
-        devices = [(one.uuid, CudaDevice(gpu, one)) for gpu in reading.gpus for one in gpu.slices]
+        devices = [
+            (one.uuid, CudaDevice(gpu, one))
+            for gpu in reading.gpus
+            for one in gpu.slices
+        ]
     if not entry.startswith(kind):
         return None
     entry = entry.lower()
@@ -175,10 +207,11 @@ def _by_uuid(reading: GpuReading, entry: str, kind: str) -> CudaDevice | None:
 
 @dataclass(frozen=True)
 class Choice:
-    """The devices that a run takes, in CUDA's order; none: ``reason`` and ``hint`` say why.
+    """The devices that a run takes, in CUDA's order; none: ``reason`` and ``hint`` say
+    why.
 
-    Attributes:
-        unseen: why NVML tells of none, where CUDA may work all the same: the run takes what CUDA
+    Attributes: unseen: why NVML tells of none, where CUDA may work all the same: the
+        run takes what CUDA
             gives it.
         passed_over: sentences on devices that somebody else uses, taken or not.
         narrowed: whether the engine would see others without being told.
@@ -197,17 +230,21 @@ class Choice:
     def settings(self) -> list[Setting]:
         """The variables that make the engine see these devices and no others.
 
-        Numbers, not UUIDs: vLLM reads them as numbers (vllm#13815, vllm#41848). A MIG slice has
-        none, unless it is the one that CUDA takes by itself.
-        """
+        Numbers, not UUIDs: vLLM reads them as numbers (vllm#13815, vllm#41848). A MIG
+        slice has none, unless it is the one that CUDA takes by itself."""
         if not self.devices or not self.narrowed:
             return []
         why = "the GPU that the run takes: " + ", ".join(d.label for d in self.devices)
         if self.passed_over:
             why += "; not " + "; ".join(self.passed_over)
-        settings = [Setting(name=VISIBLE, value=",".join(map(_entry, self.devices)), why=why)]
+        settings = [
+            Setting(name=VISIBLE, value=",".join(map(_entry, self.devices)), why=why)
+        ]
         if self.mixed:
-            why = "numbers count by PCI bus, as nvidia-smi does; CUDA would count by speed"
+            why = (
+                "numbers count by PCI bus, as nvidia-smi does; CUDA would "
+                "count by speed"
+            )
             settings.append(Setting(name=ORDER, value="PCI_BUS_ID", why=why))
         return settings
 
@@ -249,9 +286,8 @@ def choose(
 ) -> Choice:
     """The device that a run takes of ``reading``, or why it takes none.
 
-    Args:
-        variables: where CUDA_VISIBLE_DEVICES and MMREPRO_GPU are looked up; None: our own.
-        leased: UUIDs of devices that other runs of mmrepro have taken.
+    Args: variables: where CUDA_VISIBLE_DEVICES and MMREPRO_GPU are looked up; None: our
+        own. leased: UUIDs of devices that other runs of mmrepro have taken.
 
     A device that others use is not taken, unless MMREPRO_GPU names it or is ``any``.
     """
@@ -264,7 +300,10 @@ def choose(
         return none(reason=f"No GPU can be used: {reading.reason}.", hint=_CPU)
     devices = visible(reading, mask)
     if not devices and mask is None:
-        return none(reason="MIG is on, but no MIG device is made.", hint="nvidia-smi mig -cgi … -C")
+        return none(
+            reason="MIG is on, but no MIG device is made.",
+            hint="nvidia-smi mig -cgi … -C",
+        )
     if not devices:
         many = len(reading.gpus)
         return none(
@@ -272,15 +311,20 @@ def choose(
             hint=f"unset {VISIBLE}; {_CPU}",
         )
     ours = dict.fromkeys(leased, "another run of mmrepro")
-    users = {device.uuid: device.users or ours.get(device.uuid, "") for device in devices}
+    users = {
+        device.uuid: device.users or ours.get(device.uuid, "") for device in devices
+    }
     in_use = {d.uuid: f"{d.label}: {users[d.uuid]}" for d in devices if users[d.uuid]}
 
     def taken(chosen: list[CudaDevice]) -> Choice:
         uuids = [device.uuid for device in chosen]
         return none(
             devices=tuple(chosen),
-            passed_over=tuple(said for uuid, said in in_use.items() if uuid not in uuids),
-            narrowed=mask is not None or uuids != [d.uuid for d in visible(reading, None)],
+            passed_over=tuple(
+                said for uuid, said in in_use.items() if uuid not in uuids
+            ),
+            narrowed=mask is not None
+            or uuids != [d.uuid for d in visible(reading, None)],
             mixed=len({gpu.name for gpu in reading.gpus}) > 1,
         )
 
@@ -307,8 +351,11 @@ def choose(
     )
 
 
-def free_devices(reading: GpuReading, variables: Mapping[str, str] | None = None) -> int | None:
-    """How many runs can have a device of their own; None: unknown, or MMREPRO_GPU decides.
+def free_devices(
+    reading: GpuReading, variables: Mapping[str, str] | None = None
+) -> int | None:
+    """How many runs can have a device of their own; None: unknown, or MMREPRO_GPU
+    decides.
 
     ``variables``: as in :func:`choose`.
     """
@@ -322,7 +369,8 @@ _CPU: Final = "--device cpu runs without one"
 
 
 def take(leased: Collection[str] = ()) -> Choice:
-    """The device for a run that starts now; what a process leaves that has just ended is awaited.
+    """The device for a run that starts now; what a process leaves that has just ended
+    is awaited.
 
     ``leased``: as in :func:`choose`.
 
@@ -341,7 +389,8 @@ def take(leased: Collection[str] = ()) -> Choice:
 
 @contextlib.contextmanager
 def leased() -> Iterator[Choice]:
-    """The device for a run that starts now. What MMREPRO_GPU asks for is taken, whoever has it.
+    """The device for a run that starts now. What MMREPRO_GPU asks for is taken, whoever
+    has it.
 
     Raises:
         GpuUnavailable: none is there, or others use all of them.
@@ -358,8 +407,8 @@ def leased() -> Iterator[Choice]:
 
 
 def _held(uuid: str, held: contextlib.ExitStack) -> bool:
-    """Whether the device is this run's now, until ``held`` is closed; the kernel takes it back if
-    this process dies."""
+    """Whether the device is this run's now, until ``held`` is closed; the kernel takes
+    it back if this process dies."""
     path = cache_root() / "gpus" / f"{short_uuid(uuid)}.lock"
     lock = FileLock(path, thread_local=False)
     try:

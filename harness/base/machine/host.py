@@ -1,8 +1,9 @@
-"""This machine: what it is, whether it is short of processors, and the variables that a child gets.
+"""This machine: what it is, whether it is short of processors, and the variables that a
+child gets.
 
-A user's shell may carry variables that silently change what is built or how an engine behaves
-(a PYTHONPATH, a pip configuration, a resolver option of uv). They are taken away here, in one
-place, for every child: uv, the checks of an environment, the engines.
+A user's shell may carry variables that silently change what is built or how an engine
+behaves (a PYTHONPATH, a pip configuration, a resolver option of uv). They are taken
+away here, in one place, for every child: uv, the checks of an environment, the engines.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import psutil
 from mmrepro.base.records import GpuFacts, HostFacts
 
 
-def host_facts(gpus: Iterable[str] = (), gpu_facts: Iterable[GpuFacts] = ()) -> HostFacts:
+def host_facts(
+    gpus: Iterable[str] = (), gpu_facts: Iterable[GpuFacts] = ()
+) -> HostFacts:
     """``gpus``: their names."""
     return HostFacts(
         os=_os_name(),
@@ -91,14 +94,16 @@ class Lateness:
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 
-# Whole families: none of them belongs in somebody else's interpreter. PYTHONDONTWRITEBYTECODE is
-# the one that costs: without .pyc files `import vllm` takes 8 s instead of 4 s, in each of three
-# processes. PYTHONPATH and PYTHONHOME put other code in front of the engine's own.
+# Whole families: none of them belongs in somebody else's interpreter.
+# PYTHONDONTWRITEBYTECODE is the one that costs: without .pyc files `import vllm` takes
+# 8 s instead of 4 s, in each of three processes. PYTHONPATH and PYTHONHOME put other
+# code in front of the engine's own.
 POLLUTING_PREFIXES = ("PYTHON", "PIP_", "COVERAGE_", "PYTEST_")
 
-# Single variables. Index, proxy, certificate, cache, offline and timeout settings of uv stay
-# (UV_DEFAULT_INDEX, UV_INDEX, UV_CACHE_DIR, UV_OFFLINE, SSL_CERT_FILE, HTTPS_PROXY, …): they say
-# where packages come from on this machine, not which ones are chosen.
+# Single variables. Index, proxy, certificate, cache, offline and timeout settings of uv
+# stay (UV_DEFAULT_INDEX, UV_INDEX, UV_CACHE_DIR, UV_OFFLINE, SSL_CERT_FILE,
+# HTTPS_PROXY, …): they say where packages come from on this machine, not which ones are
+# chosen.
 POLLUTING = frozenset(
     {
         "VIRTUAL_ENV",  # uv pip would install there
@@ -154,11 +159,11 @@ POLLUTING = frozenset(
 def child_environment(
     extra: Mapping[str, str] | None = None, *, base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The variables for a child: ``base`` (default: our own) less what pollutes, plus ``extra``.
+    """The variables for a child: ``base`` (default: our own) less what pollutes, plus
+    ``extra``.
 
-    What an engine itself reads (``VLLM_*``, ``HF_*``, ``CUDA_*``) is left alone: that is for the
-    engine's adapter to decide.
-    """
+    What an engine itself reads (``VLLM_*``, ``HF_*``, ``CUDA_*``) is left alone: that
+    is for the engine's adapter to decide."""
     source = os.environ if base is None else base
     kept = {
         name: value
@@ -170,8 +175,9 @@ def child_environment(
 
 
 def die_with_parent() -> None:
-    """For ``preexec_fn``: the kernel kills the child when its parent ends, however that ends.
+    """For ``preexec_fn``: the kernel kills the child when its parent ends, however that
+    ends.
 
-    The kernel takes the thread that starts the child for its parent: stay in it until it ends.
-    """
+    The kernel takes the thread that starts the child for its parent: stay in it until
+    it ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from filelock import FileLock, Timeout
-from mmrepro.base.errors import BadIncident, MmreproError, NoSpace, UnwritableOutput, UsageError
+from mmrepro.base.errors import (
+    BadIncident,
+    MmreproError,
+    NoSpace,
+    UnwritableOutput,
+    UsageError,
+)
 from mmrepro.base.machine.files import open_plain
 from mmrepro.base.records import Record
 from mmrepro.base.text.redact import Redactor
@@ -24,8 +30,9 @@ LineT = TypeVar("LineT", bound="Line")
 class LineFile:
     """The one writer of a file of lines.
 
-    What is appended is on disk when :meth:`append` returns. A last line that a kill tore is cut
-    off as the file is opened: nobody was told of it. Appending is for one thread at a time.
+    What is appended is on disk when :meth:`append` returns. A last line that a kill
+    tore is cut off as the file is opened: nobody was told of it. Appending is for one
+    thread at a time.
 
     Attributes:
         content: the whole lines that were there.
@@ -105,7 +112,10 @@ class LineFile:
                 hint="mmrepro env prune, then the same command again",
             )
         return UnwritableOutput(
-            f"The {self._what} {self.path} cannot be written: {error.strerror or error}.",
+            (
+                f"The {self._what} {self.path} cannot be written: "
+                f"{error.strerror or error}."
+            ),
             hint="choose another --out, with a DIR that you may write",
         )
 
@@ -127,16 +137,23 @@ class Head(Line):
     mmrepro_version: str
     id: str
     decides: Annotated[
-        dict[str, str], Field(description="options on which the way of the session depends")
+        dict[str, str],
+        Field(description="options on which the way of the session depends"),
     ] = {}
 
     def other_than(self, asked: Self) -> str:
         """In what way it is not of what is ``asked`` for; "": it is."""
         if self.mmrepro_version != asked.mmrepro_version:
-            return f"was made by mmrepro {self.mmrepro_version}, this is {asked.mmrepro_version}"
+            return (
+                f"was made by mmrepro {self.mmrepro_version}, this is "
+                f"{asked.mmrepro_version}"
+            )
         for name in {**self.decides, **asked.decides}:
             if self.decides.get(name) != asked.decides.get(name):
-                return f"was begun with another {name}: {self.decides.get(name) or 'nothing'}"
+                return (
+                    f"was begun with another {name}: "
+                    f"{self.decides.get(name) or 'nothing'}"
+                )
         return ""
 
 
@@ -181,8 +198,8 @@ class Journal:
         head: of the call that began it.
         kept: the lines of earlier calls, without the head.
 
-    Raises:
-        UsageError: the folder's lines are of something else, of other options or of another
+    Raises: UsageError: the folder's lines are of something else, of other options or of
+        another
             mmrepro, or another process goes on with it.
         BadIncident: a line is not what mmrepro wrote.
     """
@@ -201,8 +218,8 @@ class Journal:
             if other := self.head.other_than(Redactor().redact_model(head)):
                 raise UsageError(
                     f"The {kind.what} in {folder} {other}.",
-                    hint=f"go on with the command that {kind.document} names, or begin a new one "
-                    "with another --out",
+                    hint=f"go on with the command that {kind.document} names, or begin "
+                    "a new one with another --out",
                 )
             self.kept = list(self._read(lines[1:]))
         except BaseException:
@@ -210,14 +227,17 @@ class Journal:
             raise
 
     def append(self, line: LineT) -> LineT:
-        """Keep it, as public as it is written. What goes on with it later sees what this call
+        """Keep it, as public as it is written. What goes on with it later sees what
+        this call
         sees: the line as it was written.
 
         Raises:
             UsageError: it is written down already.
         """
         self._note(line)
-        text = Redactor().redact_model(line).model_dump_json().encode("utf-8", "replace")
+        text = (
+            Redactor().redact_model(line).model_dump_json().encode("utf-8", "replace")
+        )
         kept = self.kind.lines.validate_json(text)
         assert isinstance(kept, type(line))
         self._file.append(text + b"\n")

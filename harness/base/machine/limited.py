@@ -1,8 +1,8 @@
 """Work on what strangers wrote, in a child process with limits of memory and of time.
 
-The child is forked, not started anew: importing what reads a report takes four times as long as
-reading one. Nothing of the report runs in it. What it hands back is JSON of a bounded size.
-"""
+The child is forked, not started anew: importing what reads a report takes four times as
+long as reading one. Nothing of the report runs in it. What it hands back is JSON of a
+bounded size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _PIECE: Final = 1 << 16
 
 @dataclass(frozen=True)
 class WorkLimits:
-    """``bytes`` come on top of what this process has; ``answer``: bytes of the result."""
+    """``bytes`` come on top of what this process has; ``answer``: bytes of the
+    result."""
 
     cpu_s: int = 10
     wall_s: float = 18.0
@@ -48,8 +49,8 @@ def within_limits(
 ) -> Any:
     """What ``work`` returns, which JSON can hold.
 
-    Args:
-        expected: an exception of one text that ``work`` may raise; it is raised here as well, with
+    Args: expected: an exception of one text that ``work`` may raise; it is raised here
+        as well, with
             its attributes that JSON can hold.
 
     Raises:

@@ -1,8 +1,7 @@
 """What the NVIDIA driver says of this machine's GPUs, through NVML.
 
-NVML is asked in this process, by ``pynvml``: it initialises no CUDA, so that a process that asks
-may fork afterwards. ``binding`` is that module, or a recording of one.
-"""
+NVML is asked in this process, by ``pynvml``: it initialises no CUDA, so that a process
+that asks may fork afterwards. ``binding`` is that module, or a recording of one."""
 
 from __future__ import annotations
 
@@ -27,47 +26,70 @@ NO_PERMISSION, LIBRARY_NOT_FOUND = 4, 12
 NVML_REASONS = {
     NO_PERMISSION: "this user may not use the NVIDIA driver (/dev/nvidiactl)",
     9: "NVIDIA's libraries are here, but its kernel driver is not loaded",
-    15: "a GPU no longer answers the driver (“GPU is lost”): see dmesg; it needs a reset",
+    15: (
+        "a GPU no longer answers the driver (“GPU is lost”): see dmesg; it "
+        "needs a reset"
+    ),
     16: "a GPU waits for a reset",
     18: "the loaded NVIDIA kernel driver and its libraries are of different versions "
-    "(“Driver/library version mismatch”): the driver was updated; reboot, or load it anew",
+    "(“Driver/library version mismatch”): the driver was updated; reboot, or load it "
+    "anew",
 }
-"""NVML's error codes (nvml.h, nvmlReturn_t) of which more can be said than NVML does."""
+"""NVML's error codes (nvml.h, nvmlReturn_t) of which more can be said than NVML
+does."""
 
-COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
+COMPUTE_MODES = {
+    0: "default",
+    1: "exclusive-thread",
+    2: "prohibited",
+    3: "exclusive-process",
+}
 
 
 class Gpu(Record):
     """One GPU. What the driver does not tell is None, never zero."""
 
-    index: Annotated[int, Field(description="by PCI bus, as nvidia-smi counts; CUDA may differ")]
+    index: Annotated[
+        int, Field(description="by PCI bus, as nvidia-smi counts; CUDA may differ")
+    ]
     uuid: str
     name: str
     memory_total_bytes: int | None
     memory_used_bytes: Annotated[
-        int | None, Field(description="held by processes; what the driver keeps for itself apart")
+        int | None,
+        Field(description="held by processes; what the driver keeps for itself apart"),
     ]
     utilization_pct: Annotated[
         int | None, Field(description="share of the last moments in which a kernel ran")
     ]
     compute_mode: str = "default"
     capability: Annotated[str, Field(description="compute capability, e.g. 9.0")] = ""
-    mig: Annotated[bool | None, Field(description="MIG mode; None: this GPU has none")] = None
+    mig: Annotated[
+        bool | None, Field(description="MIG mode; None: this GPU has none")
+    ] = None
     slices: list[MigSlice] = []
     processes: list[GpuProcess] = []
 
 
 class GpuReading(Record):
-    """All GPUs that the driver shows to this process; ``reason``: why there are none."""
+    """All GPUs that the driver shows to this process; ``reason``: why there are
+    none."""
 
     gpus: list[Gpu] = []
     driver: Annotated[str, Field(description="version, e.g. 580.159.03")] = ""
-    cuda: Annotated[str, Field(description="newest CUDA that the driver runs, e.g. 13.0")] = ""
-    reason: Annotated[str, Field(description="one sentence; empty: there is a GPU")] = ""
+    cuda: Annotated[
+        str, Field(description="newest CUDA that the driver runs, e.g. 13.0")
+    ] = ""
+    reason: Annotated[str, Field(description="one sentence; empty: there is a GPU")] = (
+        ""
+    )
     blind: Annotated[
-        bool, Field(description="there is a driver, but not what NVML needs: CUDA may work")
+        bool,
+        Field(description="there is a driver, but not what NVML needs: CUDA may work"),
     ] = False
-    broken: Annotated[list[str], Field(description="GPUs that do not answer, and why")] = []
+    broken: Annotated[
+        list[str], Field(description="GPUs that do not answer, and why")
+    ] = []
 
 
 class NvmlAbsent(Exception):
@@ -84,8 +106,8 @@ class NvmlAbsent(Exception):
 class Nvml:
     """An open NVML; a context manager.
 
-    Raises:
-        NvmlAbsent: when it is entered: no binding, no library, no driver, or no permission.
+    Raises: NvmlAbsent: when it is entered: no binding, no library, no driver, or no
+        permission.
     """
 
     def __init__(self, binding: Any = None) -> None:
@@ -97,7 +119,10 @@ class Nvml:
                 self._binding = importlib.import_module("pynvml")
             except ImportError as error:
                 raise NvmlAbsent(
-                    "the package nvidia-ml-py, by which NVML is asked, is not installed",
+                    (
+                        "the package nvidia-ml-py, by which NVML is asked, is not "
+                        "installed"
+                    ),
                     blind=DRIVER.exists(),
                 ) from error
         try:
@@ -123,17 +148,21 @@ class Nvml:
         reading.cuda = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""
         for index in range(count):
             try:
-                reading.gpus.append(self._gpu(index, nvml.nvmlDeviceGetHandleByIndex(index)))
+                reading.gpus.append(
+                    self._gpu(index, nvml.nvmlDeviceGetHandleByIndex(index))
+                )
             except nvml.NVMLError as error:
                 reading.broken.append(f"GPU {index}: {_why(error)}")
         if not reading.gpus:
             reading.reason = "; ".join(reading.broken) or (
-                f"the NVIDIA driver {reading.driver} is there, but shows this process no GPU"
+                f"the NVIDIA driver {reading.driver} is there, but shows this process "
+                "no GPU"
             )
         return reading
 
     def sample(self) -> dict[int, tuple[int | None, int | None]]:
-        """{GPU: utilisation in percent, used bytes}, as in :class:`Gpu`; cheap, for many times.
+        """{GPU: utilisation in percent, used bytes}, as in :class:`Gpu`; cheap, for
+        many times.
 
         Empty where NVML has stopped to answer.
         """
@@ -204,8 +233,8 @@ class Nvml:
         return slices
 
     def _memory(self, handle: Any) -> tuple[int | None, int | None]:
-        """Total and used bytes. The second form of the call tells the driver's own share apart;
-        where a GPU shares the host's memory, neither is supported."""
+        """Total and used bytes. The second form of the call tells the driver's own
+        share apart; where a GPU shares the host's memory, neither is supported."""
         version = getattr(self._binding, "nvmlMemory_v2", None)
         memory = version and self._told("nvmlDeviceGetMemoryInfo", handle, version)
         memory = memory or self._told("nvmlDeviceGetMemoryInfo", handle)
@@ -214,8 +243,13 @@ class Nvml:
     def _processes(self, handle: Any) -> list[GpuProcess]:
         found: dict[int, GpuProcess] = {}
         for kind in ("Graphics", "Compute"):  # one that does both computes
-            for process in self._told(f"nvmlDeviceGet{kind}RunningProcesses", handle) or []:
-                used, name = process.usedGpuMemory, processes.name(int(process.pid)) or None
+            for process in (
+                self._told(f"nvmlDeviceGet{kind}RunningProcesses", handle) or []
+            ):
+                used, name = (
+                    process.usedGpuMemory,
+                    processes.name(int(process.pid)) or None,
+                )
                 found[int(process.pid)] = GpuProcess(
                     pid=None if name is None else int(process.pid),
                     name=name or "",
@@ -261,15 +295,16 @@ def short_uuid(uuid: str) -> str:
 
 
 def _absent(error: Any) -> NvmlAbsent:
-    """Why NVML cannot be used at all. A container may see its host's driver in /proc without being
-    given the library (``NVIDIA_DRIVER_CAPABILITIES=compute``) or a device."""
+    """Why NVML cannot be used at all. A container may see its host's driver in /proc
+    without being given the library (``NVIDIA_DRIVER_CAPABILITIES=compute``) or a
+    device."""
     if getattr(error, "value", None) != LIBRARY_NOT_FOUND:
         return NvmlAbsent(_why(error))
     if not DRIVER.exists():
         return NvmlAbsent("there is no NVIDIA driver on this machine")
     return NvmlAbsent(
-        "an NVIDIA driver is loaded, but NVML's library libnvidia-ml.so.1 is not here: a container "
-        "is given it with --gpus all and the driver capability “utility”",
+        "an NVIDIA driver is loaded, but NVML's library libnvidia-ml.so.1 is not here: "
+        "a container is given it with --gpus all and the driver capability “utility”",
         blind=True,
     )
 

@@ -1,9 +1,9 @@
 """Standard streams on which every command can rely.
 
-A shell may hand on a stdout that takes ASCII alone, is full or closed, or whose reader left. That
-is dealt with here, below everything that prints: what the encoding lacks is written as JSON escapes
-it; the first write that fails raises OSError, what follows goes nowhere, and the exit code tells.
-"""
+A shell may hand on a stdout that takes ASCII alone, is full or closed, or whose reader
+left. That is dealt with here, below everything that prints: what the encoding lacks is
+written as JSON escapes it; the first write that fails raises OSError, what follows goes
+nowhere, and the exit code tells."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ ASCII = "ascii_escaped"
 
 
 class Streams:
-    """Puts itself below ``sys.stdout`` and ``sys.stderr``, where they are the process's own."""
+    """Puts itself below ``sys.stdout`` and ``sys.stderr``, where they are the process's
+    own."""
 
     def __init__(self) -> None:
         for number, way in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
@@ -46,10 +47,14 @@ class Streams:
 
     @property
     def _reader_left(self) -> bool:
-        return any(isinstance(one.failed, BrokenPipeError) for one in (self._stdout, self._stderr))
+        return any(
+            isinstance(one.failed, BrokenPipeError)
+            for one in (self._stdout, self._stderr)
+        )
 
     def settle(self, code: int) -> int:
-        """Write what is left; the exit code, which is another one than ``code`` if it was lost."""
+        """Write what is left; the exit code, which is another one than ``code`` if it
+        was lost."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 stream.flush()
@@ -60,12 +65,15 @@ class Streams:
         if self._stdout.failed is None:
             return code
         why = self._stdout.failed.strerror
-        sys.stderr.write(f"What was to be said could not be written to stdout: {why}.\n")
+        sys.stderr.write(
+            f"What was to be said could not be written to stdout: {why}.\n"
+        )
         return ExitCode.INFRASTRUCTURE
 
 
 class _Steady(io.FileIO):
-    """A file descriptor that fails once. A full stderr never does: nobody reads a message."""
+    """A file descriptor that fails once. A full stderr never does: nobody reads a
+    message."""
 
     failed: OSError | None = None
 
@@ -74,7 +82,9 @@ class _Steady(io.FileIO):
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
-            while (written := super().write(data)) is None:  # it does not block, and is full
+            while (
+                written := super().write(data)
+            ) is None:  # it does not block, and is full
                 select.select([], [self], [])
         except OSError as error:
             self.failed = error
@@ -88,12 +98,14 @@ class _Steady(io.FileIO):
 
 
 def _fill(number: int, way: int) -> None:
-    """Where ``number`` is closed the next file would get it, and be printed into. A stdout that is
-    read-only fails as a closed one does, when it is written to."""
+    """Where ``number`` is closed the next file would get it, and be printed into. A
+    stdout that is read-only fails as a closed one does, when it is written to."""
     try:
         os.fstat(number)
     except OSError:
-        os.set_inheritable(os.open(os.devnull, way), True)  # the lowest that is free: this one
+        os.set_inheritable(
+            os.open(os.devnull, way), True
+        )  # the lowest that is free: this one
 
 
 def _text(below: _Steady, before: TextIO | None) -> TextIO:

@@ -1,8 +1,8 @@
 """Whether an address is of this machine, as every reader of addresses would have it.
 
-Programs differ in how they read an address: what comes before an @, a backslash, a tab inside, a
-number in place of four. So only the plain form of a local address counts as local.
-"""
+Programs differ in how they read an address: what comes before an @, a backslash, a tab
+inside, a number in place of four. So only the plain form of a local address counts as
+local."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ _PLAIN: Final = re.compile(r"[!-~]+")
 
 
 def is_address(text: str) -> bool:
-    """Whether ``text`` is nothing but an address: a scheme, two slashes and no blank."""
+    """Whether ``text`` is nothing but an address: a scheme, two slashes and no
+    blank."""
     return _ADDRESS.fullmatch(_bare(text)) is not None
 
 
 def is_local_host(host: str) -> bool:
-    """Whether ``host`` is this machine, written plainly: ``localhost`` or a number of the loopback
-    interface, IPv6 without brackets."""
+    """Whether ``host`` is this machine, written plainly: ``localhost`` or a number of
+    the loopback interface, IPv6 without brackets."""
     if host.lower() == "localhost":
         return True
     try:
@@ -39,7 +40,8 @@ def is_local_host(host: str) -> bool:
 
 
 def is_local(address: str) -> bool:
-    """Whether ``address``, with its scheme or as ``HOST[:PORT]``, is one of this machine."""
+    """Whether ``address``, with its scheme or as ``HOST[:PORT]``, is one of this
+    machine."""
     if not _PLAIN.fullmatch(address) or "@" in address or "\\" in address:
         return False
     try:
@@ -49,7 +51,8 @@ def is_local(address: str) -> bool:
         return False
     host = parts.hostname or ""
     written = f"[{host}]" if ":" in host else host
-    # What is between the slashes is the host and its port, and nothing that another reader splits.
+    # What is between the slashes is the host and its port, and nothing that another
+    # reader splits.
     rest = parts.netloc.lower().removeprefix(written)
     return rest in ("", ":", f":{port}") and is_local_host(host)
 
@@ -63,7 +66,11 @@ def goes_out(address: str) -> bool:
         return False
     after = bare[scheme.end() :] if scheme else bare
     if name == "file":
-        return after.startswith("//") and after[2:3] not in ("/", "") and not is_local(bare)
+        return (
+            after.startswith("//")
+            and after[2:3] not in ("/", "")
+            and not is_local(bare)
+        )
     if after[:2].replace("\\", "/") == "//" or name in _WITHOUT_SLASHES:
         return not is_local(address.strip(" "))
     return False

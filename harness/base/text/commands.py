@@ -1,7 +1,8 @@
-"""Commands that take a secret, by what is known of each: its options, or the place of a word.
+"""Commands that take a secret, by what is known of each: its options, or the place of a
+word.
 
-A command stands in a line of a shell, or in a list of its words (``['sshpass', '-p', '…']``).
-"""
+A command stands in a line of a shell, or in a list of its words (``['sshpass', '-p',
+'…']``)."""
 
 from __future__ import annotations
 
@@ -104,9 +105,9 @@ impala-shell                                 | --ldap_password
 vncpasswd x11vnc                             | -passwd -storepasswd
 borg restic                                  | --passphrase
 """
-"""Program, with ``/`` and a word that must follow it; what of it takes a secret. ``:``, ``%``,
-``,`` and ``=`` behind an option: the secret stands behind that sign in its value. ``last``,
-``first`` and so on: it is that word."""
+"""Program, with ``/`` and a word that must follow it; what of it takes a secret. ``:``,
+``%``, ``,`` and ``=`` behind an option: the secret stands behind that sign in its
+value. ``last``, ``first`` and so on: it is that word."""
 _PLACES: Final = {"first": 0, "second": 1, "third": 2}
 
 
@@ -114,11 +115,10 @@ _PLACES: Final = {"first": 0, "second": 1, "third": 2}
 class Taking:
     """What takes a secret of one command.
 
-    Attributes:
-        follows: a word that the command must have; "": none.
-        options: by option, the sign in its value behind which the secret stands; "": all of it.
-        place: the number of the word that is one, from 0; -1: the last one; None: none is.
-        user: it is what stands behind the slash of a user's word.
+    Attributes: follows: a word that the command must have; "": none. options: by
+        option, the sign in its value behind which the secret stands; "": all of it.
+        place: the number of the word that is one, from 0; -1: the last one; None: none
+        is. user: it is what stands behind the slash of a user's word.
     """
 
     follows: str
@@ -147,17 +147,25 @@ def _read(table: str) -> dict[str, list[Taking]]:
 
 
 _COMMANDS: Final = _read(_TABLE)
-_NAMES: Final = "|".join(re.escape(name) for name in sorted(_COMMANDS, key=len, reverse=True))
+_NAMES: Final = "|".join(
+    re.escape(name) for name in sorted(_COMMANDS, key=len, reverse=True)
+)
 _PROGRAM: Final = re.compile(rf"(?<![\w.@:=-])(?:{_NAMES})(?:\.exe)?(?=[\"'\s\\])")
 _MOST_WORDS: Final = 32
 _MOST_CHARACTERS: Final = 2048
 _LEAST: Final = 4
 
-_GLUE: Final = re.compile(r"""(?:\\\r?\n|[ \t]|\\{0,7}["'],[ \t]{0,4}|\\{0,7}["'](?=[ \t]))+""")
+_GLUE: Final = re.compile(
+    r"""(?:\\\r?\n|[ \t]|\\{0,7}["'],[ \t]{0,4}|\\{0,7}["'](?=[ \t]))+"""
+)
 _OPENING: Final = re.compile(r"""\\{0,7}["']""")
 _BARE: Final = re.compile(r"""(?:[^\s"'`\\]|\\(?!["'nrt]))+""")
-_ATTACHED: Final = re.compile(r"(?:--?|/)[\w.-]{1,40}[=:]?(?=[\"'])|[\w.-]{1,40}=(?=[\"'])")
-_END: Final = frozenset({"|", "||", "&&", ";", "&", "#", ">", ">>", "<", "2>", "2>&1", "]", ")"})
+_ATTACHED: Final = re.compile(
+    r"(?:--?|/)[\w.-]{1,40}[=:]?(?=[\"'])|[\w.-]{1,40}=(?=[\"'])"
+)
+_END: Final = frozenset(
+    {"|", "||", "&&", ";", "&", "#", ">", ">>", "<", "2>", "2>&1", "]", ")"}
+)
 _NUMBER: Final = re.compile(r"\d{1,9}(?::\d{1,9})?")
 
 
@@ -182,7 +190,9 @@ def in_commands(text: str) -> Iterator[Span]:
         words = list(_words(text, program.end()))
         name = program[0].removesuffix(".exe")
         for taking in _COMMANDS[name]:
-            if taking.follows and all(word.text != taking.follows for word in words[:8]):
+            if taking.follows and all(
+                word.text != taking.follows for word in words[:8]
+            ):
                 continue
             given = [word for word in words if word.text != taking.follows]
             for start, end in _taken(given, taking):
@@ -209,7 +219,8 @@ def _words(text: str, at: int) -> Iterator[CommandWord]:
 
 
 def _word(text: str, at: int, limit: int) -> tuple[CommandWord | None, int]:
-    """The word at a place, without the quotes around it or its value; and where it ends."""
+    """The word at a place, without the quotes around it or its value; and where it
+    ends."""
     opening = _OPENING.match(text, at, limit)
     if opening is not None:
         end = _closing(text, opening.end(), limit, opening[0])
@@ -220,7 +231,8 @@ def _word(text: str, at: int, limit: int) -> tuple[CommandWord | None, int]:
         end = text.find(quote, attached.end() + 1, limit)
         inner = text[attached.end() + 1 : end]
         if end > 0 and inner and inner[0] not in ",:]} \t\n":
-            # The quote takes a place of its own, so that the word is as long as its text.
+            # The quote takes a place of its own, so that the word is as long as its
+            # text.
             return CommandWord(text[at : end + 1], at), end + 1
     bare = _BARE.match(text, at, limit)
     return (CommandWord(bare[0], at), bare.end()) if bare else (None, at)
@@ -244,8 +256,14 @@ def _taken(words: list[CommandWord], taking: Taking) -> Iterator[Span]:
                 start = word.end - len(attached)
                 yield from _behind(attached, start, sign)
             elif number + 1 < len(words):
-                yield from _behind(words[number + 1].text, words[number + 1].start, sign)
-        elif taking.user and "/" in word.text and not word.text.startswith(("-", "/", ".", "@")):
+                yield from _behind(
+                    words[number + 1].text, words[number + 1].start, sign
+                )
+        elif (
+            taking.user
+            and "/" in word.text
+            and not word.text.startswith(("-", "/", ".", "@"))
+        ):
             yield from _behind(word.text.partition("@")[0], word.start, "/")
     if taking.place is not None and words:
         yield from _at_place(words, taking.place)
@@ -261,7 +279,8 @@ def _at_place(words: list[CommandWord], place: int) -> Iterator[Span]:
 
 
 def _option_of(word: str, options: dict[str, str]) -> tuple[str, str]:
-    """The option that ``word`` is, or that its value is attached to, and the sign of it."""
+    """The option that ``word`` is, or that its value is attached to, and the sign of
+    it."""
     if word in options:
         return word, options[word]
     for name, sign in options.items():
@@ -293,11 +312,16 @@ def _behind(value: str, start: int, sign: str) -> Iterator[Span]:
 
 
 def _is_one(value: str) -> bool:
-    """A port, a user's and a group's number, another option, and a short word are none."""
-    return len(value) >= _LEAST and not value.startswith("-") and not _NUMBER.fullmatch(value)
+    """A port, a user's and a group's number, another option, and a short word are
+    none."""
+    return (
+        len(value) >= _LEAST
+        and not value.startswith("-")
+        and not _NUMBER.fullmatch(value)
+    )
 
 
-# ------------------------------------------------------------------ what is handed to a command
+# ---------------------------------------------------------- what is handed to a command
 
 _GIVEN: Final = re.compile(
     r"""\b(?:echo|printf)[ ]+(?:-\w{1,3}[ ]+)?(?P<quote>["']?)
@@ -307,7 +331,8 @@ _GIVEN: Final = re.compile(
 )
 _HERE: Final = re.compile(r"""<<<[ ]?["']?([^\s"']{4,256})""")
 _READS: Final = re.compile(
-    r"--password-stdin|--with-token|--passphrase-fd|--pass-file|--key-file|-passin|\bstdin\b"
+    r"--password-stdin|--with-token|--passphrase-fd|--pass-file|--key-file|-passin"
+    r"|\bstdin\b"
     r"|\bsudo\b[^|\n]{0,80}-S\b|passwd\b[^|\n]{0,40}--stdin|\bchpasswd\b|\bsmbpasswd\b"
     r"|\bcryptsetup\b|\b(?:docker|podman) secret create\b|\bsecret (?:set|put)\b"
     r"|\bsecrets? versions add\b|\b(?:su|kinit|ssh-add|passwd)\b"
@@ -324,8 +349,8 @@ _PGPASS: Final = re.compile(
 
 
 def handed(text: str) -> Iterator[Span]:
-    """What is written to the standard input of a command that reads a secret there, or to its file
-    of passwords."""
+    """What is written to the standard input of a command that reads a secret there, or
+    to its file of passwords."""
     yield from (match.span(1) for match in _PGPASS.finditer(text))
     if "|" in text:
         for match in _GIVEN.finditer(text):
@@ -337,6 +362,8 @@ def handed(text: str) -> Iterator[Span]:
                     yield match.start("said") + head, match.end("said")
     if "<<<" in text:
         for match in _HERE.finditer(text):
-            line = text[max(0, match.start() - _LINE) : match.start()].rpartition("\n")[2]
+            line = text[max(0, match.start() - _LINE) : match.start()].rpartition("\n")[
+                2
+            ]
             if _READS.search(line) and match[1][0] != "$":
                 yield match.span(1)

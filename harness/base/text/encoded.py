@@ -1,15 +1,14 @@
 """Other spellings of a text: what decodes to something private is private as well.
 
-A *view* is a text with its encoded parts decoded, and knows where each character comes from: rules
-that look for secrets run on it, and what they find is hidden in the source. Decoded are percent
-signs, entities of HTML, escapes of programs, wide and styled letters, lists of numbers of bytes,
-letters that are spaced out, and Base64, Base32 and hexadecimal of readable text; each also within
-another. Of a secret that is known, spellings that nobody can tell from noise are looked for as
-they are.
+A *view* is a text with its encoded parts decoded, and knows where each character comes
+from: rules that look for secrets run on it, and what they find is hidden in the source.
+Decoded are percent signs, entities of HTML, escapes of programs, wide and styled
+letters, lists of numbers of bytes, letters that are spaced out, and Base64, Base32 and
+hexadecimal of readable text; each also within another. Of a secret that is known,
+spellings that nobody can tell from noise are looked for as they are.
 
-Time is linear in the text: each pattern has bounded repetition, a text has few views, and at most
-``MOST_SECRETS`` secrets are looked for.
-"""
+Time is linear in the text: each pattern has bounded repetition, a text has few views,
+and at most ``MOST_SECRETS`` secrets are looked for."""
 
 from __future__ import annotations
 
@@ -29,7 +28,8 @@ from typing import Final
 from mmrepro.base.text.opaque import Span
 
 LEVELS: Final = 3
-"""Encodings within each other that are undone: a percent sign of a percent sign has two."""
+"""Encodings within each other that are undone: a percent sign of a percent sign has
+two."""
 AROUND: Final = 2048
 """Characters of a line, on either side of what is encoded, that a view shows."""
 MOST_SECRETS: Final = 64
@@ -39,9 +39,11 @@ LEAST_SECRET: Final = 4
 _LEAST_OWN: Final = 8
 """Characters of a secret that is looked for as it is."""
 _LEAST_PART: Final = 6
-"""Characters of a spelling that is looked for within words; a shorter one must stand alone."""
+"""Characters of a spelling that is looked for within words; a shorter one must stand
+alone."""
 
-# Each pattern begins with a class of characters, so that most places are passed over quickly.
+# Each pattern begins with a class of characters, so that most places are passed over
+# quickly.
 _SIGNED: Final = re.compile(
     r"""[%&\\=Uu\u0080-\U0010ffff](?:
       (?P<percent>(?<=%)[2-7][0-9A-Fa-f]|(?<=%)u00[2-7][0-9A-Fa-f]|(?<=%)[89A-Fa-f][0-9A-Fa-f](?:%[89A-Fa-f][0-9A-Fa-f]){1,63})
@@ -65,9 +67,12 @@ _PAIRS: Final = re.compile(
     |[0-9A-Fa-f]{2}(?:[ ][0-9A-Fa-f]{4}){2,512}(?:[ ][0-9A-Fa-f]{2})?)(?![\w.])""",
     re.VERBOSE,
 )
-_BITS: Final = re.compile(r"[01]{8}(?<![\w.+-][01]{8})(?:[ ,]{0,2}[01]{8}){3,512}(?![\w.])")
+_BITS: Final = re.compile(
+    r"[01]{8}(?<![\w.+-][01]{8})(?:[ ,]{0,2}[01]{8}){3,512}(?![\w.])"
+)
 _CALLS: Final = re.compile(
-    r"[Cc][Hh][Rr][Ww]?\(\d{2,3}\)(?:[ ]?[+.&,|]{1,2}[ ]?[Cc][Hh][Rr][Ww]?\(\d{2,3}\)){3,512}"
+    r"[Cc][Hh][Rr][Ww]?\(\d{2,3}\)"
+    r"(?:[ ]?[+.&,|]{1,2}[ ]?[Cc][Hh][Rr][Ww]?\(\d{2,3}\)){3,512}"
 )
 _LETTERS: Final = re.compile(
     r"""(\\?["'])[^\s\\]\1[ ]?[,+.&][ ]?(?:\1[^\s\\]\1[ ]?[,+.&][ ]?){4,256}\1[^\s\\]\1"""
@@ -79,7 +84,8 @@ _SPACED: Final = re.compile(
 )
 _TOKEN: Final = re.compile(r"[A-Za-z0-9+/_-]{12,4096}={0,6}")
 _OPENED: Final = re.compile(
-    r"(?:(?:new )?(?:bytes|bytearray|array|list|Buffer\.from|Uint8Array(?:\.from)?|vec!|\[\]byte"
+    r"(?:(?:new )?(?:bytes|bytearray|array|list|Buffer\.from|Uint8Array(?:\.from)?|vec!"
+    r"|\[\]byte"
     r"|byte\[\]|b?string|String\.fromCharCode)[ ]?)?[\[({]{1,2}[ \n]{0,8}\Z"
 )
 _CLOSED: Final = re.compile(r"[ \n]{0,8}[\])}]{1,2}")
@@ -96,8 +102,8 @@ _POINT: Final = re.compile(r"\+([0-9A-Fa-f]+)")
 class DecodedPiece:
     """A part of a view, and the part of the source that it shows.
 
-    Attributes:
-        alone: the two have the same characters, so that a part of one is a part of the other.
+    Attributes: alone: the two have the same characters, so that a part of one is a part
+        of the other.
     """
 
     at: int
@@ -144,8 +150,8 @@ class DecodedView:
 
 
 def views(text: str) -> Iterator[DecodedView]:
-    """Views of all parts of ``text`` in which something is encoded, each decoded further up to
-    ``LEVELS`` times."""
+    """Views of all parts of ``text`` in which something is encoded, each decoded
+    further up to ``LEVELS`` times."""
     for start, end, within in _windows(text, _decodable(text)):
         view = _view(text, start, end, within, None)
         yield view
@@ -185,7 +191,8 @@ def _decodable(text: str) -> tuple[Part, ...]:
 
 
 def _with_brackets(text: str, start: int, end: int) -> Span:
-    """A list with its brackets and what makes bytes of it, so that a value is what it says."""
+    """A list with its brackets and what makes bytes of it, so that a value is what it
+    says."""
     opening = _OPENED.search(text, max(0, start - 40), start)
     closing = _CLOSED.match(text, end)
     if opening is None or closing is None:
@@ -194,7 +201,8 @@ def _with_brackets(text: str, start: int, end: int) -> Span:
 
 
 def _windows(text: str, parts: Iterable[Part]) -> Iterator[tuple[int, int, list[Part]]]:
-    """Lines with something encoded, with those before and after; ones that overlap are one."""
+    """Lines with something encoded, with those before and after; ones that overlap are
+    one."""
     start = end = -1
     within: list[Part] = []
     for part in parts:
@@ -204,7 +212,11 @@ def _windows(text: str, parts: Iterable[Part]) -> Iterator[tuple[int, int, list[
             continue
         if within:
             yield start, end, within
-        start, end, within = _line_start(text, part[0]), _line_end(text, part[1]), [part]
+        start, end, within = (
+            _line_start(text, part[0]),
+            _line_end(text, part[1]),
+            [part],
+        )
     if within:
         yield start, end, within
 
@@ -228,7 +240,8 @@ def _line_end(text: str, at: int) -> int:
 def _view(
     text: str, start: int, end: int, parts: Iterable[Part], of: DecodedView | None
 ) -> DecodedView:
-    """``parts`` of a window decoded; the window may begin or end within none of them."""
+    """``parts`` of a window decoded; the window may begin or end within none of
+    them."""
     out: list[str] = []
     pieces: list[DecodedPiece] = []
     length, position = 0, start
@@ -247,7 +260,7 @@ def _view(
     return DecodedView("".join(out), pieces, of)
 
 
-# ------------------------------------------------------------------ what each encoding says
+# -------------------------------------------------------------- what each encoding says
 
 
 def _percent(shown: str) -> str:
@@ -281,7 +294,8 @@ def _quoted(shown: str) -> str:
 
 
 def _numbers(shown: str) -> str:
-    """Decimal numbers of bytes; pairs of digits may be hexadecimal ones as well, and say both."""
+    """Decimal numbers of bytes; pairs of digits may be hexadecimal ones as well, and
+    say both."""
     numbers = _NUMBER.findall(shown)
     codes = [int(number, 16 if number.startswith("0x") else 10) for number in numbers]
     if codes in (sorted(codes), sorted(codes, reverse=True)):
@@ -341,7 +355,9 @@ def _token(shown: str) -> str:
     if len(plain) % 4 == 1:
         return ""
     try:
-        return _readable(base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True))
+        return _readable(
+            base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+        )
     except binascii.Error:
         return ""
 
@@ -354,9 +370,12 @@ def _is_hexadecimal(text: str) -> bool:
 
 
 def _readable(data: bytes) -> str:
-    """``data`` as text on one line; nothing if it is none, or if few of its signs are letters."""
+    """``data`` as text on one line; nothing if it is none, or if few of its signs are
+    letters."""
     if len(data) % 2 == 0 and data.count(0) * 2 == len(data):
-        data = data[::2] if data[1:2] == b"\0" else data[1::2]  # UTF-16, as PowerShell has it
+        data = (
+            data[::2] if data[1:2] == b"\0" else data[1::2]
+        )  # UTF-16, as PowerShell has it
     data = data.rstrip(b"\n\0")
     if not data.isascii() or not (text := data.decode()).isprintable():
         return ""
@@ -391,11 +410,12 @@ _RUNS: Final[dict[re.Pattern[str], Callable[[str], str]]] = {
 }
 
 
-# ------------------------------------------------------------------ of a secret that is known
+# ------------------------------------------------------------ of a secret that is known
 
 
 def spelled(text: str, secrets: Iterable[str]) -> list[tuple[int, int, str]]:
-    """Where ``text`` has one of ``secrets`` in another spelling, and which, in order."""
+    """Where ``text`` has one of ``secrets`` in another spelling, and which, in
+    order."""
     wanted = [secret for secret in secrets if len(secret) >= LEAST_SECRET]
     if not wanted:
         return []
@@ -405,7 +425,11 @@ def spelled(text: str, secrets: Iterable[str]) -> list[tuple[int, int, str]]:
         for form in _forms(secret):
             found += [(*span, secret) for span in _places(text, form)]
         if stands_out(secret):
-            whole = [span for span in _places(text, secret) if not _within_a_word(text, *span)]
+            whole = [
+                span
+                for span in _places(text, secret)
+                if not _within_a_word(text, *span)
+            ]
             found += [(*span, secret) for span in whole]
     for view in views(text):
         for secret in wanted:
@@ -441,10 +465,16 @@ def _forms(secret: str) -> tuple[str, ...]:
         forms |= {secret.upper(), secret.lower(), *_shifted(secret)}
         forms |= {base64.b85encode(data).decode(), base64.a85encode(data).decode()}
     for offset in range(3):
-        part = _middle(base64.b64encode(bytes(offset) + data).decode(), offset, len(data), 6)
+        part = _middle(
+            base64.b64encode(bytes(offset) + data).decode(), offset, len(data), 6
+        )
         forms |= {part, part.replace("+", "-").replace("/", "_")}
     for offset in range(5):
-        forms.add(_middle(base64.b32encode(bytes(offset) + data).decode(), offset, len(data), 5))
+        forms.add(
+            _middle(
+                base64.b32encode(bytes(offset) + data).decode(), offset, len(data), 5
+            )
+        )
     forms -= {secret}
     enough = (form for form in forms if len(form) >= LEAST_SECRET)
     return tuple(sorted(enough, key=lambda form: (-len(form), form)))
@@ -452,10 +482,15 @@ def _forms(secret: str) -> tuple[str, ...]:
 
 def _shifted(secret: str) -> Iterator[str]:
     """Letters moved by a few places, and all signs by 47."""
-    if sum(letter.isalpha() and letter.isascii() for letter in secret) >= _LEAST_PART - 1:
+    if (
+        sum(letter.isalpha() and letter.isascii() for letter in secret)
+        >= _LEAST_PART - 1
+    ):
         for places in range(1, 26):
             yield secret.translate(_moved(places))
-    yield "".join(chr(33 + (ord(c) - 33 + 47) % 94) if "!" <= c <= "~" else c for c in secret)
+    yield "".join(
+        chr(33 + (ord(c) - 33 + 47) % 94) if "!" <= c <= "~" else c for c in secret
+    )
 
 
 @lru_cache(maxsize=32)
@@ -468,7 +503,8 @@ def _moved(places: int) -> dict[int, str]:
 
 
 def stands_out(secret: str) -> bool:
-    """Whether a secret is no word that a text may have as well: it is one wherever it stands."""
+    """Whether a secret is no word that a text may have as well: it is one wherever it
+    stands."""
     mixed = any(c.isdigit() for c in secret) and any(c.isalpha() for c in secret)
     signed = any(not c.isalnum() and c not in "._-/:" for c in secret)
     return len(secret) >= _LEAST_OWN and (mixed or signed)

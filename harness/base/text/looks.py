@@ -1,8 +1,8 @@
-"""What is private by its looks: vendors' keys, addresses of mail and prompts in any text.
+"""What is private by its looks: vendors' keys, addresses of mail and prompts in any
+text.
 
-Every pattern either starts at a literal and takes a run of one character class, or has bounded
-repetition, so that time is linear in the text.
-"""
+Every pattern either starts at a literal and takes a run of one character class, or has
+bounded repetition, so that time is linear in the text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Final
 from mmrepro.base.text.named import values
 from mmrepro.base.text.opaque import Span
 
-# A token begins where no word goes on: also behind an escape (`\\n`, `%3D`) or a colour's end.
+# A token begins where no word goes on: also behind an escape (`\\n`, `%3D`) or a
+# colour's end.
 _BEGIN: Final = (
     r"(?:(?<![A-Za-z0-9])|(?<=\\[nrtbf0])|(?<=\\x[0-9a-fA-F]{2})|(?<=\\u[0-9a-fA-F]{4})"
     r"|(?<=%[0-9A-Fa-f]{2})|(?<=\[\dm)|(?<=\[\d\dm))"
@@ -60,7 +61,9 @@ SCHEME: Final = re.compile(
 _HIDDEN: Final = r"""(?!\d{1,9}(?![^\s"'`]))([^\s"'`]{4,256})"""
 SPOKEN: Final = (
     # What any command may take; what one is known to take has ``commands``.
-    re.compile(r"""((?<![\w-])(?:-u|--user|--proxy-user)[ =]["']?[\w.@+-]{1,64}:)""" + _HIDDEN),
+    re.compile(
+        r"""((?<![\w-])(?:-u|--user|--proxy-user)[ =]["']?[\w.@+-]{1,64}:)""" + _HIDDEN
+    ),
     re.compile(r"((?<=\s)-pass(?:in|out) pass:)" + _HIDDEN),
     re.compile(r"""(\bSecretStr\(["'])(?!\*+["'])([^"'\n]{1,256})(?=["']\))"""),
 )
@@ -78,16 +81,20 @@ STORE_URL: Final = re.compile(
 KEY_BEGIN: Final = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 KEY_END: Final = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 DATA_URL: Final = re.compile(
-    r"(data:[a-z]{1,20}/[A-Za-z0-9.+-]{1,80}(?:;[a-z-]{1,20}=[A-Za-z0-9-]{1,40}){0,4};base64,)"
+    r"(data:[a-z]{1,20}/[A-Za-z0-9.+-]{1,80}"
+    r"(?:;[a-z-]{1,20}=[A-Za-z0-9-]{1,40}){0,4};base64,)"
     r"([A-Za-z0-9+/_=%-]+)",
     re.IGNORECASE,
 )
 BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]{56,}={0,2}")
-# A whole UUID is one GPU's in the world; its beginning, which reports show, tells two apart.
+# A whole UUID is one GPU's in the world; its beginning, which reports show, tells two
+# apart.
 GPU: Final = re.compile(
-    r"\b(?:MIG-)?(?:GPU|MIG)-[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE
+    r"\b(?:MIG-)?(?:GPU|MIG)-[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b",
+    re.IGNORECASE,
 )
-# What engines log of a request: vLLM's `prompt: '...'`, SGLang's and LMDeploy's token ids.
+# What engines log of a request: vLLM's `prompt: '...'`, SGLang's and LMDeploy's token
+# ids.
 TOKEN_IDS: Final = re.compile(
     r"""\b((?:[a-z]{1,12}_){0,2}(?:token|input|output)_ids)"""
     r"""((?:\\{0,7}["'])?[ \t]{0,4}[:=][ \t]{0,4}(?:array\('\w', ?)?[\[(])([\d, \t\[\]]{12,})"""
@@ -95,7 +102,9 @@ TOKEN_IDS: Final = re.compile(
 
 _AT: Final = re.compile(r"@|%40|&#(?:64|x40);|\\u0040|\\x40")
 _LOCAL: Final = re.compile(r"[\w.%+-]")
-_DOMAIN: Final = re.compile(r"(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![A-Za-z0-9-])")
+_DOMAIN: Final = re.compile(
+    r"(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![A-Za-z0-9-])"
+)
 
 
 def key_blocks(text: str) -> Iterator[Span]:
@@ -138,13 +147,16 @@ def is_base64(run: str) -> bool:
 _LEAST: Final = 6
 
 _SAID_HINT: Final = re.compile(
-    r"text|content|message|input|output|quer|image_|reason|complet|answer|respon|question|instruct"
+    r"text|content|message|input|output|quer|image_|reason|complet|answer|respon"
+    r"|question|instruct"
     r"|argument|document|transcript|caption|utterance"
 )
 _SAID: Final = re.compile(
     r"(?:(?:input|output|generated|prompt|user|system|full|delta|raw)_)?"
-    r"(?:texts?|contents?|messages?|inputs?|outputs?|query|queries|reasoning|reasoning_content"
-    r"|completions?|answers?|responses?|questions?|instructions?|arguments|documents?|transcripts?"
+    r"(?:texts?|contents?|messages?|inputs?|outputs?|query|queries|reasoning"
+    r"|reasoning_content"
+    r"|completions?|answers?|responses?|questions?|instructions?|arguments|documents?"
+    r"|transcripts?"
     r"|captions?|utterances?|image_data|image_url)"
 )
 _PROMPT_HINT: Final = re.compile(r"prompt|output|generated")
@@ -154,7 +166,8 @@ _PROMPT: Final = re.compile(
 
 
 def conversation(text: str) -> Iterator[Span]:
-    """What users wrote and models answered, in quotes behind a name such as ``content``."""
+    """What users wrote and models answered, in quotes behind a name such as
+    ``content``."""
     return _quoted(text, _SAID_HINT, _SAID)
 
 

@@ -1,12 +1,12 @@
 """Secrets by their names: which names say so, and what stands behind a name in a text.
 
-A name is taken apart at its joints and humps (``SLACK_BOT_TOKEN``, ``dbPassword``, ``x-key``); its
-last words decide. What a model's vocabulary or a cache calls ``token`` and ``key`` is no secret:
-``image_token``, ``cache_key``. A value is found however it is written: ``name=value``,
-``name: 'value'``, ``"name": "value"`` with any depth of escapes, ``--name value``,
-``['--name', 'value']``, ``(b'name', b'value')``, ``name%3Dvalue``, ``<name>value</name>``, lines of
-an environment, and a name beside its value as Kubernetes has them.
-"""
+A name is taken apart at its joints and humps (``SLACK_BOT_TOKEN``, ``dbPassword``,
+``x-key``); its last words decide. What a model's vocabulary or a cache calls ``token``
+and ``key`` is no secret: ``image_token``, ``cache_key``. A value is found however it is
+written: ``name=value``, ``name: 'value'``, ``"name": "value"`` with any depth of
+escapes, ``--name value``, ``['--name', 'value']``, ``(b'name', b'value')``,
+``name%3Dvalue``, ``<name>value</name>``, lines of an environment, and a name beside its
+value as Kubernetes has them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from typing import Final
 class Secrecy(IntEnum):
     """How much a name says of its value.
 
-    ``TOKEN`` and ``WEAK`` are words of other things, too: only a value that looks like it is one.
-    """
+    ``TOKEN`` and ``WEAK`` are words of other things, too: only a value that looks like
+    it is one."""
 
     NONE = 0
     WEAK = 1
@@ -30,15 +30,20 @@ class Secrecy(IntEnum):
     STRONG = 3
 
 
-_OF_CODES: Final = "recovery|backup|mfa|2fa|verification|login|access|one[_-]?time|seed|unlock"
+_OF_CODES: Final = (
+    "recovery|backup|mfa|2fa|verification|login|access|one[_-]?time|seed|unlock"
+)
 _ABROAD: Final = (
-    r"contrase[ñn]a|senha|mot[ _-]?de[ _-]?passe|wachtwoord|l[öo]senord|has[łl]o(?![a-z])|пароль"
+    r"contrase[ñn]a|senha|mot[ _-]?de[ _-]?passe|wachtwoord|l[öo]senord"
+    r"|has[łl]o(?![a-z])|пароль"
     r"|密码|密碼|口令|パスワード|비밀번호"
 )
 """Password, as other languages have it."""
 HINT: Final = re.compile(
-    r"key|token|secret|pass|pwd|cred|auth|cookie|sig(?:nature)?\b|session|bearer|jwt|otp|dsn"
-    r"|connection|conn_?str|sas|mnemonic|webhook|license|vault|[cx]srf|pswd|psk|cvv|cvc|ssn|iban"
+    r"key|token|secret|pass|pwd|cred|auth|cookie|sig(?:nature)?\b|session|bearer|jwt"
+    r"|otp|dsn"
+    r"|connection|conn_?str|sas|mnemonic|webhook|license|vault|[cx]srf|pswd|psk|cvv|cvc"
+    r"|ssn|iban"
     r"|(?:p[sw]?w|pat|pin|tok|kubeconfig)(?![a-z])"
     rf"|(?:{_OF_CODES})[ _-]?(?:codes?|phrases?)(?![a-z])|{_ABROAD}"
 )
@@ -68,8 +73,12 @@ _TOKEN_ENDS: Final = tuple(
 _WHOLE: Final = words_of("pw psw sas cvv cvc ssn iban totp mfa")
 """Names, or last words of names, that are secrets and nothing else."""
 _FIRM: Final = words_of("pass otp pin dsn csrf xsrf webhook webhookurl tok")
-_WEAK: Final = _FIRM | words_of("auth sig signature session sessionid license authentication")
-_PLACES: Final = words_of("prod production dev staging stage test qa old new backup live ci main")
+_WEAK: Final = _FIRM | words_of(
+    "auth sig signature session sessionid license authentication"
+)
+_PLACES: Final = words_of(
+    "prod production dev staging stage test qa old new backup live ci main"
+)
 """What stands behind a name, for one of several: ``OPENAI_API_KEY_PROD``."""
 _LOGINS: Final = words_of("""
     db smtp user root admin mysql pg postgres redis mail ftp ldap basic auth http proxy mongo
@@ -100,13 +109,18 @@ _ABOUT: Final = words_of("""
     var mode hook class func error errors valid set missing empty check server scheme level
     tokens ids stdin factory params usage only none true false is a was and or for to in
 """)
-_INNER: Final = frozenset({"password", "passwd", "passphrase", "secret", "secrets", "credential"})
+_INNER: Final = frozenset(
+    {"password", "passwd", "passphrase", "secret", "secrets", "credential"}
+)
 _HEADER_KEYS: Final = re.compile(
-    r"(?:x-[a-z0-9-]{1,40}-|private-|job-|deploy-)(?:key|token|signature)", re.IGNORECASE
+    r"(?:x-[a-z0-9-]{1,40}-|private-|job-|deploy-)(?:key|token|signature)",
+    re.IGNORECASE,
 )
 
 
-_CODE: Final = re.compile(rf"(?:^|[^a-z])(?:{_OF_CODES})[ _-]?(?:codes?|phrases?)$|(?:{_ABROAD})$")
+_CODE: Final = re.compile(
+    rf"(?:^|[^a-z])(?:{_OF_CODES})[ _-]?(?:codes?|phrases?)$|(?:{_ABROAD})$"
+)
 
 
 def joints(name: str) -> list[str]:
@@ -148,17 +162,26 @@ def secrecy(name: str) -> Secrecy:
         return Secrecy.NONE if before in _MODEL_TOKENS else Secrecy.TOKEN
     if joined.endswith(_TOKEN_ENDS):
         return Secrecy.TOKEN
-    if name.isupper() and last in _KEYS and {"key", "token", "pat", "pw"}.intersection(words[:-1]):
+    if (
+        name.isupper()
+        and last in _KEYS
+        and {"key", "token", "pat", "pw"}.intersection(words[:-1])
+    ):
         return Secrecy.STRONG  # TOKEN_GITHUB
     if _INNER.intersection(words[:-1]) and last not in _ABOUT and plural not in _ABOUT:
         return Secrecy.STRONG
     if last in _WEAK or joined in ("sessionid", "webhookurl", "sharedaccesssignature"):
-        return Secrecy.NONE if before in ("forward", "backward", "multi", "two") else Secrecy.WEAK
+        return (
+            Secrecy.NONE
+            if before in ("forward", "backward", "multi", "two")
+            else Secrecy.WEAK
+        )
     return Secrecy.NONE
 
 
 def firm(name: str) -> bool:
-    """Whether a weak name, where a value is assigned to it, means a secret all the same."""
+    """Whether a weak name, where a value is assigned to it, means a secret all the
+    same."""
     words = [word.lower() for word in _JOINTS.findall(name.rsplit(".", 1)[-1])]
     return bool(words) and (words[-1] in _FIRM or "".join(words[-2:]) in _FIRM)
 
@@ -171,7 +194,7 @@ def kind_of(name: str) -> str:
     return "password" if re.search(r"pass|pwd|pw\b|credential", name) else "key"
 
 
-# ------------------------------------------------------------------ the value behind a name
+# -------------------------------------------------------------- the value behind a name
 
 MAX_VALUE: Final = 4096
 _MAX_NAME: Final = 64
@@ -199,7 +222,9 @@ _AFTER: Final = re.compile(
 )
 _OPENING: Final = re.compile(rf"""(?:[bBrRuUfF]{{1,2}}(?=\\*["']))?({_QUOTE})""")
 _BEFORE: Final = re.compile(rf"{_QUOTE}\Z")
-_NEXT_ITEM: Final = re.compile(rf"""\s{{0,24}},\s{{0,24}}(?:[bBrRuUfF]{{1,2}})?({_QUOTE})""")
+_NEXT_ITEM: Final = re.compile(
+    rf"""\s{{0,24}},\s{{0,24}}(?:[bBrRuUfF]{{1,2}})?({_QUOTE})"""
+)
 _BARE: Final = re.compile(
     r"""(?!["'&\[(\\])(?:(?!\\+[nrtfbux0"'`]|%2[0267cC]|%0[aAdD]|,[A-Za-z_][\w.-]*[=:])"""
     r"""[^\s"'`&<>\x00-\x1f])+"""
@@ -207,9 +232,13 @@ _BARE: Final = re.compile(
 _MORE: Final = re.compile(
     r"((?:[ \t]{1,8}(?!-)[^\s\"'\[\]{}]+){1,8})(?=[ \t]+-|[ \t]*(?:[\r\n\"']|$))"
 )
-_ENVIRONMENT: Final = re.compile(r"(?:\A|[\n\0])[ \t]*(?:export |declare -x |setenv |set )?\Z")
+_ENVIRONMENT: Final = re.compile(
+    r"(?:\A|[\n\0])[ \t]*(?:export |declare -x |setenv |set )?\Z"
+)
 _PART: Final = re.compile(r"[A-Za-z0-9_-]")
-_OPTION_AROUND: Final = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]{0,32}\.(?:[\w-]{1,32}\.){0,4}\Z")
+_OPTION_AROUND: Final = re.compile(
+    r"(?<![\w-])--?[A-Za-z][\w-]{0,32}\.(?:[\w-]{1,32}\.){0,4}\Z"
+)
 """What stands before the last part of ``--spring.datasource.password``."""
 _TAIL: Final = re.compile(r"(?:\.[A-Za-z][\w-]{0,32}){1,3}(?=[\"']?[ \t]{0,8}[=:])")
 """The rest of a name whose first part says it: ``secret.value``."""
@@ -220,9 +249,9 @@ _END_OF_LINE: Final = re.compile(r"[\r\n\0]|\\+[nr]")
 class Value:
     """A value's place in the text.
 
-    Attributes:
-        assigned: by a sign that prose has not: quotes, ``=`` or an option.
-        quoted: it fills its quotes; a bare one of a header may have other words behind it.
+    Attributes: assigned: by a sign that prose has not: quotes, ``=`` or an option.
+        quoted: it fills its quotes; a bare one of a header may have other words behind
+        it.
     """
 
     start: int
@@ -240,12 +269,12 @@ def values(
     whole_line: Callable[[str], bool] = lambda name: False,
     quoted: bool = False,
 ) -> Iterator[Value]:
-    """The values of the names in ``text`` that hold ``hint`` and are ``wanted``, in order.
+    """The values of the names in ``text`` that hold ``hint`` and are ``wanted``, in
+    order.
 
-    Args:
-        hint: tried on small letters: one that asks for both cases takes six times as long.
-        whole_line: of such a name a value without quotes goes to the end of its line.
-        quoted: only values in quotes, and no options.
+    Args: hint: tried on small letters: one that asks for both cases takes six times as
+        long. whole_line: of such a name a value without quotes goes to the end of its
+        line. quoted: only values in quotes, and no options.
     """
     position = 0
     for hit_start, hit_end in hits(text, hint):
@@ -256,16 +285,21 @@ def values(
         position = max(end, hit_end)
         if not wanted(name.lstrip("-")):
             continue
-        if (tail := _TAIL.match(text, end)) and wanted(name + tail[0].replace(".", "_")):
+        if (tail := _TAIL.match(text, end)) and wanted(
+            name + tail[0].replace(".", "_")
+        ):
             end = tail.end()
-        for value in _behind(text, start, end, name, whole_line(name.lstrip("-")), quoted):
+        for value in _behind(
+            text, start, end, name, whole_line(name.lstrip("-")), quoted
+        ):
             yield value
             position = max(position, value.end)
 
 
 @lru_cache(maxsize=4)
 def hits(text: str, hint: re.Pattern[str]) -> tuple[tuple[int, int], ...]:
-    """Where ``hint`` stands in ``text``, in whatever case. Several rules ask for the same."""
+    """Where ``hint`` stands in ``text``, in whatever case. Several rules ask for the
+    same."""
     return tuple(found.span() for found in hint.finditer(lowered(text)))
 
 
@@ -283,7 +317,12 @@ def name_around(text: str, start: int, end: int) -> tuple[int, int]:
         start -= 1
     while end < most and _PART.match(text, end):
         end += 1
-    if start > 0 and text[start - 1] == "\\" and text[start] in "nrt" and end - start > 3:
+    if (
+        start > 0
+        and text[start - 1] == "\\"
+        and text[start] in "nrt"
+        and end - start > 3
+    ):
         start += 1
     return start, end
 
@@ -304,16 +343,22 @@ def _behind(
         return
     at = after.end()
     opening = _OPENING.match(text, at)
-    assigned = bool(opening) or option or "=" in (after["sign"] or "") or bool(after["beside"])
+    assigned = (
+        bool(opening) or option or "=" in (after["sign"] or "") or bool(after["beside"])
+    )
     if opening is not None:
         stop = _closing(text, opening.end(), opening[1])
         if after["comma"] and _IS_KEY.match(text, stop + len(opening[1])):
             return
         yield Value(opening.end(), stop, name, assigned, True)
-        several = after["open"] or (after["comma"] and option and name.lower().endswith("key"))
+        several = after["open"] or (
+            after["comma"] and option and name.lower().endswith("key")
+        )
         for _ in range(_MAX_ITEMS if several else 0):
             item = _NEXT_ITEM.match(text, min(stop + len(opening[1]), len(text)))
-            if item is None or (after["comma"] and text[item.end() : item.end() + 1] == "-"):
+            if item is None or (
+                after["comma"] and text[item.end() : item.end() + 1] == "-"
+            ):
                 return
             stop = _closing(text, item.end(), item[1])
             yield Value(item.end(), stop, name, True, True)
@@ -321,11 +366,17 @@ def _behind(
     if quoted or after["open"] or after["comma"]:
         return
     sign = after["sign"] or ""
-    held = _BEFORE.search(text[max(0, start - 16) : start]) if sign and not closed else None
+    held = (
+        _BEFORE.search(text[max(0, start - 16) : start])
+        if sign and not closed
+        else None
+    )
     if held is not None:  # "K=V with spaces", 'Name: value'
         stop = _closing(text, at, held[0])
     else:
-        stop = _bare_end(text, at, line or ("=" in sign and _in_environment(text, start)))
+        stop = _bare_end(
+            text, at, line or ("=" in sign and _in_environment(text, start))
+        )
     if stop <= at:
         return
     yield Value(at, stop, name, assigned or held is not None, False)
@@ -336,7 +387,8 @@ def _behind(
 
 
 def _in_environment(text: str, start: int) -> bool:
-    """Whether a line of an environment begins at ``start``, whose value has no quotes to end it."""
+    """Whether a line of an environment begins at ``start``, whose value has no quotes
+    to end it."""
     head = text[max(0, start - 24) : start]
     return text[start : start + 1].isupper() and bool(_ENVIRONMENT.search(head))
 

@@ -1,16 +1,18 @@
-"""Opaque tokens: what nobody would have written by hand, and no engine's template holds.
+"""Opaque tokens: what nobody would have written by hand, and no engine's template
+holds.
 
-A text that leaves may hold words, identifiers, numbers, versions, paths and digests that something
-calls a digest. Any other long token is a secret until shown otherwise, whatever it is called. How
-surprising a token is, is the cost in bits of each of its characters after the one before, under the
-pairs of letters of 50 MB of engines' sources (vLLM, SGLang, LMDeploy, PyTorch, transformers), less
-what a word costs; the sum over the most surprising stretch decides. Words and identifiers stay
-below 15 of it; twenty random letters and digits reach 80.
+A text that leaves may hold words, identifiers, numbers, versions, paths and digests
+that something calls a digest. Any other long token is a secret until shown otherwise,
+whatever it is called. How surprising a token is, is the cost in bits of each of its
+characters after the one before, under the pairs of letters of 50 MB of engines' sources
+(vLLM, SGLang, LMDeploy, PyTorch, transformers), less what a word costs; the sum over
+the most surprising stretch decides. Words and identifiers stay below 15 of it; twenty
+random letters and digits reach 80.
 
-Costs of single letters, with what follows a vowel, a consonant or a digit, do not do: for the same
-recall they replace three times as many names in Python sources, for the same names they miss 4.5 %
-of 20 random letters where pairs miss 0.3 % (docs/lab/hardening.md).
-"""
+Costs of single letters, with what follows a vowel, a consonant or a digit, do not do:
+for the same recall they replace three times as many names in Python sources, for the
+same names they miss 4.5 % of 20 random letters where pairs miss 0.3 %
+(docs/lab/hardening.md)."""
 
 from __future__ import annotations
 
@@ -44,18 +46,21 @@ ENOUGH: Final = 27.0
 """Bits more than a word of the same length would have."""
 _ONE_PIECE: Final = 18
 _ENOUGH_OF_ONE: Final = (18.0, 10.0)
-"""Of that many letters and digits in one piece, or of letters of one case alone, less says it."""
+"""Of that many letters and digits in one piece, or of letters of one case alone, less
+says it."""
 _FALL: Final = 20.0
 _LEAST: Final = 12
 
 _RUN: Final = re.compile(r"[A-Za-z0-9_+/=.~%!@#$^&*-]{16,}")
 _ESCAPE: Final = re.compile(r"[nrtbf0](?=[A-Za-z0-9])|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}")
-# `name=value`, `&`, and what a URL writes for = & space quote comma: a token ends there.
+# `name=value`, `&`, and what a URL writes for = & space quote comma: a token ends
+# there.
 _CUT: Final = re.compile(r"=(?=[^=&%])|&|%(?:3[aAdD]|2[0267cC]|0[aAdD])")
 _PART: Final = re.compile(rf"\S{{{_LEAST},}}")
 _PIECE: Final = re.compile(r"[A-Za-z0-9]+")
 _REQUEST: Final = (
-    r"(?:chatcmpl|cmpl|embd|embd_rerank|pool|score|rerank|classify|tokn|resp|msg|modelperm"
+    r"(?:chatcmpl|cmpl|embd|embd_rerank|pool|score|rerank|classify|tokn|resp|msg"
+    r"|modelperm"
     r"|generate-tokens|beam_search|chatcmpl-tool|request|req|rid)[-_]"
 )
 _SAFE: Final = re.compile(
@@ -84,14 +89,17 @@ _HEX: Final = re.compile(
     r"|[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12})(?![A-Za-z0-9])"
 )
 _DIGEST_WORD: Final = re.compile(
-    r"hash|sha-?\d|digest|md5|blake|checksum|commit|revision|\brev\b|git|snapshots?/|blobs?/|refs/"
+    r"hash|sha-?\d|digest|md5|blake|checksum|commit|revision|\brev\b|git|snapshots?/"
+    r"|blobs?/|refs/"
     rf"""|tree/|etag|identifier|\bipc:|boot.id|"repr": "'?$|{_REQUEST}$""",
     re.IGNORECASE,
 )
 _IS_KEY: Final = re.compile(r"""\ [ *][\w./+~-]+\.\w|["']:[ ]None\b""")
-"""Behind a digest: the file that ``sha256sum`` read; what an ordered set is printed with."""
+"""Behind a digest: the file that ``sha256sum`` read; what an ordered set is printed
+with."""
 _DIGEST_NAME: Final = re.compile(
-    r"(?:.*[_\W])?(?:key|hash(?:es)?|sha\d+|digests?|rid|u?u?id|identifier|commit|revision|git"
+    r"(?:.*[_\W])?(?:key|hash(?:es)?|sha\d+|digests?|rid|u?u?id|identifier|commit"
+    r"|revision|git"
     r"|checksum|etag|model|path|file|dir|version|case)s?|[a-z]*_?sha|",
     re.IGNORECASE,
 )
@@ -119,12 +127,14 @@ def is_opaque(token: str) -> bool:
 
 
 def names_a_digest(name: str) -> bool:
-    """Whether a field of that name may hold a digest; a text without a name may, too."""
+    """Whether a field of that name may hold a digest; a text without a name may,
+    too."""
     return bool(_DIGEST_NAME.fullmatch(name))
 
 
 def called_digest(text: str, start: int, end: int) -> bool:
-    """Whether ``text`` says that the hexadecimal token there is a digest or an id, not a secret."""
+    """Whether ``text`` says that the hexadecimal token there is a digest or an id, not
+    a secret."""
     line = max(text.rfind("\n", 0, start) + 1, start - 400)
     before = _HEX.sub("", text[line:start])[-48:]
     return bool(_DIGEST_WORD.search(before) or _IS_KEY.match(text, end))
@@ -132,14 +142,17 @@ def called_digest(text: str, start: int, end: int) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def _within(run: str) -> tuple[tuple[int, int, bool], ...]:
-    """The opaque parts of a run of token characters; whether one is only so as hexadecimal."""
+    """The opaque parts of a run of token characters; whether one is only so as
+    hexadecimal."""
     found: list[tuple[int, int, bool]] = []
     for match in _HEX.finditer(run):
         digits = sum(c.isdigit() for c in match[0])
         if 0 < digits < len(match[0].replace("-", "")):
             found.append((*match.span(), True))
     masked = _SAFE.sub(_blank, _HEX.sub(_blank, run))
-    if sum(symbol in run for symbol in _SYMBOLS) < 3:  # else the = may be part of a password
+    if (
+        sum(symbol in run for symbol in _SYMBOLS) < 3
+    ):  # else the = may be part of a password
         masked = _CUT.sub(_blank, masked)
     for part in _PART.finditer(masked):
         for begin, end in _hot(part[0]):
@@ -183,7 +196,8 @@ def _enough_of_one(word: str) -> float:
 
 
 def _is_of_words(part: str) -> bool:
-    """Whether half of it is words, as in a class's name: GPT2LMHeadModel. Or NVML_FI_DEV_C0_L2."""
+    """Whether half of it is words, as in a class's name: GPT2LMHeadModel. Or
+    NVML_FI_DEV_C0_L2."""
     if _CONSTANT.fullmatch(part):
         return True
     letters = sum(c.isalnum() for c in part)

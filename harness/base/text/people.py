@@ -18,7 +18,8 @@ Private = tuple[int, int, str]
 
 
 def private(text: str) -> Iterator[Private]:
-    """Where something of a person or of a machine of theirs stands, in order, none in another."""
+    """Where something of a person or of a machine of theirs stands, in order, none in
+    another."""
     found: list[Private] = []
     for kind, spans in _FINDERS:
         found += [(*span, kind) for span in spans(text)]
@@ -35,23 +36,37 @@ _PEOPLES: Final = re.compile(
     r"""[\\/](?i:homes?|users?|people|staff|students?|(?P<store>scratch|lustre|gpfs|beegfs))[\\/]{1,2}([^\s\\/"'`:;,<>()\[\]{}|&*?#=@]+)"""
 )
 _NOBODY: Final = re.compile(
-    r"(?:root|nobody|nobodys?|none|null|nil|true|false|users?|assistant|system|tool|developer|admin"
-    r"|anonymous|default|unknown|all|any|me|self|str|string|public|shared|ubuntu|[\W_]*(?:\d{1,6}[\W_]*){0,2}"
+    r"(?:root|nobody|nobodys?|none|null|nil|true|false|users?|assistant|system|tool"
+    r"|developer|admin"
+    r"|anonymous|default|unknown|all|any|me|self|str|string|public|shared|ubuntu"
+    r"|[\W_]*(?:\d{1,6}[\W_]*){0,2}"
     r"|[\w.-]+\.(?:py|cc?|cpp|cuh?|h|rs|js|ts|json|ya?ml|toml|html?))",
     re.IGNORECASE,
 )
-_TILDE: Final = re.compile(r"""(?<![\w/.~\\])~([a-z_][a-z0-9_.-]{0,31})(?=[/\s"'`:;,)\]]|\Z)""")
-_USER_HINT: Final = re.compile(r"user|login|logname|owner|author|account|tenant|customer")
+_TILDE: Final = re.compile(
+    r"""(?<![\w/.~\\])~([a-z_][a-z0-9_.-]{0,31})(?=[/\s"'`:;,)\]]|\Z)"""
+)
+_USER_HINT: Final = re.compile(
+    r"user|login|logname|owner|author|account|tenant|customer"
+)
 _USER: Final = re.compile(
-    r"(?:[A-Za-z0-9_.-]{0,40}?[_.-])?(?:[a-z]{0,8}user|user_?(?:name|id)|login|logname|owner|author"
+    r"(?:[A-Za-z0-9_.-]{0,40}?[_.-])?(?:[a-z]{0,8}user|user_?(?:name|id)|login|logname"
+    r"|owner|author"
     r"|account|tenant|customer)(?:[_-]?(?:name|id))?",
     re.IGNORECASE,
 )
-_SSH: Final = re.compile(r"\b(?:ssh|scp|sftp|rsync|mosh|sshfs|ssh-copy-id|sshd?\[\d+\]:)(?=\s)")
-_AT: Final = re.compile(r"(?<![\w.@/-])([A-Za-z_][\w.-]{0,31})@([A-Za-z0-9][\w.-]{0,253})")
-_PROMPT: Final = re.compile(r"(?<![\w.@/-])([a-z_][\w.-]{0,31})@([\w.-]{1,64})(?=:[~/]| ~)")
+_SSH: Final = re.compile(
+    r"\b(?:ssh|scp|sftp|rsync|mosh|sshfs|ssh-copy-id|sshd?\[\d+\]:)(?=\s)"
+)
+_AT: Final = re.compile(
+    r"(?<![\w.@/-])([A-Za-z_][\w.-]{0,31})@([A-Za-z0-9][\w.-]{0,253})"
+)
+_PROMPT: Final = re.compile(
+    r"(?<![\w.@/-])([a-z_][\w.-]{0,31})@([\w.-]{1,64})(?=:[~/]| ~)"
+)
 _SPOKEN: Final = re.compile(
-    r"(?:(?<=\s)-[lu] |\bsu - |\bsudo: +|\b(?:Accepted|Failed) \w{1,20} for (?:invalid user )?"
+    r"(?:(?<=\s)-[lu] |\bsu - |\bsudo: +|\b(?:Accepted"
+    r"|Failed) \w{1,20} for (?:invalid user )?"
     r"|\b(?:opened|closed) for user |\b[Ii]nvalid user |\bDisconnected from (?:user )?"
     r"|\bUser |\blogged in as )([A-Za-z_][\w.-]{0,31})"
 )
@@ -60,7 +75,9 @@ _IS: Final = re.compile(
     r"|\blogin \S{1,64} password (\S{1,128})"
 )
 """What id, a service that was logged in to, and a netrc file say."""
-_SYSTEM_LOG: Final = re.compile(r"\b(?:ssh|sshd|sudo|su|pam_\w+|login|systemd-logind)\b")
+_SYSTEM_LOG: Final = re.compile(
+    r"\b(?:ssh|sshd|sudo|su|pam_\w+|login|systemd-logind)\b"
+)
 _SPOKEN_CHARS: Final = 400
 
 
@@ -75,8 +92,15 @@ def _users(text: str) -> Iterator[Span]:
         if _in_a_row(text, value):
             continue
         shown = text[value.start : value.end].strip(" \t\"'")
-        means = value.assigned or not value.name.lower().endswith(("account", "owner", "author"))
-        if means and shown and shown[:1] not in "<$%{*" and not _NOBODY.fullmatch(shown):
+        means = value.assigned or not value.name.lower().endswith(
+            ("account", "owner", "author")
+        )
+        if (
+            means
+            and shown
+            and shown[:1] not in "<$%{*"
+            and not _NOBODY.fullmatch(shown)
+        ):
             yield value.start, value.end
     yield from (match.span(1) for match in _logins(text))
     yield from (match.span(1) for match in _PROMPT.finditer(text))
@@ -107,7 +131,8 @@ _PAIR: Final = re.compile(r"""[\[(][brRuUfF]{0,2}["']\Z""")
 
 
 def _in_a_row(text: str, value: Value) -> bool:
-    """``"role": "user", "content": …``: the name is a value itself. A pair has a bracket."""
+    """``"role": "user", "content": …``: the name is a value itself. A pair has a
+    bracket."""
     if not _COMMA.search(text[max(0, value.start - 12) : value.start]):
         return False
     name = text.rfind(value.name, 0, value.start)
@@ -130,26 +155,34 @@ _INNER: Final = re.compile(
 _BEFORE_SUFFIX: Final = re.compile(rf"(?<![\w./@\\-])({_LABEL}(?:\.{_LABEL}){{0,7}})\Z")
 _LONGEST: Final = 128
 _SUFFIX: Final = re.compile(
-    r"(?:com|org|net|io|ai|dev|cloud|app|edu|gov|info|biz|tech|xyz|site|online|internal|local|lan"
+    r"(?:com|org|net|io|ai|dev|cloud|app|edu|gov|info|biz|tech|xyz|site|online|internal"
+    r"|local|lan"
     r"|corp|svc|example|test|[a-z]{2})\Z"
 )
 _FILES: Final = words_of("py cc rs sh md cu ml so js ts go pl rb hh cs")
 """Endings of files that are a country's as well."""
 _OPEN: Final = re.compile(
-    r"(?:[\w-]+\.)*(?:localhost|github\.com|githubusercontent\.com|github\.io|gitlab\.com"
-    r"|huggingface\.co|hf\.co|modelscope\.cn|pytorch\.org|python\.org|vllm\.ai|sglang\.ai"
-    r"|sgl-project\.github\.io|lmsys\.org|openmmlab\.com|nvidia\.com|amd\.com|intel\.com"
-    r"|readthedocs\.io|readthedocs-hosted\.com|pydantic\.dev|json-schema\.org|w3\.org|ray\.io"
+    r"(?:[\w-]+\.)*(?:localhost|github\.com|githubusercontent\.com|github\.io"
+    r"|gitlab\.com"
+    r"|huggingface\.co|hf\.co|modelscope\.cn|pytorch\.org|python\.org|vllm\.ai"
+    r"|sglang\.ai"
+    r"|sgl-project\.github\.io|lmsys\.org|openmmlab\.com|nvidia\.com|amd\.com"
+    r"|intel\.com"
+    r"|readthedocs\.io|readthedocs-hosted\.com|pydantic\.dev|json-schema\.org|w3\.org"
+    r"|ray\.io"
     r"|fastapi\.tiangolo\.com|opentelemetry\.io|prometheus\.io|kernel\.org|arxiv\.org"
-    r"|wikipedia\.org|osv\.dev|kubernetes\.io|numpy\.org|jinja\.palletsprojects\.com|example\.(?:com|org|net))",
+    r"|wikipedia\.org|osv\.dev|kubernetes\.io|numpy\.org|jinja\.palletsprojects\.com"
+    r"|example\.(?:com|org|net))",
     re.IGNORECASE,
 )
 """Where engines and their libraries point to."""
 _HOST_HINT: Final = re.compile(
-    r"addr|host|endpoint|gateway|(?:node|machine|computer)_?name|(?<![a-z])(?:node_?)?ip(?![a-z])|node_?list|peer"
+    r"addr|host|endpoint|gateway|(?:node|machine|computer)_?name"
+    r"|(?<![a-z])(?:node_?)?ip(?![a-z])|node_?list|peer"
 )
 _HOST: Final = re.compile(
-    r"(?:[A-Za-z0-9_.-]{0,60}?[_.-])?(?:address|addr|host(?:_?name)?s?|endpoint|gateway|(?:node|machine|computer)_?name"
+    r"(?:[A-Za-z0-9_.-]{0,60}?[_.-])?(?:address|addr|host(?:_?name)?s?|endpoint|gateway"
+    r"|(?:node|machine|computer)_?name"
     r"|peer|(?:node_?)?ip|node_?list)",
     re.IGNORECASE,
 )
@@ -157,7 +190,8 @@ _AN_ADDRESS: Final = re.compile(
     rf"(?:[a-z][a-z0-9+.-]{{1,12}}://)?({_LABEL}(?:\.{_LABEL}){{0,8}})(?::\d{{1,5}})?(?:/.*)?"
 )
 _NO_HOST: Final = re.compile(
-    r"(?:[\d.]+|0x.*|none|null|true|false|auto|local|localhost|default|str|string|any|unknown|host"
+    r"(?:[\d.]+|0x.*|none|null|true|false|auto|local|localhost|default|str|string|any"
+    r"|unknown|host"
     r"|cpu|cuda|gpu|server|client|peer|address|ipv[46]|tcp|http|https)",
     re.IGNORECASE,
 )
@@ -173,7 +207,12 @@ def _hosts(text: str) -> Iterator[Span]:
             begin = max(0, port.start() - _LONGEST)
             name = _BEFORE_PORT.search(text[begin : port.start()])
             last = name[1].rpartition(".")[2].lower() if name else ""
-            if name and _SUFFIX.match(last) and last not in _FILES and not _is_open(name[1]):
+            if (
+                name
+                and _SUFFIX.match(last)
+                and last not in _FILES
+                and not _is_open(name[1])
+            ):
                 yield begin + name.start(1), port.start()
     for suffix in _INNER.finditer(text):
         begin = max(0, suffix.start() - _LONGEST)
@@ -192,29 +231,37 @@ def _hosts(text: str) -> Iterator[Span]:
 
 
 def _is_open(host: str) -> bool:
-    """A name that everybody knows, this machine's own, or a number (an address is one, too)."""
+    """A name that everybody knows, this machine's own, or a number (an address is one,
+    too)."""
     return bool(_OPEN.fullmatch(host)) or host.replace(".", "").isdigit()
 
 
 _CALLER_HINT: Final = re.compile(
-    r"forwarded|real-?ip|client|connecting-?ip|remote|peer|source|src|caller|ip.?addr|user.?ip"
+    r"forwarded|real-?ip|client|connecting-?ip|remote|peer|source|src|caller|ip.?addr"
+    r"|user.?ip"
 )
 _CALLER: Final = re.compile(
     r"(?:x-)?(?:original-)?forwarded(?:-for)?|x-real-ip|x-envoy-external-address"
-    r"|(?:[a-z]{1,12}[_-]){0,3}(?:client|connecting|remote|peer|source|src|caller|user|real)"
-    r"[_-]?(?:ip|addr|address|host)(?:[_-]?addr(?:ess)?)?|ip_?addr(?:ess)?|clientip|remoteaddr",
+    r"|(?:[a-z]{1,12}[_-]){0,3}(?:client|connecting|remote|peer|source|src|caller|user"
+    r"|real)"
+    r"[_-]?(?:ip|addr|address|host)(?:[_-]?addr(?:ess)?)?|ip_?addr(?:ess)?|clientip"
+    r"|remoteaddr",
     re.IGNORECASE,
 )
 _IN_HEADER: Final = re.compile(r"[0-9A-Fa-f:.]{3,56}")
 _V4: Final = re.compile(r"(?<![\w.-])\d{1,3}(?:\.\d{1,3}){3}(?![\w-]|\.\w)")
 _INNER_V4: Final = re.compile(
-    r"10\.|192\.168\.|169\.254\.|172\.(?:1[6-9]|2\d|3[01])\.|100\.(?:6[4-9]|[7-9]\d|1[01]\d|12[0-7])\."
+    r"10\.|192\.168\.|169\.254\.|172\.(?:1[6-9]|2\d|3[01])\.|100\.(?:6[4-9]|[7-9]\d"
+    r"|1[01]\d|12[0-7])\."
 )
 """Networks of one's own: RFC 1918, 3927 and 6598."""
 _V6: Final = re.compile(r"(?<![\w:.])[0-9A-Fa-f:.]{4,56}(?:%\w{1,15})?(?![\w:])")
-_PORT: Final = re.compile(r""":\d{2,5}\b|["']\s?,\s?(?:port=)?\d{1,5}\)?|["']?\]?\s-\s["\[-]""")
+_PORT: Final = re.compile(
+    r""":\d{2,5}\b|["']\s?,\s?(?:port=)?\d{1,5}\)?|["']?\]?\s-\s["\[-]"""
+)
 _CALLED: Final = re.compile(
-    r"(?:client|peer|remote|host|addr(?:ess)?|(?<![a-z])ip|from|caller|user|node|server|worker|port"
+    r"(?:client|peer|remote|host|addr(?:ess)?|(?<![a-z])ip|from|caller|user|node|server"
+    r"|worker|port"
     r"|to|at|by|://|@)\W{0,6}\Z",
     re.IGNORECASE,
 )
@@ -242,7 +289,10 @@ _NETWORK_CARDS: Final = re.compile(
 
 def _forwarded(text: str) -> Iterator[Span]:
     for value in values(
-        text, _CALLER_HINT, lambda n: bool(_CALLER.fullmatch(n)), whole_line=lambda _: True
+        text,
+        _CALLER_HINT,
+        lambda n: bool(_CALLER.fullmatch(n)),
+        whole_line=lambda _: True,
     ):
         for match in _IN_HEADER.finditer(text, value.start, value.end):
             length = _foreign(match[0])
@@ -256,7 +306,11 @@ def _version_4(text: str) -> Iterator[Span]:
         before = text[max(0, match.start() - 24) : match.start()]
         if match[0] == _NOWHERE or _RELEASE.search(before) or not _foreign(match[0]):
             continue
-        if _INNER_V4.match(match[0]) or _PORT.match(text, match.end()) or _CALLED.search(before):
+        if (
+            _INNER_V4.match(match[0])
+            or _PORT.match(text, match.end())
+            or _CALLED.search(before)
+        ):
             yield match.span()
 
 
@@ -271,11 +325,14 @@ def _version_6(text: str) -> Iterator[Span]:
 
 
 def _foreign(shown: str) -> int:
-    """The length of the address of another machine that ``shown`` begins with; else 0."""
+    """The length of the address of another machine that ``shown`` begins with; else
+    0."""
     address = shown.rstrip(":.")
     host, colon, port = address.rpartition(":")
     # uvicorn writes an IPv6 caller without brackets: ::1:51234
-    for text in (host, address) if colon and port.isdigit() and len(port) > 1 else (address,):
+    for text in (
+        (host, address) if colon and port.isdigit() and len(port) > 1 else (address,)
+    ):
         try:
             parsed = ipaddress.ip_address(text.partition("%")[0])
         except ValueError:
@@ -293,18 +350,22 @@ _CARD: Final = re.compile(
     r"|3(?:0[0-5]|[68]\d)\d([ -]?)\d{6}\3\d{4})"
     r"(?![\w/-]|\.\d)"
 )
-"""Visa, MasterCard, Discover, UnionPay and JCB; American Express; Diners: ISO/IEC 7812."""
+"""Visa, MasterCard, Discover, UnionPay and JCB; American Express; Diners: ISO/IEC
+7812."""
 _PHONE: Final = re.compile(
     r"(?<![\w.+/-])(?:"
     r"(?:\+|00)[1-9]\d{0,2}[ .-]?(?:\(0?\d{1,4}\)[ .-]?)?\d{1,5}(?:[ ./-]?\d{2,5}){1,4}"
     r"|(?:\([2-9]\d\d\) ?|[2-9]\d\d[ .-])[2-9]\d\d[ .-]\d{4}"
     r"|0\d{2,4}[ /-]\d{3,4}[ -]?\d{3,5})(?![\w/-]|\.\d|:\d)"
 )
-_PHONE_HINT: Final = re.compile(r"phone|mobile|cell|fax|whatsapp|(?<![a-z])tel(?![a-z])")
+_PHONE_HINT: Final = re.compile(
+    r"phone|mobile|cell|fax|whatsapp|(?<![a-z])tel(?![a-z])"
+)
 _PHONE_NAME: Final = re.compile(
     r"(?:[A-Za-z0-9_.-]{0,40}?[_.-])?(?:(?:tele)?phone|mobile|cell|fax|whatsapp|tel)"
-    r"(?:[_-]?(?:no|nr|number))?", re.IGNORECASE,
-)  # fmt: skip
+    r"(?:[_-]?(?:no|nr|number))?",
+    re.IGNORECASE,
+)
 _DIGITS: Final = re.compile(r"\+?[\d ()./-]{6,24}")
 
 
@@ -326,7 +387,10 @@ def _phones(text: str) -> Iterator[Span]:
         if 8 <= sum(map(str.isdigit, match[0])) <= 15:
             yield match.span()
     for value in values(
-        text, _PHONE_HINT, lambda n: bool(_PHONE_NAME.fullmatch(n)), whole_line=lambda _: True
+        text,
+        _PHONE_HINT,
+        lambda n: bool(_PHONE_NAME.fullmatch(n)),
+        whole_line=lambda _: True,
     ):
         number = _DIGITS.match(text, value.start, value.end)
         if number and sum(map(str.isdigit, number[0])) >= 6:
@@ -335,7 +399,9 @@ def _phones(text: str) -> Iterator[Span]:
 
 # ------------------------------------------------------------------ folders and files
 
-_FOLDER_HINT: Final = re.compile(r"(?:home|cache|dir|path|root|folder|prefix|pwd|tmp)(?![a-z0-9])")
+_FOLDER_HINT: Final = re.compile(
+    r"(?:home|cache|dir|path|root|folder|prefix|pwd|tmp)(?![a-z0-9])"
+)
 _FOLDER: Final = re.compile(r"[A-Z][A-Z0-9_]*")
 _USUAL: Final = words_of("""
     usr bin sbin lib lib64 libexec etc proc sys dev run var opt tmp root mnt home data srv nix store
@@ -355,11 +421,15 @@ _ABSOLUTE: Final = re.compile(r"(?<![\w.~\]-])/[^\s:;,\"'\\]*")
 
 
 def _folders(text: str) -> Iterator[Span]:
-    """In a variable that holds paths, the folders that are named after somebody or something."""
+    """In a variable that holds paths, the folders that are named after somebody or
+    something."""
     if "/" not in text:
         return
     for value in values(
-        text, _FOLDER_HINT, lambda name: bool(_FOLDER.fullmatch(name)), whole_line=lambda _: True
+        text,
+        _FOLDER_HINT,
+        lambda name: bool(_FOLDER.fullmatch(name)),
+        whole_line=lambda _: True,
     ):
         shown = text[value.start : value.end]
         for path in _ABSOLUTE.finditer(shown):

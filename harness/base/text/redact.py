@@ -1,14 +1,16 @@
-"""One consistent mapping of what is private to placeholders, for everything a run writes.
+"""One consistent mapping of what is private to placeholders, for everything a run
+writes.
 
-What leaves is allowed, not what is forbidden removed: words, identifiers, numbers, versions, paths,
-frames and whatever is called a digest stay; any other opaque token goes (``text.opaque``). Beside
-that go what is named a secret (``text.named``, ``text.spoken``) or what a command takes as one
-(``text.commands``), however short, and what is private by its looks (``text.looks``); all of it in
-other encodings as well (``text.encoded``).
+What leaves is allowed, not what is forbidden removed: words, identifiers, numbers,
+versions, paths, frames and whatever is called a digest stay; any other opaque token
+goes (``text.opaque``). Beside that go what is named a secret (``text.named``,
+``text.spoken``) or what a command takes as one (``text.commands``), however short, and
+what is private by its looks (``text.looks``); all of it in other encodings as well
+(``text.encoded``).
 
-The same secret has the same placeholder everywhere (``[redacted:key-1]``), so that a reader can
-still see that two places hold the same value. What is evidence survives: SHA-256 digests, package
-hashes, git ids, mm_hash values, file names, token counts.
+The same secret has the same placeholder everywhere (``[redacted:key-1]``), so that a
+reader can still see that two places hold the same value. What is evidence survives:
+SHA-256 digests, package hashes, git ids, mm_hash values, file names, token counts.
 
 Time is linear in the text. Nothing here raises on any string.
 """
@@ -28,7 +30,13 @@ from urllib.parse import quote
 from mmrepro.base.text import encoded, looks, people
 from mmrepro.base.text.commands import handed, in_commands
 from mmrepro.base.text.named import HINT, Secrecy, Value, firm, kind_of, secrecy, values
-from mmrepro.base.text.opaque import DIGEST, Span, is_opaque, names_a_digest, opaque_spans
+from mmrepro.base.text.opaque import (
+    DIGEST,
+    Span,
+    is_opaque,
+    names_a_digest,
+    opaque_spans,
+)
 from mmrepro.base.text.sanitize import without_disguise
 from mmrepro.base.text.spoken import in_tables, spoken
 from pydantic import BaseModel
@@ -37,10 +45,12 @@ M = TypeVar("M", bound=BaseModel)
 
 _PLAIN: Final = frozenset({type(None), bool, int, float})
 _CLEAN: Final[dict[str, set[str]]] = {}
-"""By home: short texts of which nothing is private. A document is written again and again."""
+"""By home: short texts of which nothing is private. A document is written again and
+again."""
 
 PLACEHOLDER: Final = re.compile(r"\[redacted:[a-z]{1,20}-\d{1,9}\]")
-# Shorter registered secrets would redact ordinary words: a prompt "hi" is in every "while".
+# Shorter registered secrets would redact ordinary words: a prompt "hi" is in every
+# "while".
 MIN_SECRET: Final = 6
 MAX_CACHED: Final = 64 << 20
 """Characters of texts whose results are kept: long ones occur again and again."""
@@ -63,9 +73,12 @@ _BROKEN: Final = re.compile(
     r"(\\?\r?\n[ \t]{0,24})([A-Za-z0-9+/=_-]{6,256})"
 )
 _NO_SECRET: Final = re.compile(
-    r"none|null|true|false|nil|undefined|str|int|bool|any|optional|secretstr|string|\*+|\.{3}|x{3,}"
-    r"|\$\{\w{1,80}\}?|\$[A-Z_][A-Z0-9_]{0,80}|(?:self|cls|os|args|config|settings|kwargs|request)\..*"
-    r"|<[\w .-]{0,40}>|[(\[{]*<[\w. ]{1,80} at 0x[0-9a-f]+>.*|\d{1,4}(?:\.\d{1,4}){1,3}",
+    r"none|null|true|false|nil|undefined|str|int|bool|any|optional|secretstr|string|\*+"
+    r"|\.{3}|x{3,}"
+    r"|\$\{\w{1,80}\}?|\$[A-Z_][A-Z0-9_]{0,80}|(?:self|cls|os|args|config|settings"
+    r"|kwargs|request)\..*"
+    r"|<[\w .-]{0,40}>|[(\[{]*<[\w. ]{1,80} at 0x[0-9a-f]+>.*"
+    r"|\d{1,4}(?:\.\d{1,4}){1,3}",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -79,7 +92,8 @@ class Redactor:
 
     def __init__(self, home: Path | str | None = None) -> None:
         path = str(Path.home() if home is None else home).rstrip("/")
-        # Digests, not the secrets themselves: a mapping that leaks into a dump gives nothing away.
+        # Digests, not the secrets themselves: a mapping that leaks into a dump gives
+        # nothing away.
         self._placeholders: dict[bytes, str] = {}
         self._counts: dict[str, int] = {}
         self._registered: list[tuple[str, str]] = []
@@ -89,8 +103,9 @@ class Redactor:
         self._sizes: dict[str, int] = {}
         """Characters of what each placeholder stands for."""
         self._secrets: dict[str, str] = {}
-        """The last secrets that were found, and what stands for each: a text may spell one in other
-        ways. As in the cache of texts, they are kept no longer than this object."""
+        """The last secrets that were found, and what stands for each: a text may spell
+        one in other ways. As in the cache of texts, they are kept no longer than this
+        object."""
         self._walks = False
         self._clean = _CLEAN.setdefault(path, set())
         self._home = (
@@ -102,32 +117,40 @@ class Redactor:
     def add(self, secret: str, kind: str = "secret") -> str:
         """Register a secret that no pattern would know; returns its placeholder.
 
-        Also its forms as JSON, Python and URLs have it, and its beginning (prompts are logged cut).
-        Of fewer than ``MIN_SECRET`` characters: not registered, returns an empty string.
-        """
+        Also its forms as JSON, Python and URLs have it, and its beginning (prompts are
+        logged cut). Of fewer than ``MIN_SECRET`` characters: not registered, returns an
+        empty string."""
         if len(secret.strip()) < MIN_SECRET:
             return ""
         kind = re.sub(r"[^a-z]", "", kind.lower())[:20] or "secret"
         placeholder = self.placeholder(kind, secret)
         if len(secret) <= _LONGEST_SPELLED:
             self._remember(secret, placeholder)
-        forms = {secret, secret.strip()} | {secret[:n] for n in _HEADS if len(secret) > n}
+        forms = {secret, secret.strip()} | {
+            secret[:n] for n in _HEADS if len(secret) > n
+        }
         for form in list(forms):
-            forms |= {json.dumps(form)[1:-1], json.dumps(form, ensure_ascii=False)[1:-1]}
+            forms |= {
+                json.dumps(form)[1:-1],
+                json.dumps(form, ensure_ascii=False)[1:-1],
+            }
             forms |= {
                 repr(form)[1:-1],
                 without_disguise(form),
                 quote(form, safe="", errors="replace"),
             }
         known = {text for text, _ in self._registered}
-        self._registered += [(form, placeholder) for form in forms - known if form.strip()]
+        self._registered += [
+            (form, placeholder) for form in forms - known if form.strip()
+        ]
         self._registered.sort(key=lambda pair: (-len(pair[0]), pair))
         self._cache.clear()
         self._cached = 0
         return placeholder
 
     def reserve(self, text: str) -> None:
-        """Number new placeholders after those in ``text``: another mapping made them."""
+        """Number new placeholders after those in ``text``: another mapping made
+        them."""
         for match in PLACEHOLDER.finditer(text):
             kind, _, number = match[0][len("[redacted:") : -1].rpartition("-")
             self._counts[kind] = max(self._counts.get(kind, 0), int(number))
@@ -137,7 +160,8 @@ class Redactor:
         self._digests.update(digests)
 
     def redact(self, text: str) -> str:
-        """``text`` with everything private replaced. Idempotent; at most 8 MiB are kept."""
+        """``text`` with everything private replaced. Idempotent; at most 8 MiB are
+        kept."""
         return self._respelled(self._redacted(text))
 
     def _redacted(self, text: str) -> str:
@@ -151,7 +175,9 @@ class Redactor:
         result = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + _CUT
         seen = without_disguise(result)
         if seen != result and (shown := self._settled(seen)) != seen:
-            result = shown  # without its colours, since something private stands among them
+            result = (
+                shown  # without its colours, since something private stands among them
+            )
         result = self._settled(result)
         if result == text and len(text) <= 512 and not self._registered:
             if len(self._clean) < 50_000:
@@ -162,11 +188,12 @@ class Redactor:
         return result
 
     def redact_model(self, model: M) -> M:
-        """A copy of ``model`` with every string in it redacted, dictionary keys as well.
+        """A copy of ``model`` with every string in it redacted, dictionary keys as
+        well.
 
-        The value of a field or key whose name says that it is a secret (``api_key``), or that
-        follows such an option in a list (``--api-key``, …), is redacted whatever it looks like.
-        """
+        The value of a field or key whose name says that it is a secret (``api_key``),
+        or that follows such an option in a list (``--api-key``, …), is redacted
+        whatever it looks like."""
         outer, self._walks = self._walks, True
         try:
             made = self._model(model)
@@ -184,7 +211,8 @@ class Redactor:
     # -------------------------------------------------------------- steps
 
     def _settled(self, text: str) -> str:
-        # What is encoded goes first, whole: of "password=68 75" a rule would take the "68".
+        # What is encoded goes first, whole: of "password=68 75" a rule would take the
+        # "68".
         text = _outside(self._decoded, text)
         for _ in range(4):
             before = text = self._ruled(text, self._steps())
@@ -194,8 +222,8 @@ class Redactor:
         return text
 
     def _ruled(self, text: str, steps: Iterable[Callable[[str], str]]) -> str:
-        # A replacement changes the neighbourhood of what is next to it, so once more until
-        # nothing changes; two rounds in practice.
+        # A replacement changes the neighbourhood of what is next to it, so once more
+        # until nothing changes; two rounds in practice.
         steps = list(steps)
         for _ in range(8):
             before = text
@@ -255,12 +283,15 @@ class Redactor:
             yield from self._private_between(text[position:end], position)
             position = own.end() if own else end
 
-    def _private_between(self, text: str, offset: int) -> Iterator[tuple[int, int, str]]:
+    def _private_between(
+        self, text: str, offset: int
+    ) -> Iterator[tuple[int, int, str]]:
         """The same, of a text that has no placeholder yet."""
         ruled = self._ruled(text, self._rules())
         if ruled == text:
             return
-        # Where a placeholder stands is told by the lengths of what the others stand for.
+        # Where a placeholder stands is told by the lengths of what the others stand
+        # for.
         at = position = 0
         for match in PLACEHOLDER.finditer(ruled):
             at += match.start() - position
@@ -278,20 +309,29 @@ class Redactor:
     def _remember(self, secret: str, placeholder: str) -> None:
         """Look for spellings of ``secret`` from now on."""
         bare = secret.strip("\"'")
-        if encoded.LEAST_SECRET <= len(bare) <= _LONGEST_SPELLED and not PLACEHOLDER.search(bare):
+        if encoded.LEAST_SECRET <= len(
+            bare
+        ) <= _LONGEST_SPELLED and not PLACEHOLDER.search(bare):
             self._secrets[bare] = placeholder
             if len(self._secrets) > _MOST_KEPT:
                 del self._secrets[next(iter(self._secrets))]
 
     def _unknown(self, text: str) -> list[Span]:
         """Opaque tokens that are no digest that is known."""
-        return [span for span in opaque_spans(text) if text[slice(*span)] not in self._digests]
+        return [
+            span
+            for span in opaque_spans(text)
+            if text[slice(*span)] not in self._digests
+        ]
 
     def _known(self, text: str) -> str:
         for secret, placeholder in self._registered:
             if secret in text:
                 # Between placeholders only: a secret "redacted" must not break them.
-                text = _outside(lambda t, s=secret, p=placeholder: t.replace(s, p), text)  # type: ignore[misc]
+                replaced = functools.partial(
+                    _secret_replaced, secret=secret, placeholder=placeholder
+                )
+                text = _outside(replaced, text)
         return text
 
     def _second(self, kind: str) -> Callable[[re.Match[str]], str]:
@@ -303,13 +343,19 @@ class Redactor:
             return match[1] + self.placeholder("password", user)
         shown = self.placeholder("user", user) if user else ""
         return (
-            match[1] + shown + colon + (self.placeholder("password", password) if password else "")
+            match[1]
+            + shown
+            + colon
+            + (self.placeholder("password", password) if password else "")
         )
 
     def _named(self, text: str) -> str:
-        found = values(text, HINT, lambda name: secrecy(name) > 0, whole_line=_to_the_end)
+        found = values(
+            text, HINT, lambda name: secrecy(name) > 0, whole_line=_to_the_end
+        )
         return _replaced(
-            text, ((v.start, v.end, self._hidden(v, text[v.start : v.end])) for v in found)
+            text,
+            ((v.start, v.end, self._hidden(v, text[v.start : v.end])) for v in found),
         )
 
     def _spoken(self, text: str) -> str:
@@ -341,10 +387,16 @@ class Redactor:
     def _token_ids(self, match: re.Match[str]) -> str:
         name, separator, ids = match.groups()
         inside = ids.rstrip("], \t")
-        return f"{name}{separator}{self.placeholder('tokens', inside)}{ids[len(inside) :]}"
+        return (
+            f"{name}{separator}{self.placeholder('tokens', inside)}{ids[len(inside) :]}"
+        )
 
     def _base64(self, match: re.Match[str]) -> str:
-        return self.placeholder("base64", match[0]) if looks.is_base64(match[0]) else match[0]
+        return (
+            self.placeholder("base64", match[0])
+            if looks.is_base64(match[0])
+            else match[0]
+        )
 
     def _home_paths(self, text: str) -> str:
         if self._home is not None:
@@ -354,7 +406,9 @@ class Redactor:
     def _people(self, text: str) -> str:
         """What belongs to a person, and machines that are not this one."""
         found = people.private(text)
-        return _replaced(text, ((a, b, self.placeholder(kind, text[a:b])) for a, b, kind in found))
+        return _replaced(
+            text, ((a, b, self.placeholder(kind, text[a:b])) for a, b, kind in found)
+        )
 
     def _broken(self, match: re.Match[str]) -> str:
         """A token that is only one with what stands on the next line."""
@@ -362,7 +416,9 @@ class Redactor:
         joint = len(head)
         if DIGEST.fullmatch(head) or DIGEST.fullmatch(tail):
             return match[0]
-        if not any(begin + 4 <= joint <= end - 4 for begin, end in opaque_spans(head + tail)):
+        if not any(
+            begin + 4 <= joint <= end - 4 for begin, end in opaque_spans(head + tail)
+        ):
             return match[0]
         return self.placeholder("opaque", head) + gap + self.placeholder("opaque", tail)
 
@@ -371,7 +427,10 @@ class Redactor:
         if "\n" not in text:
             return text
         return _WRAPPED.sub(
-            lambda m: m[1] + self.placeholder("opaque", m[2]) if _is_rest(m[2]) else m[0], text
+            lambda m: (
+                m[1] + self.placeholder("opaque", m[2]) if _is_rest(m[2]) else m[0]
+            ),
+            text,
         )
 
     # -------------------------------------------------------------- mapping and models
@@ -382,7 +441,9 @@ class Redactor:
         known = self._placeholders.get(digest)
         if known is None:
             self._counts[kind] = self._counts.get(kind, 0) + 1
-            known = self._placeholders[digest] = f"[redacted:{kind}-{self._counts[kind]}]"
+            known = self._placeholders[digest] = (
+                f"[redacted:{kind}-{self._counts[kind]}]"
+            )
             self._sizes[known] = len(secret)
         if kind in _SPELLED:
             self._remember(secret, known)
@@ -390,7 +451,9 @@ class Redactor:
 
     def hide(self, kind: str, text: str, spans: Iterable[Span]) -> str:
         """``text`` with placeholders at ``spans``, which come in order."""
-        return _replaced(text, ((*s, self.placeholder(kind, text[slice(*s)])) for s in spans))
+        return _replaced(
+            text, ((*s, self.placeholder(kind, text[slice(*s)])) for s in spans)
+        )
 
     def _model(self, model: M) -> M:
         changes: dict[str, Any] = {}
@@ -404,7 +467,8 @@ class Redactor:
         return model.model_copy(update=changes) if changes else model
 
     def redact_value(self, value: Any, name: str = "") -> Any:
-        """``value`` with every string in it redacted, however deep; ``name``: what it is called.
+        """``value`` with every string in it redacted, however deep; ``name``: what it
+        is called.
 
         Where nothing in it changes, it is ``value`` itself.
         """
@@ -420,7 +484,8 @@ class Redactor:
                 for k, v in value.items()
             ]
             same = all(
-                a is c and b is d for (a, b), (c, d) in zip(pairs, value.items(), strict=True)
+                a is c and b is d
+                for (a, b), (c, d) in zip(pairs, value.items(), strict=True)
             )
             return value if same else dict(pairs)
         if isinstance(value, (list, tuple, set, frozenset)):
@@ -433,10 +498,14 @@ class Redactor:
     def _items(self, items: list[Any], name: str) -> Iterator[Any]:
         """Of a list: an option names what follows it, a header's name its value."""
         told = name
-        pair = len(items) == 2 and isinstance(items[0], str) and names_a_secret(items[0])
+        pair = (
+            len(items) == 2 and isinstance(items[0], str) and names_a_secret(items[0])
+        )
         for number, item in enumerate(items):
             option = isinstance(item, str) and item.startswith("-")
-            yield self.redact_value(item, items[0] if pair and number else name if option else told)
+            yield self.redact_value(
+                item, items[0] if pair and number else name if option else told
+            )
             if option:
                 told = item
             elif not told.lower().endswith(("key", "keys")):  # vLLM takes several keys
@@ -474,7 +543,8 @@ class _Listing(Redactor):
 
 
 class _Respelling(Redactor):
-    """Puts placeholders in the place of other spellings of secrets that are known, and no more."""
+    """Puts placeholders in the place of other spellings of secrets that are known, and
+    no more."""
 
     def __init__(self, secrets: dict[str, str]) -> None:
         super().__init__(home="/")
@@ -501,18 +571,24 @@ def names_a_secret(name: str) -> bool:
 
 
 def _is_digest(text: str) -> bool:
-    """Digits alone are a number, of a card for example; bytes that can be read are a text."""
+    """Digits alone are a number, of a card for example; bytes that can be read are a
+    text."""
     if DIGEST.fullmatch(text) is None or text.isdecimal():
         return False
     return not encoded.is_readable(text.strip("\"'"))
 
 
 def _called(key: Any, beside: dict[Any, Any]) -> str:
-    """What a value is called: by its key, or by what stands beside it as in Kubernetes."""
+    """What a value is called: by its key, or by what stands beside it as in
+    Kubernetes."""
     label = beside.get("name", beside.get("key"))
     if key in ("value", "Value") and isinstance(label, str):
         return label
     return key if isinstance(key, str) else ""
+
+
+def _secret_replaced(text: str, *, secret: str, placeholder: str) -> str:
+    return text.replace(secret, placeholder)
 
 
 def _outside(step: Callable[[str], str], text: str) -> str:
@@ -529,7 +605,9 @@ def _outside(step: Callable[[str], str], text: str) -> str:
 def _without(text: str, secrets: dict[str, str]) -> str:
     """``text`` without other spellings of ``secrets``."""
     found = encoded.spelled(text, secrets)
-    return _replaced(text, ((start, end, secrets[secret]) for start, end, secret in found))
+    return _replaced(
+        text, ((start, end, secrets[secret]) for start, end, secret in found)
+    )
 
 
 def _replaced(text: str, pieces: Iterable[tuple[int, int, str]]) -> str:
@@ -556,13 +634,17 @@ def _is_rest(fragment: str) -> bool:
     """The end of a token, told from a word, a number and a date."""
     if is_opaque(fragment):
         return True
-    letters, digits = any(c.isalpha() for c in fragment), any(c.isdigit() for c in fragment)
+    letters, digits = (
+        any(c.isalpha() for c in fragment),
+        any(c.isdigit() for c in fragment),
+    )
     mixed = fragment != fragment.lower() and fragment[1:] != fragment[1:].lower()
     return letters and (digits or (mixed and fragment != fragment.upper()))
 
 
 def _may_be_secret(name: str, value: str, *, assigned: bool) -> bool:
-    """False for ``api_key=None``, for token ids and for prose such as ``token: expected``.
+    """False for ``api_key=None``, for token ids and for prose such as ``token:
+    expected``.
 
     Args:
         assigned: by a sign that prose has not: quotes or ``=``.

@@ -1,9 +1,10 @@
-"""Text from another process, made safe to show: terminal codes out, control characters visible.
+"""Text from another process, made safe to show: terminal codes out, control characters
+visible.
 
-Logs, stacks and responses may hold colour codes, window-title sequences, NUL bytes or characters
-that reverse the reading direction. ``plain`` is applied to every such text before it reaches a
-terminal, Markdown, HTML or XML; escaping for those formats comes after it and is theirs.
-"""
+Logs, stacks and responses may hold colour codes, window-title sequences, NUL bytes or
+characters that reverse the reading direction. ``plain`` is applied to every such text
+before it reaches a terminal, Markdown, HTML or XML; escaping for those formats comes
+after it and is theirs."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import quote, quote_plus
 
-# ECMA-48 control sequences. The bounds keep an unterminated sequence from swallowing a log.
+# ECMA-48 control sequences. The bounds keep an unterminated sequence from swallowing a
+# log.
 _TERMINAL: Final = re.compile(
     r"""
       (?:\x1b\[|\x9b) [0-?]{0,64} [\ -/]{0,16} [@-~]           # CSI: colours, cursor
@@ -38,10 +40,11 @@ _VISIBLE: Final[dict[int, str]] = (
 
 
 def plain(text: str) -> str:
-    """``text`` without terminal sequences; other control and direction characters made visible.
+    """``text`` without terminal sequences; other control and direction characters made
+    visible.
 
-    Keeps tabs and newlines. The result can be encoded as UTF-8 and written into XML 1.0.
-    """
+    Keeps tabs and newlines. The result can be encoded as UTF-8 and written into XML
+    1.0."""
     if text.isascii() and text.isprintable():
         return text
     text = _TERMINAL.sub("", text.replace("\r\n", "\n"))
@@ -50,14 +53,15 @@ def plain(text: str) -> str:
 
 # Colours and cursor movements, also as Python, JSON and shells print them.
 _COLOURS: Final = re.compile(
-    r"(?:\x1b|\\{1,15}(?:x1b|u001b|0?33|e))(?:\[[0-9;:?]{0,32}[A-Za-z]|[()][A-Z0-9])", re.IGNORECASE
+    r"(?:\x1b|\\{1,15}(?:x1b|u001b|0?33|e))(?:\[[0-9;:?]{0,32}[A-Za-z]|[()][A-Z0-9])",
+    re.IGNORECASE,
 )
 _UNSEEN: Final = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]")
 
 
 def without_disguise(text: str) -> str:
-    """``text`` without what no reader sees, and what would hide one word from a pattern: colours,
-    also those printed as escapes, and characters without width."""
+    """``text`` without what no reader sees, and what would hide one word from a
+    pattern: colours, also those printed as escapes, and characters without width."""
     if "\x1b" in text or "\\" in text:
         text = _COLOURS.sub("", text)
     return text if text.isascii() else _UNSEEN.sub("", text)
@@ -74,7 +78,7 @@ def one_line(text: str, limit: int = 500) -> str:
     return clip(" ".join(plain(text[: limit * 8]).split()), limit)
 
 
-# ------------------------------------------------------------------ what was sent as a secret
+# ------------------------------------------------------------ what was sent as a secret
 
 Mask = Callable[[bytes], bytes]
 
@@ -84,15 +88,20 @@ def unmasked(data: bytes) -> bytes:
 
 
 def mask_of(placeholders: Mapping[str, str]) -> Mask:
-    """Replaces each secret by its placeholder: as it is, and as JSON, URLs and Python write it, in
-    any case. For files that are too large, or too raw, for a ``Redactor``."""
+    """Replaces each secret by its placeholder: as it is, and as JSON, URLs and Python
+    write it, in any case. For files that are too large, or too raw, for a
+    ``Redactor``."""
     forms: dict[bytes, bytes] = {}
     for secret, placeholder in placeholders.items():
         written = {secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]}
         written |= {quote(secret, safe=""), quote_plus(secret)}
-        forms |= {form.encode().lower(): placeholder.encode() for form in written if form}
+        forms |= {
+            form.encode().lower(): placeholder.encode() for form in written if form
+        }
     if not forms:
         return unmasked
     longest_first = sorted(forms, key=len, reverse=True)
-    found = re.compile(b"|".join(re.escape(form) for form in longest_first), re.IGNORECASE)
+    found = re.compile(
+        b"|".join(re.escape(form) for form in longest_first), re.IGNORECASE
+    )
     return lambda data: found.sub(lambda match: forms[match[0].lower()], data)

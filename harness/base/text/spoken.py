@@ -1,10 +1,9 @@
 """A secret's name and its value with words, blanks or a table between them.
 
-``HF_TOKEN is set to …``, ``set -gx HF_TOKEN …``, ``aws configure set aws_secret_access_key …``,
-aligned columns, and tables whose heading has the name (CSV, TSV, Markdown). What stands between the
-two is weaker than ``=``: where it is only a blank, or where the name is a word of prose, a value
-must look like no word.
-"""
+``HF_TOKEN is set to …``, ``set -gx HF_TOKEN …``, ``aws configure set
+aws_secret_access_key …``, aligned columns, and tables whose heading has the name (CSV,
+TSV, Markdown). What stands between the two is weaker than ``=``: where it is only a
+blank, or where the name is a word of prose, a value must look like no word."""
 
 from __future__ import annotations
 
@@ -13,7 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from mmrepro.base.text.named import HINT, Secrecy, hits, joints, name_around, secrecy, words_of
+from mmrepro.base.text.named import (
+    HINT,
+    Secrecy,
+    hits,
+    joints,
+    name_around,
+    secrecy,
+    words_of,
+)
 from mmrepro.base.text.opaque import Span
 
 Told = tuple[int, int, str]
@@ -30,7 +37,8 @@ _VALUE: Final = re.compile(
 )
 _AFTER_NAME: Final = r"""(?:\\{0,7}["'`\])]{0,3})(?:[ ]?[(\[][a-z ,-]{1,24}[)\]])?"""
 _SET: Final = (
-    r"(?:set|changed?|updated?|reset|rotated|assigned|equal|configured|given|exported|defined"
+    r"(?:set|changed?|updated?|reset|rotated|assigned|equal|configured|given|exported"
+    r"|defined"
     r"|hard-?coded)"
 )
 _SURELY: Final = re.compile(
@@ -80,7 +88,9 @@ _FIRST: Final = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 """``use VALUE as NAME``."""
-_COMMAND_END: Final = re.compile(r"""["'`]?[ \t]*(?:/[Mm]\b|--?\w|[;&|#)"'`\\]|[\r\n]|\Z)""")
+_COMMAND_END: Final = re.compile(
+    r"""["'`]?[ \t]*(?:/[Mm]\b|--?\w|[;&|#)"'`\\]|[\r\n]|\Z)"""
+)
 _FILE_LINE: Final = re.compile(r"[ \t]*(?:[\w-]{1,40}\.){0,8}")
 _FILE_END: Final = re.compile(r"""["']?[ \t]*(?:[\r\n]|\Z)""")
 """``requirepass VALUE``: a line of a file that has neither signs nor quotes."""
@@ -128,7 +138,8 @@ _OF_PROSE: Final = re.compile(
 
 
 def spoken(text: str) -> Iterator[Told]:
-    """The values of names that say secret, where neither sign nor quotes join the two; in order."""
+    """The values of names that say secret, where neither sign nor quotes join the two;
+    in order."""
     position = 0
     for hit_start, hit_end in hits(text, HINT):
         if hit_start < position:
@@ -170,7 +181,14 @@ def _value(text: str, start: int, end: int, name: str) -> Span | None:
     before = text[max(0, start - _LINE) : start].rpartition("\n")[2]
     compound = _is_compound(name) or before.endswith((".", ":", "/"))
     named = NamePlace(text, start, end, before, compound and bool(name))
-    for rule in (_tagged, _in_column, _after_words, _set_by_command, _likely, _before_name):
+    for rule in (
+        _tagged,
+        _in_column,
+        _after_words,
+        _set_by_command,
+        _likely,
+        _before_name,
+    ):
         if (value := rule(named)) is not None:
             return value
     return None
@@ -199,7 +217,9 @@ def _after_words(named: NamePlace) -> Span | None:
     value = _VALUE.match(named.text, joint.end()) if joint else None
     if value is None or not _may_be(value[1]):
         return None
-    return _trimmed(value) if named.compound or _looks(value[1], compound=False) else None
+    return (
+        _trimmed(value) if named.compound or _looks(value[1], compound=False) else None
+    )
 
 
 def _set_by_command(named: NamePlace) -> Span | None:
@@ -223,7 +243,11 @@ def _likely(named: NamePlace) -> Span | None:
     joint = _MAYBE.match(named.text, named.end)
     # A colon and a sign of equality alone have rules of their own.
     sign = joint[0].strip("\"' ") if joint else ":"
-    if joint is None or sign in (":", "=") or (sign in ("", ",") and not named.compound):
+    if (
+        joint is None
+        or sign in (":", "=")
+        or (sign in ("", ",") and not named.compound)
+    ):
         return None
     value = _VALUE.match(named.text, joint.end())
     if value is None or not _looks(value[1].rstrip(".!?"), compound=named.compound):
@@ -259,7 +283,8 @@ def _may_be(value: str) -> bool:
 
 
 def _looks(value: str, *, compound: bool) -> bool:
-    """Whether a value is no word, number or name: letters with digits, signs or humps in them."""
+    """Whether a value is no word, number or name: letters with digits, signs or humps
+    in them."""
     if not _may_be(value) or _NOT_LIKE.fullmatch(value):
         return False
     if not compound and _OF_PROSE.fullmatch(value):
@@ -284,7 +309,8 @@ _LONGEST_ROW: Final = 4096
 
 
 def in_tables(text: str) -> Iterator[Told]:
-    """Cells below a heading that says secret, and cells beside one in a table of two columns."""
+    """Cells below a heading that says secret, and cells beside one in a table of two
+    columns."""
     position = 0
     for hit_start, hit_end in hits(text, HINT):
         if hit_start < position:
@@ -444,7 +470,10 @@ def _aligned(text: str, start: int, end: int) -> tuple[list[Told], int]:
     told: list[Told] = []
     position = end
     for begin, stop in _rows(text, end) if wanted else ():
-        cells = [m.span() for m in _ALIGNED.finditer(text, begin, min(stop, begin + _LONGEST_ROW))]
+        cells = [
+            m.span()
+            for m in _ALIGNED.finditer(text, begin, min(stop, begin + _LONGEST_ROW))
+        ]
         below = [cell for cell in cells if cell[0] - begin in offsets]
         if len(cells) < 2 or not below:
             break

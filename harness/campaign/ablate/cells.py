@@ -1,4 +1,5 @@
-"""What is known of a cell: its state by its runs, by the cache, and by the incident of a run."""
+"""What is known of a cell: its state by its runs, by the cache, and by the incident of
+a run."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Stored(Record):
 
 
 class CellStore:
-    """The cells of one scenario on one release and device, below ``ablate/`` in the cache."""
+    """The cells of one scenario on one release and device, below ``ablate/`` in the
+    cache."""
 
     def __init__(self, scenario: str, engine: str, release: str, device: str) -> None:
         self.engine = engine
@@ -59,17 +61,24 @@ class CellStore:
 
     def write(self, run: CellRun, parts: dict[str, str]) -> None:
         """Keep ``run``; a disk that cannot take it costs only the reuse."""
-        text = Stored(engine=self.engine, parts=parts, run=run).model_dump_json(indent=1)
+        text = Stored(engine=self.engine, parts=parts, run=run).model_dump_json(
+            indent=1
+        )
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_file(self._path(run.key), text + "\n")
 
     def estimate(self) -> tuple[float, str]:
-        """Seconds that a run takes, by the median of those measured here; and what that is."""
+        """Seconds that a run takes, by the median of those measured here; and what that
+        is."""
         own = _seconds(self.folder, self.engine)
         if own:
-            return statistics.median(own), f"median of {len(own)} measured runs of this scenario"
-        others = [s for folder in _folders(self.root) for s in _seconds(folder, self.engine)]
+            return statistics.median(
+                own
+            ), f"median of {len(own)} measured runs of this scenario"
+        others = [
+            s for folder in _folders(self.root) for s in _seconds(folder, self.engine)
+        ]
         if others:
             what = f"measured runs of other scenarios of {self.engine}"
             return statistics.median(others), f"median of {len(others)} {what}"
@@ -152,7 +161,11 @@ def cell_key(key: str, number: int) -> str:
 
 
 def cell_run(
-    scenario: Scenario, attempt: Attempt, incident: Incident | None, number: int, folder: Path
+    scenario: Scenario,
+    attempt: Attempt,
+    incident: Incident | None,
+    number: int,
+    folder: Path,
 ) -> CellRun:
     """What run ``number`` of a cell shows.
 
@@ -171,7 +184,10 @@ def cell_run(
     )
     if incident is None:
         return run
-    symptom, cause = _part(incident, "symptom"), Finding.unknown("no verdict was reached")
+    symptom, cause = (
+        _part(incident, "symptom"),
+        Finding.unknown("no verdict was reached"),
+    )
     if incident.verdict is not None:
         cause = _cause(scenario, incident, symptom)
     update = {
@@ -196,7 +212,8 @@ def error_of(attempt: Attempt, incident: Incident | None) -> MmreproError:
 
 
 def _cause(scenario: Scenario, incident: Incident, symptom: Finding) -> Finding:
-    """With the symptom, the conditions of the cause; without it, what the scenario can still see.
+    """With the symptom, the conditions of the cause; without it, what the scenario can
+    still see.
 
     A scenario whose check crashes knows nothing: the cause is unknown, never gone.
     """
@@ -218,5 +235,11 @@ def _part(incident: Incident, part: Part) -> Finding:
 
 
 def _without_effect(incident: Incident) -> str:
-    flips = [c for c in incident.verdict.conditions if c.part == "flip"] if incident.verdict else []
-    return "; ".join(f"{c.statement}: {c.observed}" for c in flips if c.truth is not Truth.MET)
+    flips = (
+        [c for c in incident.verdict.conditions if c.part == "flip"]
+        if incident.verdict
+        else []
+    )
+    return "; ".join(
+        f"{c.statement}: {c.observed}" for c in flips if c.truth is not Truth.MET
+    )

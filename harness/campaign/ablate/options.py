@@ -15,7 +15,8 @@ from mmrepro.scenario import Factor, Scenario
 
 @dataclass(frozen=True)
 class AblateCommand(SeveralRuns):
-    """Options of ``mmrepro ablate``; its ``run`` gets ``flips`` and ``out`` for each cell."""
+    """Options of ``mmrepro ablate``; its ``run`` gets ``flips`` and ``out`` for each
+    cell."""
 
     COMMAND: ClassVar[str] = "ablate"
     release: str = common.RELEASE("")
@@ -30,17 +31,25 @@ class AblateCommand(SeveralRuns):
     )
     """Empty: all that the scenario declares."""
     repeat: int = common.REPEAT(1, help="Number of runs of each cell.")
-    threshold: int = option(1, "Failing runs that make a cell fail.", "N", least=1, most=1000)
+    threshold: int = option(
+        1, "Failing runs that make a cell fail.", "N", least=1, most=1000
+    )
     fresh: bool = common.FRESH(False)
     out: Path | None = common.OUT(
-        None, help="Folder of the results; name it again to continue.", shown="ablations/…"
+        None,
+        help="Folder of the results; name it again to continue.",
+        shown="ablations/…",
     )
 
     def chosen(self, scenario: Scenario) -> tuple[Factor, ...]:
-        """The factors, in the order in which the scenario declares them. Raises UsageError."""
+        """The factors, in the order in which the scenario declares them. Raises
+        UsageError."""
         if not scenario.factors:
             raise UsageError(
-                f"Scenario {scenario.full_name} declares no factors: there is nothing to ablate.",
+                (
+                    f"Scenario {scenario.full_name} declares no factors: there is "
+                    "nothing to ablate."
+                ),
                 hint="mmrepro list",
             )
         if self.threshold > self.repeat:

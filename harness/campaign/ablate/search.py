@@ -1,8 +1,7 @@
 """What runs show, what to flip next, and what follows from it. Pure functions.
 
-The oracle that gives cells' states may be anything: runs of a real engine, the cache alone, a
-made-up function in a test.
-"""
+The oracle that gives cells' states may be anything: runs of a real engine, the cache
+alone, a made-up function in a test."""
 
 from __future__ import annotations
 
@@ -11,16 +10,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from mmrepro.failure.documents.searches import CellRun, CellState, Conclusion, FactorClass, Role
+from mmrepro.failure.documents.searches import (
+    CellRun,
+    CellState,
+    Conclusion,
+    FactorClass,
+    Role,
+)
 from mmrepro.failure.signature import Outcome, Truth
 
 
 def state_of_run(run: CellRun) -> CellState:
-    """An unknown cause is not a cause that is gone: it leaves a run without symptom undecided.
+    """An unknown cause is not a cause that is gone: it leaves a run without symptom
+    undecided.
 
-    A run without the symptom may be inconclusive for the scenario, because the trigger did not
-    come as far as it must. Such a run shows no workaround, but its observation of the cause counts.
-    """
+    A run without the symptom may be inconclusive for the scenario, because the trigger
+    did not come as far as it must. Such a run shows no workaround, but its observation
+    of the cause counts."""
     if run.outcome is None:
         return CellState.LOST
     if run.without_effect:
@@ -43,10 +49,9 @@ def state_of_cell(
 ) -> tuple[CellState, str]:
     """The state of a cell, and why.
 
-    ``threshold`` failing runs of ``repeat`` make it fail. Below that, one failing run is enough to
-    say that it is no cure. Every run has to show a cure for a cell to be one; one that shows the
-    hidden cause makes it hidden.
-    """
+    ``threshold`` failing runs of ``repeat`` make it fail. Below that, one failing run
+    is enough to say that it is no cure. Every run has to show a cure for a cell to be
+    one; one that shows the hidden cause makes it hidden."""
     count = Counter(states)
     fails, done = count[CellState.FAILS], len(states)
     said = ", ".join(f"{number} × {state}" for state, number in count.most_common())
@@ -86,10 +91,12 @@ T = TypeVar("T")
 def ddmin(items: Sequence[T], holds: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
     """A subset of ``items``, in their order, for which ``holds`` and that is 1-minimal.
 
-    1-minimal: ``holds`` was asked of the result without each one of its items and denied it (but
-    for a result of one item, whose remainder is empty and never asked). ``holds`` may be any
-    function: where it is not monotone, the result is 1-minimal all the same, though a smaller set
-    that does it may exist. At most ``bound(len(items))`` questions, repetitions included.
+    1-minimal: ``holds`` was asked of the result without each one of its items and
+    denied it (but for a result of one item, whose remainder is empty and never asked).
+    ``holds`` may be any
+    function: where it is not monotone, the result is 1-minimal all the same, though a
+    smaller set that does it may exist. At most ``bound(len(items))`` questions,
+    repetitions included.
 
     Args:
         holds: must be true of ``items`` as a whole; that is not asked again.
@@ -103,7 +110,9 @@ def ddmin(items: Sequence[T], holds: Callable[[tuple[T, ...]], bool]) -> tuple[T
             current, parts = smaller, 2
             continue
         # With two parts the complements are the parts themselves.
-        complements = [_without(current, chunk) for chunk in chunks] if parts > 2 else []
+        complements = (
+            [_without(current, chunk) for chunk in chunks] if parts > 2 else []
+        )
         smaller = next((rest for rest in complements if holds(rest)), None)
         if smaller is not None:
             current, parts = smaller, max(parts - 1, 2)
@@ -136,8 +145,8 @@ def _without(items: tuple[T, ...], removed: tuple[T, ...]) -> tuple[T, ...]:
 
 Flips = tuple[str, ...]
 Oracle = Callable[[Sequence[Flips], Role], Sequence[CellState]]
-"""States of the cells with exactly these flips, which do not depend on each other. It is asked once
-for each cell."""
+"""States of the cells with exactly these flips, which do not depend on each other. It
+is asked once for each cell."""
 
 NOT_CURED = (CellState.FAILS, CellState.HIDDEN)
 """States that show that a set of flips is no cure."""
@@ -208,10 +217,11 @@ def search(names: Sequence[str], oracle: Oracle) -> Search:
     """The one-at-a-time table, then combinations, then the smallest cures.
 
     1. The baseline has to fail; else there is nothing to find.
-    2. Each factor is flipped alone. One that hides the failure would mask whatever it is combined
-       with, and one whose run showed nothing clear would spoil it: neither goes any further.
-    3. All that are left are flipped together, and so are those that cure nothing alone: do they
-       cure without the ones that do?
+    2. Each factor is flipped alone. One that hides the failure would mask whatever it
+       is combined with, and one whose run showed nothing clear would spoil it: neither
+       goes any further.
+    3. All that are left are flipped together, and so are those that cure nothing alone:
+       do they cure without the ones that do?
     4. Where only a combination cures, ddmin finds a smallest one.
     """
     memory = _Memory(names, oracle)
@@ -222,19 +232,28 @@ def search(names: Sequence[str], oracle: Oracle) -> Search:
             f"the baseline does not fail ({baseline}): there is nothing to ablate",
             asked=memory.states,
         )
-        unknown = Judged(FactorClass.INCONCLUSIVE, None, None, "the baseline does not fail")
+        unknown = Judged(
+            FactorClass.INCONCLUSIVE, None, None, "the baseline does not fail"
+        )
         found.factors = dict.fromkeys(names, unknown)
         return found
-    alone = dict(zip(names, memory.ask([(name,) for name in names], "alone"), strict=True))
+    alone = dict(
+        zip(names, memory.ask([(name,) for name in names], "alone"), strict=True)
+    )
     usable = [n for n in names if alone[n] in (CellState.FAILS, CellState.CURED)]
     singles = [n for n in usable if alone[n] is CellState.CURED]
     rest = [n for n in usable if n not in singles]
     memory.ask([some for some in (usable, rest) if len(some) > 1], "together")
-    cures = [FoundCure((n,), True, "toggled alone, it works around the failure") for n in singles]
+    cures = [
+        FoundCure((n,), True, "toggled alone, it works around the failure")
+        for n in singles
+    ]
     if len(rest) > 1 and memory.states[frozenset(rest)] is CellState.CURED:
         cures.append(_minimised(rest, memory))
         if not singles:  # could anything else cure without one of these?
-            memory.ask([[n for n in usable if n != name] for name in cures[-1].flips], "search")
+            memory.ask(
+                [[n for n in usable if n != name] for name in cures[-1].flips], "search"
+            )
     conclusion, explanation = _concluded(names, cures, alone, usable, memory)
     return Search(
         conclusion,
@@ -251,10 +270,14 @@ def _minimised(items: Sequence[str], memory: _Memory) -> FoundCure:
     smaller = [tuple(n for n in flips if n != left) for left in flips]
     states = [memory.states.get(frozenset(s)) for s in smaller]
     if all(state in NOT_CURED for state in states):
-        return FoundCure(flips, True, "together they are a workaround, and none can be left out")
+        return FoundCure(
+            flips, True, "together they are a workaround, and none can be left out"
+        )
     unclear = ", ".join(sorted({str(s) for s in states if s not in NOT_CURED}))
     return FoundCure(
-        flips, None, f"together a workaround; it is not known whether all are needed ({unclear})"
+        flips,
+        None,
+        f"together a workaround; it is not known whether all are needed ({unclear})",
     )
 
 
@@ -269,7 +292,9 @@ def _judged(
     if state is CellState.CURED:
         needed, why = _needed(name, singles, usable, memory)
         chosen = FactorClass.NECESSARY if needed else FactorClass.SUFFICIENT
-        return Judged(chosen, True, needed, f"toggled alone, it works around the failure; {why}")
+        return Judged(
+            chosen, True, needed, f"toggled alone, it works around the failure; {why}"
+        )
     if state in PLAIN:
         return PLAIN[state]
     if state is not CellState.FAILS:
@@ -277,20 +302,29 @@ def _judged(
     member = next((c for c in cures if name in c.flips), None)
     if member is not None:
         others = ", ".join(n for n in member.flips if n != name)
-        why = f"toggled alone, it changes nothing; it is a workaround together with {others}"
+        why = (
+            "toggled alone, it changes nothing; it is a workaround together with "
+            f"{others}"
+        )
         needed = False if singles else _none_without(name, usable, memory)
         if needed:
             why += ", and no workaround here does without it"
         return Judged(FactorClass.CONTRIBUTES, False, needed, why)
     return Judged(
-        FactorClass.IRRELEVANT, False, False, "toggled alone, nothing changes; no workaround has it"
+        FactorClass.IRRELEVANT,
+        False,
+        False,
+        "toggled alone, nothing changes; no workaround has it",
     )
 
 
 def _none_without(name: str, usable: Sequence[str], memory: _Memory) -> bool | None:
     """Whether nothing cures with ``name`` as it is in the baseline; None: not known."""
     rest = frozenset(n for n in usable if n != name)
-    if any(state is CellState.CURED and name not in cell for cell, state in memory.states.items()):
+    if any(
+        state is CellState.CURED and name not in cell
+        for cell, state in memory.states.items()
+    ):
         return False
     return True if memory.states[rest] in NOT_CURED else None
 
@@ -306,14 +340,26 @@ def _needed(
     rest = [n for n in usable if n != name]
     needed = _none_without(name, usable, memory)
     if not rest:
-        return needed, "the failure needs its failing setting: there is no other workaround here"
+        return (
+            needed,
+            "the failure needs its failing setting: there is no other workaround here",
+        )
     state = memory.states[frozenset(rest)]
     together = f"all other usable factors toggled ({', '.join(rest)})"
     if needed is None:
-        return None, f"whether there is another workaround is not known: with {together}, {state}"
+        return (
+            None,
+            (
+                f"whether there is another workaround is not known: with {together}, "
+                f"{state}"
+            ),
+        )
     if not needed:
         return False, "but there are workarounds without it"
-    return True, f"the failure needs its failing setting: with {together}, {_still(state)}"
+    return (
+        True,
+        f"the failure needs its failing setting: with {together}, {_still(state)}",
+    )
 
 
 def _still(state: CellState) -> str:
@@ -340,5 +386,8 @@ def _concluded(
     together = memory.states.get(frozenset(usable))
     if unclear or (together is not None and together not in NOT_CURED):
         what = ", ".join(unclear) or "all of them together"
-        return Conclusion.INCONCLUSIVE, f"no workaround was found, and nothing is known of: {what}"
+        return (
+            Conclusion.INCONCLUSIVE,
+            f"no workaround was found, and nothing is known of: {what}",
+        )
     return Conclusion.NO_CURE, "no factor is a workaround, alone or all together"

@@ -1,4 +1,5 @@
-"""The policy of an ablation: its plan, its cells, the runs of each, its document at every step."""
+"""The policy of an ablation: its plan, its cells, the runs of each, its document at
+every step."""
 
 from __future__ import annotations
 
@@ -79,10 +80,11 @@ class AblationPlan(Record):
 
 
 def plan(scenario: Scenario, options: AblateCommand) -> AblationPlan:
-    """The cells that are certain, as far as the cache tells what follows. Raises UsageError.
+    """The cells that are certain, as far as the cache tells what follows. Raises
+    UsageError.
 
-    Where a cell's outcome is not known yet, the plan goes on as if its flips changed nothing.
-    """
+    Where a cell's outcome is not known yet, the plan goes on as if its flips changed
+    nothing."""
     factors = options.chosen(scenario)
     release = chosen_release(scenario, options.run)
     device = device_of(options.run.device)
@@ -114,7 +116,9 @@ def plan(scenario: Scenario, options: AblateCommand) -> AblationPlan:
         unknown.append(flips)
         return CellState.FAILS
 
-    search([f.name for f in factors], lambda cells, role: [state(c, role) for c in cells])
+    search(
+        [f.name for f in factors], lambda cells, role: [state(c, role) for c in cells]
+    )
     count = len(factors)
     more = (1 + bound(count) + count if count > 1 else 0) if unknown else 0
     return AblationPlan(
@@ -126,7 +130,10 @@ def plan(scenario: Scenario, options: AblateCommand) -> AblationPlan:
         environment="there" if known.environment is not None else "to be built first",
         cells=cells,
         more=more,
-        more_why="one if a factor alone is a workaround; more only if none is and all together are"
+        more_why=(
+            "one if a factor alone is a workaround; more only if none is and "
+            "all together are"
+        )
         if more
         else "",
         seconds=round(sum(cell.seconds for cell in cells), 1),
@@ -138,17 +145,18 @@ def plan(scenario: Scenario, options: AblateCommand) -> AblationPlan:
 HOPELESS = (NoSpace, UnloadableWheel, EnvironmentBuildError, GpuUnavailable, UsageError)
 """What a second attempt, or another cell, would meet as well."""
 TRIES = 1000
-"""Run N of a cell is number N in the ledger, a further try of it N + TRIES: --repeat ends there."""
+"""Run N of a cell is number N in the ledger, a further try of it N + TRIES: --repeat
+ends there."""
 STARTS = 2
-"""So many starts of a cell's server are counted on, so that each is from a fork server: runs of
-different start modes are different experiments."""
+"""So many starts of a cell's server are counted on, so that each is from a fork server:
+runs of different start modes are different experiments."""
 DECLARED = ("name", "description", "failing", "setting", "claim")
 TONES: dict[CellState, Tone] = {CellState.CURED: "good", CellState.FAILS: "bad"}
 
 
 class Ablating(CellSearch[Ablation]):
-    """An ablation in progress. Cells that do not depend on each other run beside each other where
-    several places are free."""
+    """An ablation in progress. Cells that do not depend on each other run beside each
+    other where several places are free."""
 
     kind, night = "ablation", "ablate"
     root, file, model = "ablations", ABLATION_FILE, Ablation
@@ -157,7 +165,8 @@ class Ablating(CellSearch[Ablation]):
     def __init__(
         self, scenario: Scenario, options: AblateCommand, *, write: Write[Ablation]
     ) -> None:
-        """``write`` writes the documents below the folder, each time that they have grown."""
+        """``write`` writes the documents below the folder, each time that they have
+        grown."""
         self.options, self.factors = options, options.chosen(scenario)
         self.release = chosen_release(scenario, options.run)
         device = device_of(options.run.device)
@@ -186,22 +195,29 @@ class Ablating(CellSearch[Ablation]):
     def _state(self, flips: Flips, role: Role) -> CellState:
         """Run a cell until its state is settled.
 
-        The baseline is always run in full: how often it fails is what the other cells are held
-        against.
-        """
+        The baseline is always run in full: how often it fails is what the other cells
+        are held against."""
         repeat, threshold = self.options.repeat, self.options.threshold
         made: list[tuple[CellRun, bool]] = []
         if role == "baseline":
-            made = self.beside([partial(self._run, flips, n + 1) for n in range(repeat)])
+            made = self.beside(
+                [partial(self._run, flips, n + 1) for n in range(repeat)]
+            )
         while not decided([state_of_run(run) for run, _ in made], repeat, threshold):
             made.append(self._run(flips, len(made) + 1))
         runs, reused = [run for run, _ in made], sum(kept for _, kept in made)
-        state, why = state_of_cell([state_of_run(run) for run in runs], repeat, threshold)
-        cell = Cell(flips=list(flips), role=role, state=state, why=why, runs=runs, reused=reused)
+        state, why = state_of_cell(
+            [state_of_run(run) for run in runs], repeat, threshold
+        )
+        cell = Cell(
+            flips=list(flips), role=role, state=state, why=why, runs=runs, reused=reused
+        )
         self.document.cells.append(cell)
         self.document.cells.sort(key=lambda one: self._asked.index(tuple(one.flips)))
         if role == "baseline":
-            self.document.fidelity = next((r.fidelity for r in runs if r.fidelity), None)
+            self.document.fidelity = next(
+                (r.fidelity for r in runs if r.fidelity), None
+            )
             self.document.stand_ins = runs[0].stand_ins
         self.write()
         took = sum(run.seconds for run, kept in made if not kept)
@@ -215,10 +231,11 @@ class Ablating(CellSearch[Ablation]):
     # ------------------------------------------------------------------ runs
 
     def _run(self, flips: Flips, number: int) -> tuple[CellRun, bool]:
-        """Run ``number`` of a cell, and whether it was made before, for this or another ablation.
+        """Run ``number`` of a cell, and whether it was made before, for this or another
+        ablation.
 
-        A run that is lost to infrastructure is tried once more; then it is recorded as lost, and
-        tried again by the next call.
+        A run that is lost to infrastructure is tried once more; then it is recorded as
+        lost, and tried again by the next call.
 
         Raises:
             MmreproError: every other run would meet it as well.
@@ -228,11 +245,18 @@ class Ablating(CellSearch[Ablation]):
         if (before := self._of_before(cell, number, parts)) is not None:
             want = Began(cell.id, before.index, before.role, _name(flips))
             return self._shown(self._made(self.attempt(want), number)), True
-        if self._of_one_code(parts) and (kept := self.known.read(parts, number)) is not None:
+        if (
+            self._of_one_code(parts)
+            and (kept := self.known.read(parts, number)) is not None
+        ):
             name, outcome = _name(flips), kept.outcome or "lost"
             self.campaign.emit(
                 RunEnded(
-                    what=name, index=kept.index, outcome=outcome, seconds=kept.seconds, kept=True
+                    what=name,
+                    index=kept.index,
+                    outcome=outcome,
+                    seconds=kept.seconds,
+                    kept=True,
                 )
             )
             return self._shown(kept), True
@@ -243,15 +267,19 @@ class Ablating(CellSearch[Ablation]):
 
     def _cell(self, flips: Flips) -> Ran:
         run = self.options.run
-        cell = cell_of(self.scenario, run, self.device, release=self.release, flips=flips)
+        cell = cell_of(
+            self.scenario, run, self.device, release=self.release, flips=flips
+        )
         return self.cells.setdefault(cell.id, cell)
 
-    def _of_before(self, cell: Ran, number: int, parts: dict[str, str] | None) -> Attempt | None:
-        """That run as an earlier call of this ablation made it, if it would be the same now.
+    def _of_before(
+        self, cell: Ran, number: int, parts: dict[str, str] | None
+    ) -> Attempt | None:
+        """That run as an earlier call of this ablation made it, if it would be the same
+        now.
 
-        One that was made here has the key that it would have now; where another machine made it,
-        only its code can be compared.
-        """
+        One that was made here has the key that it would have now; where another machine
+        made it, only its code can be compared."""
 
         def same(attempt: Attempt) -> bool:
             if parts is None or attempt.machine:
@@ -280,7 +308,9 @@ class Ablating(CellSearch[Ablation]):
     def _made(self, attempt: Attempt, number: int) -> CellRun:
         """What the run shows; others may use it as well."""
         whole = self._of_one_code(attempt.parts)
-        run = cell_run(self.scenario, attempt, self.incident(attempt), number, self.folder)
+        run = cell_run(
+            self.scenario, attempt, self.incident(attempt), number, self.folder
+        )
         before = self.done.get((attempt.cell, attempt.index - TRIES))
         run = run.model_copy(update={"retried": before.error if before else ""})
         if attempt.outcome is not None and attempt.key and whole:
@@ -288,8 +318,8 @@ class Ablating(CellSearch[Ablation]):
         return run
 
     def _of_one_code(self, parts: Mapping[str, str] | None) -> bool:
-        """Whether what has these parts is of the same code as the first run: a file may be edited
-        meanwhile, and then nothing is kept for others, or taken from them."""
+        """Whether what has these parts is of the same code as the first run: a file may
+        be edited meanwhile, and then nothing is kept for others, or taken from them."""
         code = parts.get("code") if parts is not None else None
         if code is not None and code not in self._codes:
             self._codes.append(code)
@@ -300,7 +330,9 @@ class Ablating(CellSearch[Ablation]):
         inside = Path(run.incident_dir)
         if not inside.is_relative_to(self.folder):
             return run
-        return run.model_copy(update={"incident_dir": str(inside.relative_to(self.folder))})
+        return run.model_copy(
+            update={"incident_dir": str(inside.relative_to(self.folder))}
+        )
 
     # ------------------------------------------------------------------ the document
 
@@ -328,14 +360,15 @@ class Ablating(CellSearch[Ablation]):
         ablation.limits = limits(ablation)
         if len(self._codes) > 1:
             ablation.limits.append(
-                "the code of the scenario or of mmrepro was edited meanwhile: not all runs are of "
-                "the same"
+                "the code of the scenario or of mmrepro was edited meanwhile: not all "
+                "runs are of the same"
             )
         try:
             ablation.hypotheses = self.scenario.hypotheses(ablation)
         except Exception as error:
             ablation.limits.append(
-                f"the scenario's hypotheses could not be judged: {type(error).__name__}: {error}"
+                "the scenario's hypotheses could not be judged: "
+                f"{type(error).__name__}: {error}"
             )
 
     def blank(self, **facts: Any) -> Ablation:
@@ -344,7 +377,10 @@ class Ablating(CellSearch[Ablation]):
             release=self.release,
             repeat=self.options.repeat,
             threshold=self.options.threshold,
-            factors=[FactorResult(**{n: getattr(f, n) for n in DECLARED}) for f in self.factors],
+            factors=[
+                FactorResult(**{n: getattr(f, n) for n in DECLARED})
+                for f in self.factors
+            ],
         )
 
     def check(self, folder: Path, old: Ablation | None) -> None:
@@ -360,8 +396,11 @@ class Ablating(CellSearch[Ablation]):
             )
 
     def night_of(self, history: History) -> str:
-        """The newest one is gone on with; what is to be run anew makes one of its own."""
-        nights = [n.night.id for n in history.nights if n.night.id.startswith(self.night)]
+        """The newest one is gone on with; what is to be run anew makes one of its
+        own."""
+        nights = [
+            n.night.id for n in history.nights if n.night.id.startswith(self.night)
+        ]
         if nights and not self.options.fresh:
             return nights[-1]
         return f"{self.night}-{len(nights) + 1}" if nights else self.night
@@ -374,33 +413,40 @@ def _name(flips: Flips) -> str:
 def limits(ablation: Ablation) -> list[str]:
     """What the table does not establish, whatever it shows."""
     found = [
-        "every statement is about the factors and settings in the table, in this scenario's "
-        "traffic, on this release and device"
+        "every statement is about the factors and settings in the table, in this "
+        "scenario's traffic, on this release and device"
     ]
     baseline = ablation.cell(())
     if ablation.repeat == 1:
         found.append(
-            "each cell was run once: a failure that comes and goes may seem to be gone (--repeat N)"
+            "each cell was run once: a failure that comes and goes may seem to be gone "
+            "(--repeat N)"
         )
     elif baseline is not None and (fails := baseline.count(Outcome.REPRODUCED)) < len(
         baseline.runs
     ):
         luck = (1 - fails / len(baseline.runs)) ** ablation.repeat
         found.append(
-            f"the baseline failed in {fails} of {len(baseline.runs)} runs: at that rate, "
-            f"{ablation.repeat} runs without a failure are luck in {luck:.0%} of the cases"
+            f"the baseline failed in {fails} of {len(baseline.runs)} runs: at that "
+            f"rate, {ablation.repeat} runs without a failure are luck in {luck:.0%} of "
+            "the cases"
         )
-    found += [f"{name} is in no combination: {why}" for name, why in ablation.left_out.items()]
+    found += [
+        f"{name} is in no combination: {why}" for name, why in ablation.left_out.items()
+    ]
     for cell in ablation.cells:
         if cell.state is CellState.LOST and cell.runs:
             name = " + ".join(cell.flips) or "the baseline"
             found.append(f"{name}: no run reached a verdict: {cell.runs[-1].error}")
     together = [
-        c for c in ablation.cells if c.role == "together" and c.state is not CellState.CURED
+        c
+        for c in ablation.cells
+        if c.role == "together" and c.state is not CellState.CURED
     ]
     alone = {name for c in ablation.cures if len(c.flips) == 1 for name in c.flips}
     found += [
-        f"{' + '.join(c.flips)}: {c.state}, although {', '.join(sorted(alone & set(c.flips)))} "
+        f"{' + '.join(c.flips)}: {c.state}, although "
+        f"{', '.join(sorted(alone & set(c.flips)))} "
         "alone is a workaround: the factors do not simply add up"
         for c in together
         if alone & set(c.flips)

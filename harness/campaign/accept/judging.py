@@ -20,7 +20,13 @@ from mmrepro.base.units import duration
 from mmrepro.campaign.trial import incident_in
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.documents.acceptance import Row, Status
-from mmrepro.failure.documents.replay import FUZZ_FILE, REPLAY_FILE, Finding, Fuzz, Replay
+from mmrepro.failure.documents.replay import (
+    FUZZ_FILE,
+    REPLAY_FILE,
+    Finding,
+    Fuzz,
+    Replay,
+)
 from mmrepro.failure.documents.stored import load_document
 from mmrepro.failure.signature import Outcome
 from mmrepro.reproducers import reproducer_path
@@ -45,14 +51,12 @@ class Needs:
 class Child:
     """What is started.
 
-    Attributes:
-        words: arguments of ``mmrepro``; or the file of a reproducer or of tests, and its arguments.
-        needs: environments, of which the first that is there serves.
-        script: a reproducer, run by that environment's interpreter.
-        tests: run by its pytest.
-        incident: it takes ``--out`` and leaves an incident there.
-        device_option: it takes ``--device``.
-        reads: a file of the repository among its words; an installed package does not have it.
+    Attributes: words: arguments of ``mmrepro``; or the file of a reproducer or of
+        tests, and its arguments. needs: environments, of which the first that is there
+        serves. script: a reproducer, run by that environment's interpreter. tests: run
+        by its pytest. incident: it takes ``--out`` and leaves an incident there.
+        device_option: it takes ``--device``. reads: a file of the repository among its
+        words; an installed package does not have it.
     """
 
     words: tuple[str, ...]
@@ -65,7 +69,8 @@ class Child:
 
     @property
     def file(self) -> Path:
-        """The script; or what is read, or the tests, which an installed package does not have."""
+        """The script; or what is read, or the tests, which an installed package does
+        not have."""
         name = self.reads or self.words[0]
         if not (self.tests or self.reads):
             return reproducer_path(name)
@@ -75,7 +80,11 @@ class Child:
     def arguments(self, device: Device) -> list[str]:
         if self.tests:
             return list(self.words)
-        asked = ["--device", device] if self.device_option and "--device" not in self.words else []
+        asked = (
+            ["--device", device]
+            if self.device_option and "--device" not in self.words
+            else []
+        )
         return [*self.words, *asked, "--json"]
 
     def shown(self, device: Device) -> str:
@@ -88,7 +97,8 @@ class Child:
         return shlex.join(["mmrepro", *words[:-1]])
 
     def key(self, device: Device) -> str:
-        """Digest of the command; of scripts and tests also of their files and those beside them."""
+        """Digest of the command; of scripts and tests also of their files and those
+        beside them."""
         made_of = [mmrepro.__version__, *self.arguments(device), *map(str, self.needs)]
         if self.script or self.tests:
             beside = reproducer_path("minivllm").glob("*.py") if self.tests else ()
@@ -121,7 +131,8 @@ class Ended:
 
 @dataclass(frozen=True)
 class Judged:
-    """``whole``: it came to its end, whatever came out; else a later command tries it again."""
+    """``whole``: it came to its end, whatever came out; else a later command tries it
+    again."""
 
     rows: list[Row]
     whole: bool = True
@@ -129,7 +140,8 @@ class Judged:
 
 @dataclass(frozen=True)
 class Step:
-    """``estimate_s`` decides whether it still fits the budget; at ``limit_s`` it is ended.
+    """``estimate_s`` decides whether it still fits the budget; at ``limit_s`` it is
+    ended.
 
     On a device that is not one of ``devices`` it is not tested: ``why_not`` says why.
     """
@@ -217,14 +229,17 @@ def broken_off(title: str, why: str) -> Judged:
 
 
 def run_judge(title: str, claims: Sequence[str] = ()) -> Judge:
-    """Of ``mmrepro run``: the verdict against what the scenario expects, then those claims."""
+    """Of ``mmrepro run``: the verdict against what the scenario expects, then those
+    claims."""
 
     def judge(ended: Ended) -> Judged:
         incident = incident_in(ended.incident)
         if (ending := late(title, ended)) is not None:
             return ending
         if incident is None:
-            return broken_off(title, ended.words or f"no incident; it ended with {ended.exit_code}")
+            return broken_off(
+                title, ended.words or f"no incident; it ended with {ended.exit_code}"
+            )
         verdict = incident.verdict
         if verdict is None or incident.state != "complete":
             return broken_off(title, incident.failure or ended.words or "no verdict")
@@ -255,16 +270,20 @@ def _claim(incident: Incident, name: str) -> Row:
         return Row(asked=name, expected=expected, seen=why, status=Status.BROKEN_OFF)
     status = TOLD[str(claim.status)]
     return Row(
-        asked=claim.text, expected=expected, source=claim.source, seen=claim.observed, status=status
+        asked=claim.text,
+        expected=expected,
+        source=claim.source,
+        seen=claim.observed,
+        status=status,
     )
 
 
-# ------------------------------------------------------------------ a replay, or a fuzz session
+# ---------------------------------------------------------- a replay, or a fuzz session
 
 
 def search_judge(title: str, finds: Sequence[FindingClass]) -> Judge:
-    """``mmrepro replay`` and ``fuzz``: those classes are confirmed, nothing is for (); and the
-    servers ran on a GPU, if one was asked for."""
+    """``mmrepro replay`` and ``fuzz``: those classes are confirmed, nothing is for ();
+    and the servers ran on a GPU, if one was asked for."""
 
     def judge(ended: Ended) -> Judged:
         if (ending := late(title, ended)) is not None:
@@ -280,13 +299,24 @@ def search_judge(title: str, finds: Sequence[FindingClass]) -> Judge:
             return broken_off(title, why)
         if made.state != "complete":
             return broken_off(title, made.failure or ended.words)
-        found = made.findings if isinstance(made, Replay) else [f.finding for f in made.found]
-        told = [f"{f.finding_class}: {f.said}" if f.confirmed else _open(f) for f in found]
+        found = (
+            made.findings
+            if isinstance(made, Replay)
+            else [f.finding for f in made.found]
+        )
+        told = [
+            f"{f.finding_class}: {f.said}" if f.confirmed else _open(f) for f in found
+        ]
         status = _of_classes(found, {*finds})
         names = ", ".join(made.host.gpus) or "a CPU"
         ran_there = bool(made.host.gpus) == (ended.device == "cuda")
         rows = [
-            (title, ", ".join(finds) or "nothing", "; ".join(told) or "nothing", status),
+            (
+                title,
+                ", ".join(finds) or "nothing",
+                "; ".join(told) or "nothing",
+                status,
+            ),
             (
                 f"{title}: where its servers ran",
                 ended.device,
@@ -333,7 +363,7 @@ def _of_classes(found: Sequence[Finding], wanted: Set[FindingClass]) -> Status:
     return Status.PASSED if passed else Status.NOT_TESTED if unsure else Status.FAILED
 
 
-# ------------------------------------------------------------------ documents that children print
+# -------------------------------------------------------- documents that children print
 
 
 def claims_judge(title: str, source: str, *, keys: Sequence[str] = ()) -> Judge:
@@ -347,7 +377,9 @@ def claims_judge(title: str, source: str, *, keys: Sequence[str] = ()) -> Judge:
             return ending
         claims = ended.document.get("claims")
         if not isinstance(claims, list) or not claims:
-            return broken_off(title, ended.words or f"no claims; it ended with {ended.exit_code}")
+            return broken_off(
+                title, ended.words or f"no claims; it ended with {ended.exit_code}"
+            )
         rows = [told(one, source) for one in claims]
         facts = "; ".join(f"{key} {ended.document.get(key)}" for key in keys)
         if facts:
@@ -362,7 +394,9 @@ def untried(title: str, ended: Ended) -> Judged | None:
     why = ended.document.get("error")
     if ended.exit_code != ExitCode.INFRASTRUCTURE or not why:
         return None
-    return Judged([Row(asked=title, seen=str(why), status=Status.NOT_TESTED)], whole=False)
+    return Judged(
+        [Row(asked=title, seen=str(why), status=Status.NOT_TESTED)], whole=False
+    )
 
 
 def told(claim: Mapping[str, Any], source: str) -> Row:
@@ -383,13 +417,16 @@ def told(claim: Mapping[str, Any], source: str) -> Row:
 
 
 def junit_judge(title: str) -> Judge:
-    """Of a JUnit file: a row for each test function, whatever parameters it was given."""
+    """Of a JUnit file: a row for each test function, whatever parameters it was
+    given."""
 
     def judge(ended: Ended) -> Judged:
         if ended.exit_code is None:
             return late(title, ended) or broken_off(title, "")
         try:
-            cases = [case for suite in JUnitXml.fromfile(str(ended.report)) for case in suite]
+            cases = [
+                case for suite in JUnitXml.fromfile(str(ended.report)) for case in suite
+            ]
         except (OSError, SyntaxError, JUnitXmlError):
             return broken_off(
                 title, ended.words or f"no report; pytest ended with {ended.exit_code}"
@@ -398,7 +435,9 @@ def junit_judge(title: str) -> Judge:
         for case in cases:
             functions.setdefault(case.name.partition("[")[0], []).append(case)
         if not functions:
-            return broken_off(title, f"no test was found; pytest ended with {ended.exit_code}")
+            return broken_off(
+                title, f"no test was found; pytest ended with {ended.exit_code}"
+            )
         return Judged([_tested(name, cases) for name, cases in functions.items()])
 
     return judge
@@ -430,21 +469,26 @@ EXAMINED = ("system", "gpu", "py-spy", "ptrace", "strace", "memory", "/dev/shm")
 
 
 def machine_judge(ended: Ended) -> Judged:
-    """Of ``mmrepro check``: what a run needs, and what it costs where it is not there."""
+    """Of ``mmrepro check``: what a run needs, and what it costs where it is not
+    there."""
     title = "what a run needs of this machine"
     if (ending := late(title, ended)) is not None:
         return ending
     try:
         report = HostReport.model_validate(ended.document)
     except ValidationError:
-        return broken_off(title, ended.words or f"no report; it ended with {ended.exit_code}")
+        return broken_off(
+            title, ended.words or f"no report; it ended with {ended.exit_code}"
+        )
     parts = [part for part in report.parts if part.name in EXAMINED]
     return Judged([_examined(part, ended.device) for part in parts])
 
 
 def _examined(part: MachinePart, device: str) -> Row:
     wanted = part.required or (part.name == "gpu" and device == "cuda")
-    status = Status.PASSED if part.ok else Status.FAILED if wanted else Status.NOT_TESTED
+    status = (
+        Status.PASSED if part.ok else Status.FAILED if wanted else Status.NOT_TESTED
+    )
     return Row(
         asked=part.name,
         expected="needed" if wanted else "of use",

@@ -24,13 +24,19 @@ class AcceptCommand(Command):
         help="Time for all of it, e.g. 25m; what does not fit is not tested.",
         shown="25m",
     )
-    resume: bool = common.RESUME(False, help="Continue what is in --out, as it was asked for.")
+    resume: bool = common.RESUME(
+        False, help="Continue what is in --out, as it was asked for."
+    )
     again: bool = option(
         False, "Run what failed or was inconclusive once more.", group=LIMITS, once=True
     )
     events: str = common.EVENTS("")
-    list_: bool = option(False, "Show the parts and their times.", group=OUTPUT, once=True)
-    out: Path | None = common.OUT(None, help="Folder of the summary and of all incidents.")
+    list_: bool = option(
+        False, "Show the parts and their times.", group=OUTPUT, once=True
+    )
+    out: Path | None = common.OUT(
+        None, help="Folder of the summary and of all incidents."
+    )
     full: bool = common.FULL(False)
     json: bool = common.JSON(False)
     quiet: bool = common.QUIET(False)

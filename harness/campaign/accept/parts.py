@@ -1,7 +1,8 @@
-"""The parts, in order of value: what is run, how long it may take, and what it is held against.
+"""The parts, in order of value: what is run, how long it may take, and what it is held
+against.
 
-Seconds are those of one H100 with a cold start, and of two CPU cores, whichever is more.
-"""
+Seconds are those of one H100 with a cold start, and of two CPU cores, whichever is
+more."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ TITLE = "device-side asserts on purpose, each in a child"
 
 
 def judge_refusals(ended: Ended) -> Judged:
-    """The reproducer's own claims, then those of the scenario that meets such an assert."""
+    """The reproducer's own claims, then those of the scenario that meets such an
+    assert."""
     judged = claims_judge(TITLE, "CUDA: cudaErrorAssert", keys=("gpu",))(ended)
     if not judged.whole:
         return judged
@@ -51,7 +53,9 @@ def judge_refusals(ended: Ended) -> Judged:
     return Judged([*judged.rows, *rules])
 
 
-PREDICTION = "what the emulated stream says of a pinned buffer that is written too early"
+PREDICTION = (
+    "what the emulated stream says of a pinned buffer that is written too early"
+)
 OBSERVATION = "what a real stream does with a pinned buffer that is written too early"
 REUSED_MASK = "minivllm's reused-mask"
 
@@ -85,7 +89,9 @@ def judge_prediction(ended: Ended) -> Judged:
 
 def judge_observation(ended: Ended) -> Judged:
     """The reproducer's claims, and each outcome beside the one that was predicted."""
-    judged = claims_judge(OBSERVATION, "CUDA's API synchronization behavior", keys=("gpu",))(ended)
+    judged = claims_judge(
+        OBSERVATION, "CUDA's API synchronization behavior", keys=("gpu",)
+    )(ended)
     if not judged.whole:
         return judged
     predicted = dict(_outcomes(ended.before.get("prediction", {})))
@@ -116,7 +122,9 @@ def judge_reused_mask(ended: Ended) -> Judged:
     ]
     row = Row(
         asked="it fails as it does on a CPU, condition for condition",
-        expected=", ".join(f"{name} {truth}" for name, truth in RECORDED_TRUTHS.items()),
+        expected=", ".join(
+            f"{name} {truth}" for name, truth in RECORDED_TRUTHS.items()
+        ),
         source=f"the recorded run {RECORDED}",
         seen="; ".join(other) or "the same",
         status=Status.FAILED if other else Status.PASSED,
@@ -140,8 +148,8 @@ MINIVLLM = Needs("minivllm", "0.1")
 VLLM = Needs("vllm", "0.23.0")
 LMDEPLOY, LMDEPLOY_GPU = Needs("lmdeploy", "0.6.4"), Needs("lmdeploy", "0.18.0")
 SGLANG, SGLANG_GPU = Needs("sglang", "0.5.6"), Needs("sglang", "0.5.17")
-"""The releases of the reports, which want torch 2.4 or older and torch 2.9.1; and one of each that
-takes torch 2.11, as a machine with a GPU has it."""
+"""The releases of the reports, which want torch 2.4 or older and torch 2.9.1; and one
+of each that takes torch 2.11, as a machine with a GPU has it."""
 TORCH = (MINIVLLM, VLLM)
 """Environments with torch, for children that need nothing else."""
 
@@ -168,7 +176,9 @@ def _run(
     judge: Judge | None = None,
 ) -> Step:
     # Cold: nothing of mmrepro's is between a GPU's first engine and its own start.
-    child = Child(("run", *words.split(), "--start-mode", "cold"), (needs,), incident=True)
+    child = Child(
+        ("run", *words.split(), "--start-mode", "cold"), (needs,), incident=True
+    )
     return Step(name, title, child, judge or run_judge(title, claims), *times)
 
 
@@ -194,7 +204,8 @@ def _by_device(
     claims: Sequence[str],
     times: tuple[float, float],
 ) -> tuple[Step, Step]:
-    """One scenario on a release for CPUs and on one for GPUs; each is a title and what it needs."""
+    """One scenario on a release for CPUs and on one for GPUs; each is a title and what
+    it needs."""
 
     def step(name: str, title: str, needs: Needs) -> Step:
         words = f"{scenario} --release {needs.release}"
@@ -204,8 +215,8 @@ def _by_device(
         replace(
             step(scenario, *cpu),
             devices=CPU_ONLY,
-            why_not=f"{cpu[1]} wants an older torch than a machine with a GPU has; the next step "
-            f"takes {gpu[1].release} in its place",
+            why_not=f"{cpu[1]} wants an older torch than a machine with a GPU has; the "
+            f"next step takes {gpu[1].release} in its place",
         ),
         replace(
             step(f"{scenario}-gpu", *gpu),
@@ -218,7 +229,14 @@ def _by_device(
 def _fault(scenario: str, variant: str) -> Step:
     words = f"{scenario} --variant {variant}"
     claims = ("pin-memory",) if variant == "pinned-placeholder" else ()
-    return _run(variant, f"{scenario}, variant {variant}", words, MINIVLLM, (15, 90), claims=claims)
+    return _run(
+        variant,
+        f"{scenario}, variant {variant}",
+        words,
+        MINIVLLM,
+        (15, 90),
+        claims=claims,
+    )
 
 
 def _search(
@@ -229,7 +247,8 @@ def _search(
     times: tuple[float, float],
     reads: str = "",
 ) -> Step:
-    """Servers forked from a parent that has imported the engine: on a GPU before CUDA is used."""
+    """Servers forked from a parent that has imported the engine: on a GPU before CUDA
+    is used."""
     words = f"{words} --start-mode warm --seed 0"
     child = Child(tuple(words.split()), (MINIVLLM,), incident=True, reads=reads)
     return Step(name, title, child, search_judge(title, finds), *times)
@@ -257,21 +276,30 @@ PARTS = (
                 "torch",
                 TORCH_WORKS,
                 "device_trial.py",
-                claims_judge(TORCH_WORKS, "torch's documentation", keys=("torch", "cuda", "gpu")),
+                claims_judge(
+                    TORCH_WORKS, "torch's documentation", keys=("torch", "cuda", "gpu")
+                ),
                 (25, 90),
             ),
         ),
     ),
     Part(
         "minivllm",
-        "minivllm's faults are reproduced, and without a fault it answers as transformers does",
+        (
+            "minivllm's faults are reproduced, and without a fault it answers as "
+            "transformers does"
+        ),
         (
             *(_fault("mm-prefill-contract", variant) for variant in NOTE_FAULTS),
             *(_fault("borrowed-faults", variant) for variant in BORROWED_FAULTS),
             Step(
                 "tests",
                 f"{TESTS}the note's own call of pin_memory",
-                Child(("tests/minivllm/test_cuda.py", "-k", "not cpu"), (MINIVLLM,), tests=True),
+                Child(
+                    ("tests/minivllm/test_cuda.py", "-k", "not cpu"),
+                    (MINIVLLM,),
+                    tests=True,
+                ),
                 junit_judge(f"{TESTS}pin_memory"),
                 90,
                 240,
@@ -282,8 +310,8 @@ PARTS = (
     ),
     Part(
         "race",
-        "a host buffer that is written too early, on a real stream, against what the emulation "
-        "says",
+        "a host buffer that is written too early, on a real stream, against what the "
+        "emulation says",
         (
             _script(
                 "prediction",
@@ -298,8 +326,9 @@ PARTS = (
                 "pinned_reuse.py --repetitions 10",
                 judge_observation,
                 (80, 180),
-                gpu_only="a CPU has done each copy when the call returns: there is no stream that "
-                "could be late, so the race can only be emulated there (see the step before)",
+                gpu_only="a CPU has done each copy when the call returns: there is no "
+                "stream that could be late, so the race can only be emulated there "
+                "(see the step before)",
             ),
             _run(
                 "reused-mask",
@@ -320,7 +349,10 @@ PARTS = (
     ),
     Part(
         "search",
-        "replay and fuzz find a planted fault, and report nothing of an engine without one",
+        (
+            "replay and fuzz find a planted fault, and report nothing of an engine "
+            "without one"
+        ),
         (
             _search(
                 "replay",
@@ -333,8 +365,8 @@ PARTS = (
             _search(
                 "fuzz",
                 "fuzz finds the hang of a cache that two processes keep",
-                "fuzz minivllm --server-arg=--fault=ghost-key-lru --no-shrink --repeat 2 "
-                "--budget 90s",
+                "fuzz minivllm --server-arg=--fault=ghost-key-lru --no-shrink --repeat "
+                "2 --budget 90s",
                 (FindingClass.HANG,),
                 (100, 240),
             ),
@@ -349,8 +381,8 @@ PARTS = (
     ),
     Part(
         "ghost-key-eviction",
-        "vLLM's hang in the multimodal cache; on a GPU also that it idles and that its memory is "
-        "held",
+        "vLLM's hang in the multimodal cache; on a GPU also that it idles and that its "
+        "memory is held",
         (
             _run(
                 "ghost-key-eviction",
@@ -377,7 +409,10 @@ PARTS = (
     ),
     Part(
         "device-assert",
-        "what a device-side assert leaves in a log, against the rules of chunked-mm-prefill",
+        (
+            "what a device-side assert leaves in a log, against the rules of "
+            "chunked-mm-prefill"
+        ),
         (
             _script(
                 "device-assert",
@@ -385,19 +420,25 @@ PARTS = (
                 "device_assert.py",
                 judge_refusals,
                 (25, 120),
-                gpu_only="a CPU raises an IndexError at once: only a GPU has a device-side assert",
+                gpu_only=(
+                    "a CPU raises an IndexError at once: only a GPU has a "
+                    "device-side assert"
+                ),
             ),
         ),
     ),
     Part(
         "lmdeploy",
-        "LMDeploy takes a tenth of the cache that was asked for: the report's 0.1 and 21 blocks",
+        (
+            "LMDeploy takes a tenth of the cache that was asked for: the report's 0.1 "
+            "and 21 blocks"
+        ),
         _by_device(
             "undersized-kv-budget",
             ("LMDeploy 0.6.4 with the report's own cache_max_entry_count", LMDEPLOY),
             (
-                "LMDeploy 0.18.0 with the report's own cache_max_entry_count, told of the report's "
-                "memory: as few blocks, and it explains",
+                "LMDeploy 0.18.0 with the report's own cache_max_entry_count, told of "
+                "the report's memory: as few blocks, and it explains",
                 LMDEPLOY_GPU,
             ),
             ("blocks-21", "blocks-107", "works-with-0.5"),
@@ -419,7 +460,8 @@ PARTS = (
 
 
 def chosen(names: Sequence[str]) -> list[Part]:
-    """Those parts in their own order; all of them for (). Raises UsageError: no such part."""
+    """Those parts in their own order; all of them for (). Raises UsageError: no such
+    part."""
     known = [part.name for part in PARTS]
     if unknown := [name for name in names if name not in known]:
         raise UsageError(

@@ -1,4 +1,5 @@
-"""One step: its environment, its child within its time, and what the child left, judged."""
+"""One step: its environment, its child within its time, and what the child left,
+judged."""
 
 from __future__ import annotations
 
@@ -28,7 +29,13 @@ from mmrepro.campaign.trial import spawn, spawn_program
 from mmrepro.campaign.work import Began, Here, WithoutEnvironment, Working
 from mmrepro.engines import spec_for
 from mmrepro.engines.environments.build import existing
-from mmrepro.failure.documents.acceptance import SAMPLES_FILE, GpuUse, Peak, Row, StepRecord
+from mmrepro.failure.documents.acceptance import (
+    SAMPLES_FILE,
+    GpuUse,
+    Peak,
+    Row,
+    StepRecord,
+)
 
 INTERVAL_S = 1.0
 
@@ -55,8 +62,11 @@ def nvml_samples() -> Iterator[Read]:
 
 
 @contextmanager
-def sampled(read: Read, file: Path, step: str, interval_s: float = INTERVAL_S) -> Iterator[None]:
-    """Append a line for each GPU to ``file`` every ``interval_s`` seconds, while this lasts.
+def sampled(
+    read: Read, file: Path, step: str, interval_s: float = INTERVAL_S
+) -> Iterator[None]:
+    """Append a line for each GPU to ``file`` every ``interval_s`` seconds, while this
+    lasts.
 
     A reading that fails is left out: the gap in the times tells.
     """
@@ -117,7 +127,8 @@ MAX_DOCUMENT = 16 << 20
 
 
 def beside(incident: Path, kind: str) -> Path:
-    """A file of the step whose incident's folder that is: ``json``, ``out``, ``err`` or ``xml``."""
+    """A file of the step whose incident's folder that is: ``json``, ``out``, ``err`` or
+    ``xml``."""
     return incident.with_name(f"{incident.name}.{kind}")
 
 
@@ -165,8 +176,8 @@ class StepRun(WithoutEnvironment):
         yield record
 
     def _ready(self, here: Here) -> tuple[Path | None, float, StepRecord | None]:
-        """The interpreter of a script, and the time that is left; the record of a step of which
-        nothing is started."""
+        """The interpreter of a script, and the time that is left; the record of a step
+        of which nothing is started."""
         step, child = self.step, self.step.child
         if self.device not in step.devices:
             return None, 0.0, self._without(step.why_not, whole=True)
@@ -181,10 +192,15 @@ class StepRun(WithoutEnvironment):
             why, late = f"the budget: about {needed} are needed, {left} left", True
         return python, left_s, self._without(why, over_budget=late) if why else None
 
-    def _made(self, here: Here, incident: Path, python: Path | None, left_s: float) -> StepRecord:
+    def _made(
+        self, here: Here, incident: Path, python: Path | None, left_s: float
+    ) -> StepRecord:
         step, created, began = self.step, Moment.now(), here.clock()
         shutil.rmtree(incident, ignore_errors=True)  # of one that was broken off
-        with nvml_samples() as read, sampled(read, incident.with_name(SAMPLES_FILE), step.name):
+        with (
+            nvml_samples() as read,
+            sampled(read, incident.with_name(SAMPLES_FILE), step.name),
+        ):
             ended = self._run(here, incident, python, min(step.limit_s, left_s))
         try:
             judged = step.judge(ended)
@@ -200,8 +216,11 @@ class StepRun(WithoutEnvironment):
             incident=self.began.id if incident.is_dir() else "",
         )
 
-    def _run(self, here: Here, incident: Path, python: Path | None, limit_s: float) -> Ended:
-        """Run the child; one that outruns ``limit_s`` seconds is ended, with its engine.
+    def _run(
+        self, here: Here, incident: Path, python: Path | None, limit_s: float
+    ) -> Ended:
+        """Run the child; one that outruns ``limit_s`` seconds is ended, with its
+        engine.
 
         Raises:
             KeyboardInterrupt: the child has been ended.
@@ -269,8 +288,8 @@ class StepRun(WithoutEnvironment):
         )
 
     def _python(self, here: Here) -> tuple[Path | None, str, bool]:
-        """The interpreter of the first environment that is there, else of one that is built now;
-        why there is none; and whether that is for want of time."""
+        """The interpreter of the first environment that is there, else of one that is
+        built now; why there is none; and whether that is for want of time."""
         specs, why = [], ""
         for needed in self.step.child.needs:
             try:

@@ -1,4 +1,5 @@
-"""The policy of an acceptance: its parts one after another; what came to its end is kept."""
+"""The policy of an acceptance: its parts one after another; what came to its end is
+kept."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ from mmrepro.failure.documents.acceptance import (
 from pydantic import ValidationError
 
 STARTS_FILE = "starts.jsonl"
-"""A line for each child that was started: what was killed and started again stands there twice."""
+"""A line for each child that was started: what was killed and started again stands
+there twice."""
 LOCK_FILE = ".lock"
 TONES: Final[Mapping[Status, Tone]] = {
     Status.PASSED: "good",
@@ -44,10 +46,11 @@ TONES: Final[Mapping[Status, Tone]] = {
 
 
 class Accepting(Search[Acceptance, StepRecord]):
-    """An acceptance in progress. Its steps follow one another: one may go by what another printed.
+    """An acceptance in progress. Its steps follow one another: one may go by what
+    another printed.
 
-    Attributes:
-        acceptance: valid, if partial, at every moment. What this command has not reached stands as
+    Attributes: acceptance: valid, if partial, at every moment. What this command has
+        not reached stands as
             an earlier one left it.
     """
 
@@ -67,9 +70,11 @@ class Accepting(Search[Acceptance, StepRecord]):
         """
         Args:
             acceptance: with no step, or with those of an earlier command.
-            write: writes the documents below the folder, each time that they have grown.
+            write: writes the documents below the folder, each time that they have
+                grown.
             report: writes the reports of an incident's folder.
-            variables: make a child see the GPU that is taken; `mmrepro run` takes its own.
+            variables: make a child see the GPU that is taken; `mmrepro run` takes its
+                own.
             again: run once more what came to its end and did not pass.
         """
         super().__init__()
@@ -94,7 +99,7 @@ class Accepting(Search[Acceptance, StepRecord]):
         whole = sum(step.whole for part in self.records for step in part.steps)
         return f"{whole} of {len(self._steps)} steps are whole"
 
-    # ------------------------------------------------------------------ the steps, in their order
+    # -------------------------------------------------------- the steps, in their order
 
     def _work(self) -> None:
         for part in self.parts:
@@ -112,8 +117,12 @@ class Accepting(Search[Acceptance, StepRecord]):
 
     def _take(self, part: Part, steps: Sequence[StepRecord]) -> PartRecord:
         gpu = used(self.folder / part.name / SAMPLES_FILE)
-        record = PartRecord(part=part.name, title=part.shows, steps=list(steps), gpu=gpu)
-        parts = [record if one.part == part.name else one for one in self.acceptance.parts]
+        record = PartRecord(
+            part=part.name, title=part.shows, steps=list(steps), gpu=gpu
+        )
+        parts = [
+            record if one.part == part.name else one for one in self.acceptance.parts
+        ]
         self.acceptance = self.acceptance.model_copy(update={"parts": parts})
         return record
 
@@ -135,14 +144,17 @@ class Accepting(Search[Acceptance, StepRecord]):
                 text = f"{row.asked}: {row.seen}"
                 self.campaign.emit(Found(text=text, tone=TONES[row.status]))
 
-    # ------------------------------------------------------------------ asked by the campaign
+    # ------------------------------------------------------------ asked by the campaign
 
     def begin(self, campaign: Campaign[Acceptance]) -> None:
         super().begin(campaign)
         busy = UsageError(
-            f"Another mmrepro accept is at work in {self.folder}.", hint="wait for it, or --out DIR"
+            f"Another mmrepro accept is at work in {self.folder}.",
+            hint="wait for it, or --out DIR",
         )
-        self._starts = LineFile(self.folder / STARTS_FILE, LOCK_FILE, "list of starts", busy)
+        self._starts = LineFile(
+            self.folder / STARTS_FILE, LOCK_FILE, "list of starts", busy
+        )
         self._began = time.monotonic()
         for name, (_, step) in self._steps.items():
             # A record that cannot be read stands for nothing: its step is run again.
@@ -174,8 +186,16 @@ class Accepting(Search[Acceptance, StepRecord]):
 
     def end(self, state: State, failure: str) -> Acceptance:
         parts = self.acceptance.parts
-        whole = state is State.COMPLETE and all(part.steps and part.whole for part in parts)
-        ended = "failed" if state is State.FAILED else "complete" if whole else "interrupted"
+        whole = state is State.COMPLETE and all(
+            part.steps and part.whole for part in parts
+        )
+        ended = (
+            "failed"
+            if state is State.FAILED
+            else "complete"
+            if whole
+            else "interrupted"
+        )
         self.acceptance = self.acceptance.model_copy(update={"state": ended})
         self._write()
         self._starts.close()
@@ -185,7 +205,9 @@ class Accepting(Search[Acceptance, StepRecord]):
         """Whether that record stands for ``step``."""
         if not known.whole or known.key != step.child.key(self.acceptance.device):
             return False
-        unhappy = inconclusive(known) or any(row.status is Status.FAILED for row in known.rows)
+        unhappy = inconclusive(known) or any(
+            row.status is Status.FAILED for row in known.rows
+        )
         return not (self._again and unhappy)
 
     def _write(self) -> None:
@@ -195,8 +217,9 @@ class Accepting(Search[Acceptance, StepRecord]):
 
 
 def exit_code(parts: Sequence[PartRecord]) -> ExitCode:
-    """The first of these that holds: 1: something failed; 4: nothing passed;
-    3: something was broken off, came out inconclusive or did not fit the budget; else 0."""
+    """The first of these that holds: 1: something failed; 4: nothing passed; 3:
+    something was broken off, came out inconclusive or did not fit the budget; else
+    0."""
     steps = [step for part in parts for step in part.steps]
     rows = [row.status for step in steps for row in step.rows]
     if Status.FAILED in rows:

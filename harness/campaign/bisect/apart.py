@@ -1,10 +1,10 @@
 """``bisect-run`` of a scenario that is not mmrepro's own, in a process apart.
 
-``git bisect`` reads exit code 0 as good and almost every other one as bad. So code that is not ours
-never decides on it: a scenario's file may end its process, close its streams, or never come to an
-end. The process that runs it answers through a pipe of its own, in lines that carry a secret word;
-how that process ends is not asked. Without an answer the tree cannot be tested.
-"""
+``git bisect`` reads exit code 0 as good and almost every other one as bad. So code that
+is not ours never decides on it: a scenario's file may end its process, close its
+streams, or never come to an end. The process that runs it answers through a pipe of its
+own, in lines that carry a secret word; how that process ends is not asked. Without an
+answer the tree cannot be tested."""
 
 from __future__ import annotations
 
@@ -68,13 +68,20 @@ class Answers:
 def tested_apart(asked: BisectRunCommand, root: Path) -> Tested:
     """As ``tested``, by a process that may do whatever it likes to itself.
 
-    Raises:
-        MmreproError: the command line is wrong, or the machine is at fault, as ``tested`` says.
+    Raises: MmreproError: the command line is wrong, or the machine is at fault, as
+        ``tested`` says.
     """
     secret = secrets.token_hex(16)
     reading, writing = os.pipe()
     program = [sys.executable, "-P", "-m", PROGRAM, str(writing)]
-    command = [sys.executable, "-I", "-S", str(Path(between.__file__)), str(writing), *program]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(Path(between.__file__)),
+        str(writing),
+        *program,
+    ]
     try:
         child = subprocess.Popen(
             command,
@@ -93,7 +100,9 @@ def tested_apart(asked: BisectRunCommand, root: Path) -> Tested:
         answers = _Reading(reading, secret, child)
         last = answers.next(LOAD_S)
         if last.get("kind") == "loaded":
-            patience_s = GRACE_S + END_S  # an engine may be running, which is to be ended
+            patience_s = (
+                GRACE_S + END_S
+            )  # an engine may be running, which is to be ended
             runs = asked.repeat + 1
             last = answers.next(READ_S + runs * (BUILD_S + asked.timeout_s))
         made = _tested(asked, last, answers.why)
@@ -133,9 +142,12 @@ def _tested(asked: BisectRunCommand, last: dict[str, Any], why: str) -> Tested:
 
 
 class _Reading:
-    """The lines that come through the pipe and carry the secret; others are somebody else's."""
+    """The lines that come through the pipe and carry the secret; others are somebody
+    else's."""
 
-    def __init__(self, number: int, secret: str, child: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, number: int, secret: str, child: subprocess.Popen[bytes]
+    ) -> None:
         self._number, self._secret, self._child = number, secret, child
         self._held = b""
         self.why = "ended its process before there was a verdict"

@@ -1,10 +1,9 @@
 """Stands between ``mmrepro bisect-run`` and the process that runs a scenario's file.
 
-A program of its own, ``python -I -S between.py FD COMMAND…``, which imports nothing of mmrepro. The
-file's code may end its parent, or its parent's process group: that is this program, and never
-``bisect-run``, whose exit code ``git bisect`` reads. What is left of the file's own process group
-is ended here, once the command has ended.
-"""
+A program of its own, ``python -I -S between.py FD COMMAND…``, which imports nothing of
+mmrepro. The file's code may end its parent, or its parent's process group: that is this
+program, and never ``bisect-run``, whose exit code ``git bisect`` reads. What is left of
+the file's own process group is ended here, once the command has ended."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The commits of a git clone, as the points of a bisection: those that change what runs.
+"""The commits of a git clone, as the points of a bisection: those that change what
+runs.
 
-The history is that of ``--first-parent``, a line. What a point runs is the Python of its commit
-over the compiled files of the nearest release; the clone is only read.
-"""
+The history is that of ``--first-parent``, a line. What a point runs is the Python of
+its commit over the compiled files of the nearest release; the clone is only read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class _Commit:
 
     @property
     def point(self) -> Point:
-        return Point(name=self.sha, commit=self.sha, uploaded=self.date, subject=self.subject)
+        return Point(
+            name=self.sha, commit=self.sha, uploaded=self.date, subject=self.subject
+        )
 
 
 def history(
@@ -62,16 +64,16 @@ def history(
 ) -> History:
     """The commits between ``good`` and ``bad`` that change what the engine runs.
 
-    Args:
-        good, bad: revisions. The newer one is HEAD, if it is not given; the older one is the tag of
-            ``release``, where there is one and it has the failure (``find`` fixed), else the first
-            commit. For both sides ``bad`` is given and lies between.
-        paths: pathspecs: only commits that change something there; (): the engine's Python and its
-            requirements.
+    Args: good, bad: revisions. The newer one is HEAD, if it is not given; the older one
+        is the tag of
+            ``release``, where there is one and it has the failure (``find`` fixed),
+            else the first commit. For both sides ``bad`` is given and lies between.
+        paths: pathspecs: only commits that change something there; (): the engine's
+            Python and its requirements.
         release: that is known to have the failure.
 
-    Raises:
-        UsageError: git refuses, a revision is none, the two are the wrong way round, or no commit
+    Raises: UsageError: git refuses, a revision is none, the two are the wrong way
+        round, or no commit
             lies between.
     """
     ask = _Asked(clone)
@@ -80,8 +82,8 @@ def history(
     if find == "both" and not bad:
         raise UsageError(
             "Which of the commits has the failure?",
-            hint="--bad REV; or --find introduced, where HEAD has it, or --find fixed, where it is "
-            "gone in HEAD",
+            hint="--bad REV; or --find introduced, where HEAD has it, or --find fixed, "
+            "where it is gone in HEAD",
         )
     newer = {"introduced": bad, "fixed": good, "both": ""}[find] or "HEAD"
     older = {"introduced": good, "fixed": bad, "both": good}[find]
@@ -93,7 +95,9 @@ def history(
     if total > MOST:
         raise UsageError(
             f"{total:,} commits lie between {older or 'the first one'} and {newer}.",
-            hint=f"{'--bad' if find == 'fixed' else '--good'} REV nearer to the failure",
+            hint=(
+                f"{'--bad' if find == 'fixed' else '--good'} REV nearer to the failure"
+            ),
         )
     between = [one for one in ask.log(begin, end, wanted) if one.sha != begin]
     commits = [*ask.log("", begin, (), most=1), *between]
@@ -102,14 +106,20 @@ def history(
         commits += ask.log("", end, (), most=1)
     if len(commits) < 2:
         raise UsageError(
-            f"No commit between {begin[:12]} and {newer} changes {', '.join(paths) or engine}.",
-            hint=f"git -C {clone} log --first-parent {begin[:12]}..{newer} -- {wanted[0]}",
+            (
+                f"No commit between {begin[:12]} and {newer} changes "
+                f"{', '.join(paths) or engine}."
+            ),
+            hint=(
+                f"git -C {clone} log --first-parent {begin[:12]}..{newer} -- "
+                f"{wanted[0]}"
+            ),
         )
     changed = len(commits) - 1
     notes.append(
         f"{changed} of {total} commits after {begin[:12]} (--first-parent) change "
-        f"{', '.join(paths) or f'the Python of {engine} or what it requires'}; the others run as "
-        "the one before them"
+        f"{', '.join(paths) or f'the Python of {engine} or what it requires'}; the "
+        "others run as the one before them"
     )
     points = [one.point for one in commits]
     number = {"introduced": len(points) - 1, "fixed": 0}.get(find)
@@ -139,12 +149,14 @@ def _begin(ask: _Asked, older: str, newer: str, end: str) -> tuple[str, list[str
     if base == begin:
         return begin, []
     return base, [
-        f"{older} is on a branch of its own: the search begins at {base[:12]}, where {newer} and "
-        "it part"
+        f"{older} is on a branch of its own: the search begins at {base[:12]}, where "
+        f"{newer} and it part"
     ]
 
 
-def _number(ask: _Asked, commits: Sequence[_Commit], bad: str, wanted: Sequence[str]) -> int:
+def _number(
+    ask: _Asked, commits: Sequence[_Commit], bad: str, wanted: Sequence[str]
+) -> int:
     """The point that runs as revision ``bad`` does."""
     names = [one.sha for one in commits]
     sha = ask.commit(bad)
@@ -165,7 +177,9 @@ class _Asked:
         return git(self.clone, *arguments).decode("utf-8", "replace").strip()
 
     def commit(self, rev: str) -> str:
-        return self.text("rev-parse", "--verify", "--end-of-options", f"{rev}^{{commit}}")
+        return self.text(
+            "rev-parse", "--verify", "--end-of-options", f"{rev}^{{commit}}"
+        )
 
     def has(self, rev: str) -> bool:
         try:
@@ -174,7 +188,9 @@ class _Asked:
             return False
 
     def root(self, end: str) -> str:
-        return self.text("rev-list", "--first-parent", "--max-parents=0", end).splitlines()[-1]
+        return self.text(
+            "rev-list", "--first-parent", "--max-parents=0", end
+        ).splitlines()[-1]
 
     def base(self, one: str, other: str) -> str:
         try:
@@ -191,12 +207,21 @@ class _Asked:
     def differ(self, one: str, other: str, paths: Sequence[str]) -> bool:
         return bool(self.text("diff", "--name-only", one, other, "--", *paths))
 
-    def log(self, begin: str, end: str, paths: Sequence[str], most: int = 0) -> list[_Commit]:
-        """Commits after ``begin`` up to ``end``, oldest first; ``most``: the newest of them."""
+    def log(
+        self, begin: str, end: str, paths: Sequence[str], most: int = 0
+    ) -> list[_Commit]:
+        """Commits after ``begin`` up to ``end``, oldest first; ``most``: the newest of
+        them."""
         limits = [f"-{most}"] * bool(most) + [f"^{begin}"] * bool(begin)
         told = self.text(
-            *("log", "--first-parent", "--reverse", f"--format={_FORMAT}", end, *limits),
-            *("--", *paths),
+            "log",
+            "--first-parent",
+            "--reverse",
+            f"--format={_FORMAT}",
+            end,
+            *limits,
+            "--",
+            *paths,
         )
         found = []
         for line in told.splitlines():

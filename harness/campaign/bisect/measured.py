@@ -1,10 +1,9 @@
-"""What measurements tell a bisection: whether a metric has moved at a point as far as at the bad
-end.
+"""What measurements tell a bisection: whether a metric has moved at a point as far as
+at the bad end.
 
-Each run of a point is a comparison with the good end, under the same traffic and in turn, so that
-what drifts on a machine falls on both. Changes are logarithms of new over old, turned so that more
-is worse.
-"""
+Each run of a point is a comparison with the good end, under the same traffic and in
+turn, so that what drifts on a machine falls on both. Changes are logarithms of new over
+old, turned so that more is worse."""
 
 from __future__ import annotations
 
@@ -16,14 +15,17 @@ from mmrepro.failure.documents.ledger import Attempt
 from mmrepro.runs.changes import Metric, quantile
 
 FLOOR = 0.002
-"""Nothing is measured more exactly than this: two servers of one release differ by as much."""
+"""Nothing is measured more exactly than this: two servers of one release differ by as
+much."""
 CERTAIN = 20.0
-"""Odds, as a logarithm, of what needs no measurement: that the good end is like itself."""
+"""Odds, as a logarithm, of what needs no measurement: that the good end is like
+itself."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A change: its mean, the standard error of that, and degrees of freedom of the error."""
+    """A change: its mean, the standard error of that, and degrees of freedom of the
+    error."""
 
     mean: float
     error: float
@@ -47,18 +49,27 @@ class Reading:
         return f"{value:.1f} {unit} {verb} ({ends[0]:.1f} to {ends[1]:.1f})"
 
     def odds(self, moved: Reading) -> float:
-        """Logarithm of the odds that the metric moved as far as ``moved``, and not at all. The
-        tails are Student's, so that few blocks never make it certain."""
+        """Logarithm of the odds that the metric moved as far as ``moved``, and not at
+        all. The tails are Student's, so that few blocks never make it certain."""
         spread = math.hypot(self.error, moved.error)
         there, gone = (((self.mean - to) / spread) ** 2 for to in (moved.mean, 0.0))
         freedom = self.freedom
-        return (freedom + 1) / 2 * (math.log1p(gone / freedom) - math.log1p(there / freedom))
+        return (
+            (freedom + 1)
+            / 2
+            * (math.log1p(gone / freedom) - math.log1p(there / freedom))
+        )
 
 
 def reading(runs: Sequence[Attempt]) -> Reading | None:
-    """All runs of a point that measured something, as one. Where they differ by more than each by
-    itself explains, the error is as large as that asks for. None: there is none."""
-    found = [run.measured for run in runs if run.measured is not None and run.measured.blocks > 1]
+    """All runs of a point that measured something, as one. Where they differ by more
+    than each by itself explains, the error is as large as that asks for. None: there is
+    none."""
+    found = [
+        run.measured
+        for run in runs
+        if run.measured is not None and run.measured.blocks > 1
+    ]
     if not found:
         return None
     errors = [max(one.error, FLOOR) for one in found]
@@ -68,13 +79,16 @@ def reading(runs: Sequence[Attempt]) -> Reading | None:
     freedom = sum(one.blocks - 1 for one in found)
     error = 1 / math.sqrt(total)
     if len(found) > 1:
-        apart = sum(w * (one.change - mean) ** 2 for w, one in zip(weights, found, strict=True))
+        apart = sum(
+            w * (one.change - mean) ** 2 for w, one in zip(weights, found, strict=True)
+        )
         error *= math.sqrt(max(1.0, apart / (len(found) - 1)))
     return Reading(mean, error, freedom)
 
 
 def differ(ends: Reading, worse: float) -> bool | None:
-    """Whether the ends differ, and by as much as the change ``worse``; None: it is left open."""
+    """Whether the ends differ, and by as much as the change ``worse``; None: it is left
+    open."""
     low, high = ends.interval
     if high < worse:
         return False
@@ -82,8 +96,8 @@ def differ(ends: Reading, worse: float) -> bool | None:
 
 
 def is_step(whole: Reading, before: Reading, after: Reading) -> bool:
-    """Whether the change of the ends came at this boundary, all but a quarter, as far as can be
-    told; else it creeps, or came in several steps."""
+    """Whether the change of the ends came at this boundary, all but a quarter, as far
+    as can be told; else it creeps, or came in several steps."""
     error = math.hypot(after.error, before.error)
     reach = quantile(0.025, min(after.freedom, before.freedom)) * error
     return after.mean - before.mean + reach >= 0.75 * whole.mean

@@ -44,7 +44,9 @@ class Tested(Record):
     verdict: PointVerdict
     why: str
     exit_code: int
-    term: Annotated[str, Field(description="what git bisect calls such a commit; empty: skipped")]
+    term: Annotated[
+        str, Field(description="what git bisect calls such a commit; empty: skipped")
+    ]
     runs: list[Attempt]
 
 
@@ -62,8 +64,8 @@ def code_of(verdict: PointVerdict, find: str) -> GitCode:
 
 
 def terms(tree: Path) -> tuple[str, str]:
-    """What the bisection in progress there calls the new and the old: ("bad", "good") by default,
-    and where there is none."""
+    """What the bisection in progress there calls the new and the old: ("bad", "good")
+    by default, and where there is none."""
     try:
         file = git(tree, "rev-parse", "--git-path", "BISECT_TERMS").decode().strip()
         new, old = (tree / file).read_text(encoding="utf-8").split()[:2]
@@ -72,7 +74,9 @@ def terms(tree: Path) -> tuple[str, str]:
     return new, old
 
 
-def tested(scenario: Scenario, asked: BisectRunCommand, making: Making, root: Path) -> Tested:
+def tested(
+    scenario: Scenario, asked: BisectRunCommand, making: Making, root: Path
+) -> Tested:
     """Run it on the tree; the runs are in a folder of the tree's below ``root``.
 
     Raises:
@@ -83,7 +87,9 @@ def tested(scenario: Scenario, asked: BisectRunCommand, making: Making, root: Pa
     new, old = terms(place) if place.is_dir() else ("bad", "good")
     find = asked.find or ("fixed" if new == "fixed" else "introduced")
     device = device_of(asked.device)
-    source = resolve(asked.source, kernels=asked.over, device=device, engine=scenario.engine)
+    source = resolve(
+        asked.source, kernels=asked.over, device=device, engine=scenario.engine
+    )
     spec = spec_for(scenario.engine, source.release, device)
     there = existing(spec) is not None
     options = replace(asked.run, scenario=asked.scenario)
@@ -96,7 +102,9 @@ def tested(scenario: Scenario, asked: BisectRunCommand, making: Making, root: Pa
         while left:
             index = len(runs) + 1
             place = folder / f"run-{index}"
-            one = trials.run(cell, place, folder, night=NIGHT, index=index, role="planned")
+            one = trials.run(
+                cell, place, folder, night=NIGHT, index=index, role="planned"
+            )
             runs.append(one)
             _not_the_machine(one)
             if one.lost in ONCE_MORE and spare:

@@ -19,35 +19,46 @@ def read_repeat(text: str) -> int | None:
     if text == "auto":
         return None
     if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise UsageError(f"--repeat {text} is neither auto nor a number from 1 to 1000.")
+        raise UsageError(
+            f"--repeat {text} is neither auto nor a number from 1 to 1000."
+        )
     return int(text)
 
 
 @dataclass(frozen=True)
 class BisectCommand(SeveralRuns):
-    """Options of ``mmrepro bisect``; its ``run`` gets a release or commit for each point."""
+    """Options of ``mmrepro bisect``; its ``run`` gets a release or commit for each
+    point."""
 
     COMMAND: ClassVar[str] = "bisect"
-    find: Find = option("both", "Where the failure came in, where it was fixed, or both.")
+    find: Find = option(
+        "both", "Where the failure came in, where it was fixed, or both."
+    )
     good: str = option("", "Search no further than this one.", "VERSION|REV")
-    bad: str = option("", "Start from this one.", "VERSION|REV", shown="the scenario's release")
+    bad: str = option(
+        "", "Start from this one.", "VERSION|REV", shown="the scenario's release"
+    )
     measure: str = option(
         "",
-        f"In place of a failure: where this metric moved, under the traffic of a case, a recording "
-        f"or a profile. {', '.join(METRICS)}.",
+        "In place of a failure: where this metric moved, under the traffic of a case, "
+        f"a recording or a profile. {', '.join(METRICS)}.",
         "METRIC",
     )
     worse: str = option("5%", "The change to the worse that is looked for.", "PERCENT")
     engine: str = common.ENGINE_NAME("", help="Engine, for traffic that is no case.")
     by: By = option(
         "release",
-        "Releases of the package index, or commits: of a clone (--source), or of a list.",
+        (
+            "Releases of the package index, or commits: of a clone (--source), or of "
+            "a list."
+        ),
         shown="commit with --source, else release",
     )
     clone: Path | None = common.SOURCE(
         None,
-        help="A git clone of the engine: the commits of its --first-parent line, each as Python "
-        "over the compiled files of a release. After --: only commits that change these paths.",
+        help="A git clone of the engine: the commits of its --first-parent line, each "
+        "as Python over the compiled files of a release. After --: only commits that "
+        "change these paths.",
         metavar="DIR",
     )
     over: str = common.KERNELS("", name="--kernels")
@@ -65,7 +76,9 @@ class BisectCommand(SeveralRuns):
         read=read_repeat,
     )
     confidence: float = option(
-        0.95, "How sure a boundary must be where runs contradict each other.", "PROBABILITY"
+        0.95,
+        "How sure a boundary must be where runs contradict each other.",
+        "PROBABILITY",
     )
     linear: bool = option(False, "Try the points one after another.", group=LIMITS)
     keep_environments: bool = option(
@@ -74,7 +87,9 @@ class BisectCommand(SeveralRuns):
         group=LIMITS,
         name="--keep-environments/--no-keep-environments",
     )
-    resume: bool = common.RESUME(False, help="Continue what is in --out; no run is repeated.")
+    resume: bool = common.RESUME(
+        False, help="Continue what is in --out; no run is repeated."
+    )
     out: Path | None = common.OUT(None, shown="bisections/…")
     child: tuple[str, ...] = ()
     """What follows --: paths."""
@@ -82,29 +97,42 @@ class BisectCommand(SeveralRuns):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.resume and self.out is None:
-            raise UsageError("--resume needs the folder to go on with.", hint="--resume --out DIR")
+            raise UsageError(
+                "--resume needs the folder to go on with.", hint="--resume --out DIR"
+            )
         if self.measure:
             self._check_measure()
         elif self.engine:
-            raise UsageError("--engine is for the traffic of --measure.", hint="--measure tpot")
+            raise UsageError(
+                "--engine is for the traffic of --measure.", hint="--measure tpot"
+            )
         if not 0.5 <= self.confidence < 1:
             raise UsageError(
-                f"--confidence {self.confidence:g} is not a probability from 0.5 to below 1.",
+                (
+                    f"--confidence {self.confidence:g} is not a probability from 0.5 "
+                    "to below 1."
+                ),
                 hint="--confidence 0.95",
             )
         if self.clone is not None:
             if self.commits is not None:
-                raise UsageError("--source and --commits both say which commits: give one of them.")
+                raise UsageError(
+                    "--source and --commits both say which commits: give one of them."
+                )
             if self.ray:
-                raise UsageError("The trees of --source are read on this machine, without --ray.")
+                raise UsageError(
+                    "The trees of --source are read on this machine, without --ray."
+                )
             object.__setattr__(self, "by", "commit")
         elif self.child:
-            raise UsageError("Paths after -- are for --source DIR.", hint="--source DIR -- PATH")
+            raise UsageError(
+                "Paths after -- are for --source DIR.", hint="--source DIR -- PATH"
+            )
         if self.by == "commit" and self.commits is None and self.clone is None:
             raise UsageError(
                 "--by commit needs the commits: a clone, or a list of them.",
-                hint="--source DIR; or git log --format='%H %cI %s' GOOD..BAD > commits.txt, then: "
-                "--commits commits.txt",
+                hint="--source DIR; or git log --format='%H %cI %s' GOOD..BAD > "
+                "commits.txt, then: --commits commits.txt",
             )
         if self.by == "release" and self.commits is not None:
             raise UsageError("--commits is for --by commit.", hint="add --by commit")
@@ -115,8 +143,11 @@ class BisectCommand(SeveralRuns):
 
     @property
     def worse_by(self) -> float:
-        """As a change of the metric. Raises UsageError: it is no share, or there is no metric."""
-        return self.metric.limit(thresholds([f"{self.measure}={self.worse}"])[self.measure])
+        """As a change of the metric. Raises UsageError: it is no share, or there is no
+        metric."""
+        return self.metric.limit(
+            thresholds([f"{self.measure}={self.worse}"])[self.measure]
+        )
 
     def _check_measure(self) -> None:
         _ = self.worse_by
@@ -124,7 +155,10 @@ class BisectCommand(SeveralRuns):
             object.__setattr__(self, "find", "introduced")
         if (self.jobs or 1) > 1 or self.ray:
             raise UsageError(
-                "--measure runs by itself: whatever else runs on the machine would be measured.",
+                (
+                    "--measure runs by itself: whatever else runs on the machine "
+                    "would be measured."
+                ),
                 hint="leave --jobs and --ray out",
             )
 
@@ -151,7 +185,9 @@ class BisectRunCommand(ScenarioCommand):
     )
     mitigations: tuple[str, ...] = common.MITIGATION(())
     options: tuple[str, ...] = common.OPTION(())
-    repeat: int = common.REPEAT(1, help="Number of runs; one that shows the failure is enough.")
+    repeat: int = common.REPEAT(
+        1, help="Number of runs; one that shows the failure is enough."
+    )
     keep_environments: bool = option(
         False,
         "Keep the environment that was made for this tree.",

@@ -1,8 +1,9 @@
-"""Where a boundary lies, when runs contradict each other: a posterior over its positions.
+"""Where a boundary lies, when runs contradict each other: a posterior over its
+positions.
 
-Positions lead away from a point that has the failure. Up to the boundary a run shows the failure
-with an unknown rate, beyond it (almost) never. The rate is integrated out: a fifth of its prior is
-a failure that shows (almost) every time, the rest is uniform.
+Positions lead away from a point that has the failure. Up to the boundary a run shows
+the failure with an unknown rate, beyond it (almost) never. The rate is integrated out:
+a fifth of its prior is a failure that shows (almost) every time, the rest is uniform.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ WEIGHTS = np.array([(1 - ALWAYS_WEIGHT) / 19] * 19 + [ALWAYS_WEIGHT])
 FALSE_ALARM = 0.002
 """A run shows the failure, signature and all, where it is not."""
 MASKED = 0.01
-"""Of the runs that do not show a failure that is there: those that end in another one."""
+"""Of the runs that do not show a failure that is there: those that end in another
+one."""
 SLIP = 1e-4
 """A measurement is of something else than it says."""
 SURE: Any = (np.array([1 - SLIP]), np.array([1.0]))
@@ -36,8 +38,8 @@ Floats = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class Counts:
-    """Runs of a position. ``odds``: logarithm of the odds that it has what is looked for, by what
-    all of its runs measured; None: nothing was measured."""
+    """Runs of a position. ``odds``: logarithm of the odds that it has what is looked
+    for, by what all of its runs measured; None: nothing was measured."""
 
     bad: int = 0
     good: int = 0
@@ -46,8 +48,8 @@ class Counts:
 
 
 class Posterior:
-    """Over hypotheses 0 … n-1 for n positions: number k means that 0 … k have the failure, and the
-    positions beyond have it not.
+    """Over hypotheses 0 … n-1 for n positions: number k means that 0 … k have the
+    failure, and the positions beyond have it not.
 
     Args:
         counts: of the runs at each position.
@@ -86,7 +88,10 @@ class Posterior:
 
     def most_informative(self, allowed: Sequence[int]) -> int:
         """The position, one of ``allowed``, whose next run is expected to tell most."""
-        return min(allowed, key=lambda position: (round(self._expected(position), 12), position))
+        return min(
+            allowed,
+            key=lambda position: (round(self._expected(position), 12), position),
+        )
 
     def _expected(self, position: int) -> float:
         """Entropy of the boundary after one more run there."""
@@ -104,7 +109,8 @@ def _weighed(joint: Floats) -> float:
 
 
 def _there(one: Counts, rates: Floats) -> Floats:
-    """Logarithm of the likelihood, by rate, of the runs at a position that has the failure."""
+    """Logarithm of the likelihood, by rate, of the runs at a position that has the
+    failure."""
     if one.odds is not None:
         return np.log(_measured(rates, one.odds))
     hidden = np.log(1 - rates)
@@ -116,7 +122,9 @@ def _there(one: Counts, rates: Floats) -> Floats:
 def _gone(one: Counts) -> float:
     if one.odds is not None:
         return float(np.log(_measured(np.array([SLIP]), one.odds))[0])
-    return float(one.bad * np.log(FALSE_ALARM) + (one.good + one.other) * np.log(1 - FALSE_ALARM))
+    return float(
+        one.bad * np.log(FALSE_ALARM) + (one.good + one.other) * np.log(1 - FALSE_ALARM)
+    )
 
 
 def _measured(rates: Floats, odds: float) -> Floats:

@@ -1,10 +1,10 @@
-"""Which points to run, and what follows: a search away from a point that has the failure.
+"""Which points to run, and what follows: a search away from a point that has the
+failure.
 
-Pure: points are numbers, oldest first, and an oracle runs one of them. A point that cannot be
-tested is skipped and never counts as good; a different failure is neither bad nor good. As long as
-runs agree it is a binary search that tries the declared boundary first. With the first
-contradiction it is a Bayesian one.
-"""
+Pure: points are numbers, oldest first, and an oracle runs one of them. A point that
+cannot be tested is skipped and never counts as good; a different failure is neither bad
+nor good. As long as runs agree it is a binary search that tries the declared boundary
+first. With the first contradiction it is a Bayesian one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from mmrepro.failure.documents.searches import PointVerdict as Verdict, SideConclusion as Conclusion
+from mmrepro.failure.documents.searches import (
+    PointVerdict as Verdict,
+    SideConclusion as Conclusion,
+)
 
 if TYPE_CHECKING:
     from mmrepro.campaign.bisect.posterior import Posterior
@@ -40,9 +43,12 @@ class SearchOptions:
 
     @property
     def settle(self) -> int:
-        """Runs that agree, after which not even a failure of every second run is luck."""
+        """Runs that agree, after which not even a failure of every second run is
+        luck."""
         return (
-            2 if self.always else max(2, math.ceil(math.log(1 - self.confidence) / math.log(0.5)))
+            2
+            if self.always
+            else max(2, math.ceil(math.log(1 - self.confidence) / math.log(0.5)))
         )
 
 
@@ -58,7 +64,8 @@ class Board:
     runs: dict[int, list[Verdict]] = field(default_factory=dict)
     made: int = 0
     odds: dict[int, float] = field(default_factory=dict)
-    """By measured point, the logarithm of the odds that it has the change, by all its runs."""
+    """By measured point, the logarithm of the odds that it has the change, by all its
+    runs."""
     upcoming: Callable[[Sequence[int]], None] | None = None
     """Is told which points may be next, so that what they need can be fetched."""
 
@@ -70,10 +77,13 @@ class Board:
 
     def counts(self, point: int) -> Counter[Verdict]:
         """Of the runs that could be judged."""
-        return Counter(v for v in self.runs.get(point, ()) if v is not Verdict.UNTESTABLE)
+        return Counter(
+            v for v in self.runs.get(point, ()) if v is not Verdict.UNTESTABLE
+        )
 
     def settled(self, point: int) -> Verdict | None:
-        """The point's verdict; None: it was not run. Raises Contradiction: it has two."""
+        """The point's verdict; None: it was not run. Raises Contradiction: it has
+        two."""
         counts = self.counts(point)
         if not counts:
             return Verdict.UNTESTABLE if self.runs.get(point) else None
@@ -97,9 +107,9 @@ class Contradiction(Exception):
 def start(board: Board, wanted: int) -> tuple[int | None, list[str]]:
     """A point that has the failure, ``wanted`` first, and what is to be said of it.
 
-    Where ``wanted`` shows no failure it is run again, as a failure that comes and goes would need
-    it; where it really has none, its neighbours are tried, those declared affected first.
-    """
+    Where ``wanted`` shows no failure it is run again, as a failure that comes and goes
+    would need it; where it really has none, its neighbours are tried, those declared
+    affected first."""
     notes: list[str] = []
     first = board.run(wanted)
     again = board.options.settle - 1 if first is Verdict.GOOD else 1
@@ -129,7 +139,8 @@ def start(board: Board, wanted: int) -> tuple[int | None, list[str]]:
 
 Direction = Literal["introduced", "fixed"]
 END_TRIES = 3
-"""Points that are tried for a testable far end: the last, then half as far, and half of that."""
+"""Points that are tried for a testable far end: the last, then half as far, and half of
+that."""
 
 
 @dataclass
@@ -151,17 +162,21 @@ class Found:
     runs: int = 0
     notes: list[str] = field(default_factory=list)
     other_since: tuple[int, int] | None = None
-    """Where a different failure gives way to good: the last that has it, the first that is good."""
+    """Where a different failure gives way to good: the last that has it, the first that
+    is good."""
     returned: list[int] = field(default_factory=list)
     """Points beyond the boundary that have the failure again."""
     posterior: dict[int, float] | None = None
-    """Of each position of the boundary, by its last bad point; only after a contradiction."""
+    """Of each position of the boundary, by its last bad point; only after a
+    contradiction."""
     rate: float | None = None
-    """How often the failure shows where it is, as estimated; only after a contradiction."""
+    """How often the failure shows where it is, as estimated; only after a
+    contradiction."""
 
     @property
     def one_of(self) -> list[int]:
-        """The points of which one is the first bad (or the first good) one, oldest first."""
+        """The points of which one is the first bad (or the first good) one, oldest
+        first."""
         if self.bad is None or self.beyond is None or not self.gap:
             return []
         last = self.bad if self.direction == "introduced" else self.beyond
@@ -169,7 +184,8 @@ class Found:
 
 
 def search(board: Board, bad: int, direction: Direction, far: int) -> Found:
-    """The boundary between ``bad``, which has the failure, and ``far``, the last on that side."""
+    """The boundary between ``bad``, which has the failure, and ``far``, the last on
+    that side."""
     step = -1 if direction == "introduced" else 1
     return _Side(board, list(range(bad, far + step, step)), direction).search()
 
@@ -245,8 +261,8 @@ class _Side:
             unclear = contradiction.point in self.board.odds
             what = "leave it open" if unclear else "contradict each other"
             found.notes.append(
-                f"runs of {name} {what}: from there on, what each run tells is weighed (Bayesian "
-                "search)"
+                f"runs of {name} {what}: from there on, what each run tells is weighed "
+                "(Bayesian search)"
             )
             self._weigh()
         if found.ends_in is Verdict.OTHER:
@@ -255,7 +271,8 @@ class _Side:
         return found
 
     def _agreeing(self) -> tuple[int, int | None]:
-        """Last bad and first other position, by a search that takes each verdict as it is."""
+        """Last bad and first other position, by a search that takes each verdict as it
+        is."""
         if self.options.linear:
             return self._one_after_another()
         far = self._far_end()
@@ -286,7 +303,11 @@ class _Side:
         return None
 
     def _first_not_bad(self) -> int | None:
-        found = (p for p in range(self.end) if self.settled(p) in (Verdict.GOOD, Verdict.OTHER))
+        found = (
+            p
+            for p in range(self.end)
+            if self.settled(p) in (Verdict.GOOD, Verdict.OTHER)
+        )
         return next(found, None)
 
     def _between(self, low: int, high: int | None) -> tuple[int, int | None]:
@@ -308,7 +329,8 @@ class _Side:
                 high = position
 
     def _next(self, choices: Sequence[int], low: int, top: int) -> int:
-        """The choice nearest to the declared boundary, or, where that is refuted, to the middle."""
+        """The choice nearest to the declared boundary, or, where that is refuted, to
+        the middle."""
         aim = (low + top) / 2
         if self.declared is not None and low < self.declared + 0.5 < top:
             aim = self.declared + 0.5
@@ -318,7 +340,9 @@ class _Side:
         if self.board.upcoming is None:
             return
         halves = [(now, top), (low, now)]
-        if self.declared is not None:  # what is declared is to be expected, and no more is fetched
+        if (
+            self.declared is not None
+        ):  # what is declared is to be expected, and no more is fetched
             halves = [halves[now > self.declared]]
         for bottom, ceiling in halves:
             if rest := [p for p in choices if bottom < p < ceiling]:
@@ -344,12 +368,15 @@ class _Side:
         if high is None:
             if low == self.end - 1:
                 found.conclusion = Conclusion.NO_BOUNDARY
-                found.notes.append(f"the failure is in {self.name(low)}, the last on that side")
+                found.notes.append(
+                    f"the failure is in {self.name(low)}, the last on that side"
+                )
             else:
                 found.conclusion = Conclusion.INCONCLUSIVE
                 found.gap = sorted(self.points[low + 1 : self.end])
                 found.notes.append(
-                    f"beyond {self.name(low)} nothing could be tested: no good one is known there"
+                    f"beyond {self.name(low)} nothing could be tested: no good one is "
+                    "known there"
                 )
             return
         found.beyond = self.points[high]
@@ -359,18 +386,22 @@ class _Side:
         found.conclusion = Conclusion.RANGE if found.gap else Conclusion.FOUND
 
     def _verify(self, low: int, high: int) -> None:
-        """Both sides again; then as often as the confidence that is asked for needs it."""
+        """Both sides again; then as often as the confidence that is asked for needs
+        it."""
         sides = [self.again(position) for position in (high, low)]
         self.found.verified = all(sides) and not self.found.gap
         if not all(sides):
             self.found.notes.append("a side of the boundary could not be run again")
-        elif self._posterior().of_boundary[self._alive().index(low)] < self.options.confidence:
+        elif (
+            self._posterior().of_boundary[self._alive().index(low)]
+            < self.options.confidence
+        ):
             self._weigh()
             self.found.posterior = self.found.rate = None  # nothing contradicts it
 
     def _came_back(self, high: int, far: int) -> None:
-        """``far`` is bad, ``high`` before it is not: flaky, or it really came back. Raises
-        Contradiction."""
+        """``far`` is bad, ``high`` before it is not: flaky, or it really came back.
+        Raises Contradiction."""
         for wanted in range(2, self.options.settle + 1):
             for position in (high, far):
                 if not self.again(position, wanted):
@@ -379,9 +410,9 @@ class _Side:
         found.returned = [self.points[far]]
         times = self.options.settle
         found.notes.append(
-            f"the failure is gone in {self.name(high)} ({times} of {times} runs) and is there "
-            f"again in {self.name(far)} ({times} of {times}): it came back; this is about the "
-            f"boundary next to {self.name(0)}"
+            f"the failure is gone in {self.name(high)} ({times} of {times} runs) and "
+            f"is there again in {self.name(far)} ({times} of {times}): it came back; "
+            f"this is about the boundary next to {self.name(0)}"
         )
         self.end = high + 1
 
@@ -394,7 +425,9 @@ class _Side:
         if not goods:
             last = max(p for p, kind in kinds.items() if kind is Verdict.OTHER)
             if last > first:
-                found.notes.append(f"so does {self.name(last)}, the furthest that was run")
+                found.notes.append(
+                    f"so does {self.name(last)}, the furthest that was run"
+                )
             found.notes.append("no good one was seen on that side")
             return
         low, high = first, min(goods)
@@ -421,10 +454,18 @@ class _Side:
     def _alive(self) -> list[int]:
         """Positions that can be tested, as far as is known."""
         runs = self.board.runs
-        return [p for p in range(self.end) if self.judged(p) or not runs.get(self.points[p])]
+        return [
+            p for p in range(self.end) if self.judged(p) or not runs.get(self.points[p])
+        ]
 
     def _posterior(self) -> Posterior:
-        from mmrepro.campaign.bisect.posterior import RATES, SURE, WEIGHTS, Counts, Posterior
+        from mmrepro.campaign.bisect.posterior import (
+            RATES,
+            SURE,
+            WEIGHTS,
+            Counts,
+            Posterior,
+        )
 
         alive = self._alive()
         points = [self.points[p] for p in alive]
@@ -433,7 +474,10 @@ class _Side:
         if self.declared is not None:
             declared = max(i for i, p in enumerate(alive) if p <= self.declared)
         return Posterior(
-            [Counts(c[Verdict.BAD], c[Verdict.GOOD], c[Verdict.OTHER], o) for c, o in counts],
+            [
+                Counts(c[Verdict.BAD], c[Verdict.GOOD], c[Verdict.OTHER], o)
+                for c, o in counts
+            ],
             declared,
             SURE if self.options.always else (RATES, WEIGHTS),
         )
@@ -459,10 +503,15 @@ class _Side:
         low, high = alive[best], alive[best + 1] if best + 1 < len(alive) else None
         if not sure:
             found.bad, found.beyond, found.gap = self.points[low], None, []
-            found.conclusion, found.verified, found.ends_in = Conclusion.INCONCLUSIVE, False, None
+            found.conclusion, found.verified, found.ends_in = (
+                Conclusion.INCONCLUSIVE,
+                False,
+                None,
+            )
             found.notes.append(
-                f"{spent} runs leave it open: the likeliest boundary is next to {self.name(low)}, "
-                f"at {chances[best]:.0%}, and {self.options.confidence:.0%} were asked for"
+                f"{spent} runs leave it open: the likeliest boundary is next to "
+                f"{self.name(low)}, at {chances[best]:.0%}, and "
+                f"{self.options.confidence:.0%} were asked for"
             )
             return
         self._conclude(low, high)

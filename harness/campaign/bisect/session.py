@@ -1,4 +1,5 @@
-"""The policy of a bisection: its points, the runs of each, and its document at every step."""
+"""The policy of a bisection: its points, the runs of each, and its document at every
+step."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ from mmrepro.base.errors import MmreproError, UnwritableOutput, UsageError
 from mmrepro.base.records import Fidelity, Moment
 from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.bisect.plan import Field, cell_at
-from mmrepro.campaign.bisect.search import Board, Direction, Found, SearchOptions, search, start
+from mmrepro.campaign.bisect.search import (
+    Board,
+    Direction,
+    Found,
+    SearchOptions,
+    search,
+    start,
+)
 from mmrepro.campaign.events import Found as FoundEvent, Tone
 from mmrepro.campaign.search import CellSearch
 from mmrepro.campaign.work import Began, Order
@@ -54,7 +62,9 @@ def verdict_of(runs: Sequence[Attempt]) -> tuple[PointVerdict | None, str]:
         return PointVerdict.UNTESTABLE, f"inconclusive: {last.explanation}"
     counts = Counter(VERDICTS[a.outcome] for a in seen if a.outcome is not None)
     if counts[PointVerdict.BAD] and len(counts) > 1:
-        told = ", ".join(f"{number} × {verdict}" for verdict, number in counts.most_common())
+        told = ", ".join(
+            f"{number} × {verdict}" for verdict, number in counts.most_common()
+        )
         return PointVerdict.BOTH, f"{told}, of {len(runs)}"
     other = next((a for a in seen if a.outcome is Outcome.DIFFERENT_FAILURE), None)
     chosen = other or seen[-1]
@@ -71,16 +81,17 @@ def side_of(
 ) -> Side:
     """What is written of one side.
 
-    Args:
-        found: None: no point with the failure was found to start from.
-        notes: on the start.
-        made: runs that were made for this side; those for the start belong to the first one.
+    Args: found: None: no point with the failure was found to start from. notes: on the
+        start. made: runs that were made for this side; those for the start belong to
+        the first one.
     """
     if found is None:
         return Side(
             conclusion=SideConclusion.NO_FAILURE,
             runs=made,
-            explanation="the failure was seen nowhere, so there is nothing to search for",
+            explanation=(
+                "the failure was seen nowhere, so there is nothing to search for"
+            ),
             notes=list(notes),
         )
     names = [point.name for point in bisection.points]
@@ -104,7 +115,9 @@ def side_of(
             side.after = str(found.ends_in)
     if found.posterior is not None:
         ordered = sorted(found.posterior.items(), key=lambda item: -item[1])
-        side.posterior = [Chance(last_bad=names[p], probability=round(c, 4)) for p, c in ordered]
+        side.posterior = [
+            Chance(last_bad=names[p], probability=round(c, 4)) for p, c in ordered
+        ]
     if found.other_since is not None:
         side.other_between = [names[p] for p in sorted(found.other_since)]
     side.explanation = _explain(bisection, direction, found, side)
@@ -115,7 +128,9 @@ def _good(found: Found) -> bool:
     return found.ends_in is PointVerdict.GOOD
 
 
-def _explain(bisection: Bisection, direction: Direction, found: Found, side: Side) -> str:
+def _explain(
+    bisection: Bisection, direction: Direction, found: Found, side: Side
+) -> str:
     names = [_label(point) for point in bisection.points]
     kind = bisection.by
     if found.bad is None or found.beyond is None:
@@ -143,8 +158,9 @@ def _explain(bisection: Bisection, direction: Direction, found: Found, side: Sid
     if _good(found):
         return f"{beyond} is the first good {kind}: {bad}, before it, has the failure"
     return (
-        f"{bad} is the last {kind} with the failure: from {beyond} on the same trigger ends in "
-        f"another failure, so that this is no fix: {_other(bisection.points[found.beyond])}"
+        f"{bad} is the last {kind} with the failure: from {beyond} on the same trigger "
+        "ends in another failure, so that this is no fix: "
+        f"{_other(bisection.points[found.beyond])}"
     )
 
 
@@ -159,19 +175,24 @@ def _label(point: Point) -> str:
 def limits(bisection: Bisection) -> list[str]:
     """What the result does not establish, whatever it shows."""
     found = [
-        f"every statement is about this scenario's traffic and options, on this device "
-        f"({bisection.device}), with each {bisection.by}'s requirements as of its own day"
+        "every statement is about this scenario's traffic and options, on this device "
+        f"({bisection.device}), with each {bisection.by}'s requirements as of its own "
+        "day"
     ]
     if bisection.by == "release":
         found.append("which change between the two releases is the cause is not said")
-    origins = dict.fromkeys(p.wheel.origin for p in bisection.points if p.wheel and p.wheel.origin)
-    found += [f"the wheels are a {origin}" for origin in origins if "third-party" in origin]
+    origins = dict.fromkeys(
+        p.wheel.origin for p in bisection.points if p.wheel and p.wheel.origin
+    )
+    found += [
+        f"the wheels are a {origin}" for origin in origins if "third-party" in origin
+    ]
     if bisection.repeat is None and not any(
         side and side.posterior for side in (bisection.introduced, bisection.fixed)
     ):
         found.append(
-            "points away from the boundary were run once: a failure that comes and goes may have "
-            "been missed there (--repeat N)"
+            "points away from the boundary were run once: a failure that comes and "
+            "goes may have been missed there (--repeat N)"
         )
     kinds = {p.fidelity for p in bisection.points if p.fidelity}
     if kinds and not kinds & {Fidelity.GPU, Fidelity.LIVE}:
@@ -190,8 +211,8 @@ VERDICTS = {
 }
 """What a run says of its point; others say nothing."""
 NOT_BUILT = (
-    "compiled code is not built: the Python of each commit runs over the compiled files of a "
-    "release, so that a change of compiled code alone is not seen"
+    "compiled code is not built: the Python of each commit runs over the compiled "
+    "files of a release, so that a change of compiled code alone is not seen"
 )
 """Limits of a search over the commits of a clone."""
 ONCE_MORE = (Lost.INFRASTRUCTURE, Lost.TIMEOUT)
@@ -201,8 +222,8 @@ ONCE_MORE = (Lost.INFRASTRUCTURE, Lost.TIMEOUT)
 class Bisecting(CellSearch[Bisection]):
     """A bisection in progress.
 
-    Both sides are searched at once where two places are free; on one they come one after the other.
-    """
+    Both sides are searched at once where two places are free; on one they come one
+    after the other."""
 
     kind, night = "bisection", "bisect"
     root, file, model = "bisections", BISECTION_FILE, Bisection
@@ -216,13 +237,18 @@ class Bisecting(CellSearch[Bisection]):
         *,
         write: Callable[[Bisection, Path], object],
     ) -> None:
-        """``write`` writes the documents below the folder, each time that they have grown."""
+        """``write`` writes the documents below the folder, each time that they have
+        grown."""
         self.options, self.field = options, field
         self._before: dict[int, bool] = {}
         """Whether the environment of a point was there before."""
         super().__init__(scenario, options, field.device, write, options.find)
-        self.dates = {point.commit: point.uploaded for point in field.points if point.commit}
-        found = [cell_at(point, scenario, options, field.device) for point in field.points]
+        self.dates = {
+            point.commit: point.uploaded for point in field.points if point.commit
+        }
+        found = [
+            cell_at(point, scenario, options, field.device) for point in field.points
+        ]
         self._cells = found
         self.cells = {cell.id: cell for cell in found}
         self._numbers = {cell.id: number for number, cell in enumerate(found)}
@@ -239,7 +265,10 @@ class Bisecting(CellSearch[Bisection]):
             self.search_options(),
             upcoming=self._announce,
         )
-        self.works = [self._start, *(partial(self._side, d) for d in options.directions)]
+        self.works = [
+            self._start,
+            *(partial(self._side, d) for d in options.directions),
+        ]
 
     def search_options(self) -> SearchOptions:
         options = self.options
@@ -270,7 +299,9 @@ class Bisecting(CellSearch[Bisection]):
         first = direction == self.options.directions[0]
         # The runs are the board's; how many were made for this side is counted apart.
         board = replace(self._board, made=self._board.made if first else 0)
-        found = None if self._bad is None else self._outward(board, self._bad, direction)
+        found = (
+            None if self._bad is None else self._outward(board, self._bad, direction)
+        )
         side = side_of(self.document, direction, found, self._notes, board.made)
         side.notes += [*self._declared_failure(found), *self._merged(found)]
         self.adjust(side, found)
@@ -285,12 +316,20 @@ class Bisecting(CellSearch[Bisection]):
 
     def _declared_failure(self, found: Found | None) -> list[str]:
         """What the scenario itself says of the other failure beyond the boundary."""
-        if found is None or found.beyond is None or found.ends_in is not PointVerdict.OTHER:
+        if (
+            found is None
+            or found.beyond is None
+            or found.ends_in is not PointVerdict.OTHER
+        ):
             return []
         release = self.field.points[found.beyond].release
         mitigations = frozenset(self.options.run.mitigations)
         outcome, why = self.scenario.expected(release, mitigations)
-        return [f"the scenario says of it: {why}"] if outcome is Outcome.DIFFERENT_FAILURE else []
+        return (
+            [f"the scenario says of it: {why}"]
+            if outcome is Outcome.DIFFERENT_FAILURE
+            else []
+        )
 
     def _merged(self, found: Found | None) -> list[str]:
         """How to search what a merge brought, where the boundary is one."""
@@ -305,10 +344,13 @@ class Bisecting(CellSearch[Bisection]):
         if not fixed:
             ends = {"good": f"{commit}^1", "bad": f"{commit}^2"}
         command = self.command(find=found.direction, **ends)
-        return [f"{commit[:12]} is a merge of {count} commits; to search them: {command}"]
+        return [
+            f"{commit[:12]} is a merge of {count} commits; to search them: {command}"
+        ]
 
     def _outward(self, board: Board, bad: int, direction: Direction) -> Found:
-        """As far as the bound that was given, or beyond it where that one has the failure, too."""
+        """As far as the bound that was given, or beyond it where that one has the
+        failure, too."""
         far = self.field.far(direction)
         found = search(board, bad, direction, far)
         outermost = 0 if direction == "introduced" else len(self.field.points) - 1
@@ -316,11 +358,14 @@ class Bisecting(CellSearch[Bisection]):
             return found
         name = self.field.points[far].name
         found = search(board, far, direction, outermost)
-        found.notes.insert(0, f"{name} was said to be good, and has the failure: further out, then")
+        found.notes.insert(
+            0, f"{name} was said to be good, and has the failure: further out, then"
+        )
         return found
 
     def _oracle(self, number: int) -> PointVerdict:
-        """One more run of a point; after lost infrastructure a second one, and no third."""
+        """One more run of a point; after lost infrastructure a second one, and no
+        third."""
         attempt = self._attempt(number, "confirm" if self._asked[number] else "planned")
         if attempt.lost in ONCE_MORE:
             attempt = self._attempt(number, "retry")
@@ -336,15 +381,17 @@ class Bisecting(CellSearch[Bisection]):
         if why := self._read(number):
             attempt = self._unread(number, role, why)
         else:
-            attempt = self.attempt(Began(self._cells[number].id, self._asked[number], role, what))
+            attempt = self.attempt(
+                Began(self._cells[number].id, self._asked[number], role, what)
+            )
         point.runs = sorted([*point.runs, attempt], key=lambda run: run.index)
         self._note(number, attempt)
         self.write()
         return attempt
 
     def _read(self, number: int) -> str:
-        """Read the tree of a clone's commit, once: by its content it is a release. Why it cannot be
-        run; "": it can."""
+        """Read the tree of a clone's commit, once: by its content it is a release. Why
+        it cannot be run; "": it can."""
         point, clone = self.field.points[number], self.options.clone
         if clone is not None and not point.release and number not in self._unreadable:
             try:
@@ -383,9 +430,11 @@ class Bisecting(CellSearch[Bisection]):
         point.release = point.release or incident.engine.release
         point.fidelity = attempt.fidelity or point.fidelity
         known = {stand_in.name for stand_in in self.document.stand_ins}
-        self.document.stand_ins += [s for s in incident.stand_ins if s.name not in known]
+        self.document.stand_ins += [
+            s for s in incident.stand_ins if s.name not in known
+        ]
 
-    # ------------------------------------------------------------------ asked by the campaign
+    # ------------------------------------------------------------ asked by the campaign
 
     def order_of(self, want: Began) -> Order:
         number = self._numbers[want.id]
@@ -413,10 +462,13 @@ class Bisecting(CellSearch[Bisection]):
         point, device = self.field.points[number], self.field.device
         if not point.commit or self.options.clone is not None:
             return spec_for(self.scenario.engine, point.release, device)
-        return spec_for(self.scenario.engine, "", device, commit=point.commit, date=point.uploaded)
+        return spec_for(
+            self.scenario.engine, "", device, commit=point.commit, date=point.uploaded
+        )
 
     def _announce(self, numbers: Sequence[int]) -> None:
-        """One of these may be next: its environment is fetched while a run is in progress."""
+        """One of these may be next: its environment is fetched while a run is in
+        progress."""
         for number in numbers:
             if self._read(number):
                 continue
@@ -428,7 +480,8 @@ class Bisecting(CellSearch[Bisection]):
                 return
 
     def _fetching(self, number: int, *, there: bool) -> None:
-        """Written down before it begins: whoever goes on after a kill drops it in the end."""
+        """Written down before it begins: whoever goes on after a kill drops it in the
+        end."""
         self._before.setdefault(number, there)
         self.field.points[number].fetched |= not there
         self.write()
@@ -456,10 +509,18 @@ class Bisecting(CellSearch[Bisection]):
             )
         if old is None:
             return
-        mine = (self.scenario.name, self.scenario.variant, self.field.device, self.options.by)
+        mine = (
+            self.scenario.name,
+            self.scenario.variant,
+            self.field.device,
+            self.options.by,
+        )
         if (old.scenario.name, old.scenario.variant, old.device, old.by) != mine:
             raise UnwritableOutput(
-                f"{folder} holds a bisection of {old.scenario.name} by {old.by} on {old.device}.",
+                (
+                    f"{folder} holds a bisection of {old.scenario.name} by {old.by} "
+                    f"on {old.device}."
+                ),
                 hint="choose another --out",
             )
         fetched = {point.name for point in old.points if point.fetched}

@@ -30,12 +30,14 @@ from mmrepro.engines.environments.build import folder_of
 from pydantic import ValidationError
 
 TOKEN: Final = "engine_host"  # noqa: S105
-"""Ray's resource that says: engines are run on this machine. One, so that one order is there."""
+"""Ray's resource that says: engines are run on this machine. One, so that one order is
+there."""
 LABEL: Final = "mmrepro.machine"
 """Ray's label of a node that is the machine's label in the ledger."""
 LOOK_S = 1.0
 HEAD_S = 15.0
-"""For which the cluster's head may be silent. After a minute Ray would end this process itself."""
+"""For which the cluster's head may be silent. After a minute Ray would end this process
+itself."""
 REACHED_S = 10.0
 STOP_S = GRACE_S + 30.0
 """For the runs in progress on all machines, before their workers are killed."""
@@ -50,12 +52,16 @@ Say = Callable[[str], None]
 class Machines:
     """Those of a cluster that have the resource ``engine_host``.
 
-    A machine is asked for its version and its code before it is given anything. One that died is
-    not asked again, whatever Ray says of it meanwhile; if it comes back, Ray gives it another id.
-    """
+    A machine is asked for its version and its code before it is given anything. One
+    that died is not asked again, whatever Ray says of it meanwhile; if it comes back,
+    Ray gives it another id."""
 
     def __init__(
-        self, ray: Any, outfit: Engines, needs: Cluster | None = None, say: Say | None = None
+        self,
+        ray: Any,
+        outfit: Engines,
+        needs: Cluster | None = None,
+        say: Say | None = None,
     ) -> None:
         """``ray``: :func:`connected`."""
         self._ray, self._outfit, self._needs = ray, outfit, needs or Cluster()
@@ -76,7 +82,9 @@ class Machines:
 
     def expect(self, groups: Sequence[Group]) -> None:
         """These are to be run; known before the first machine is asked what it has."""
-        self._scenarios = sorted({p.cell.scenario for group in groups for p in group.cells})
+        self._scenarios = sorted(
+            {p.cell.scenario for group in groups for p in group.cells}
+        )
         if any(group.device == "cuda" for group in groups):
             self._gpus = self._needs.gpus
 
@@ -94,7 +102,8 @@ class Machines:
             return list(self._machines.values())
 
     def stop(self) -> None:
-        """End the runs in progress on all machines, as by Ctrl-C, and wait until that is done."""
+        """End the runs in progress on all machines, as by Ctrl-C, and wait until that
+        is done."""
         with self._lock:
             self._stopped = True
             streams = list(self._streams)
@@ -104,14 +113,17 @@ class Machines:
         if not ends:
             return
         seconds = ALONE_S if self._alone else STOP_S
-        _, late = self._ray.wait(ends, num_returns=len(ends), timeout=seconds, fetch_local=False)
+        _, late = self._ray.wait(
+            ends, num_returns=len(ends), timeout=seconds, fetch_local=False
+        )
         for stream, end in zip(streams, ends, strict=True):
             if end in late:
                 self._cancel(stream, force=True)
         self._given_up = True
 
     def join(self) -> None:
-        """Nothing is done beside the runs: each machine ends an order when all of it is done."""
+        """Nothing is done beside the runs: each machine ends an order when all of it is
+        done."""
 
     def _cancel(self, stream: Any, *, force: bool) -> None:
         with contextlib.suppress(self._ray.exceptions.RayError, ValueError, TypeError):
@@ -126,7 +138,8 @@ class Machines:
             if time.monotonic() - self._answered > HEAD_S:
                 self._alone = True
                 raise NoPlaceLeft(
-                    "The head of the Ray cluster does not answer any more.", hint="ray status"
+                    "The head of the Ray cluster does not answer any more.",
+                    hint="ray status",
                 ) from None
             return False
         self._answered = time.monotonic()
@@ -134,14 +147,23 @@ class Machines:
 
     def _look(self) -> None:
         nodes = {n["NodeID"]: n for n in self._ray.nodes() if n["Alive"]}
-        if not self._none_said and not any(n["Resources"].get(TOKEN) for n in nodes.values()):
+        if not self._none_said and not any(
+            n["Resources"].get(TOKEN) for n in nodes.values()
+        ):
             self._none_said = True
-            self._say(f"no machine of the cluster has the resource {TOKEN}: see docs/cluster.md")
+            self._say(
+                f"no machine of the cluster has the resource {TOKEN}: see "
+                "docs/cluster.md"
+            )
         for known in [*self._machines, *self._greetings]:
             if known not in nodes:
                 self._forget(known)
         for node in sorted(nodes):
-            if node in self._unusable or node in self._machines or node in self._greetings:
+            if (
+                node in self._unusable
+                or node in self._machines
+                or node in self._greetings
+            ):
                 continue
             resources = nodes[node]["Resources"]
             if not resources.get(TOKEN):
@@ -149,7 +171,9 @@ class Machines:
             if why := self._lacks(resources):
                 self._leave_out(node, self._label(nodes, node), why)
             else:
-                asked = self._task(remote.greet, node, num_cpus=0).remote(self._scenarios)
+                asked = self._task(remote.greet, node, num_cpus=0).remote(
+                    self._scenarios
+                )
                 self._greetings[node] = asked
         for node, greeting in list(self._greetings.items()):
             if self._ray.wait([greeting], timeout=0)[0]:
@@ -166,14 +190,20 @@ class Machines:
         self._say(f"{name} is not used: {why}")
 
     def _lacks(self, resources: Mapping[str, float]) -> str:
-        wanted = {"CPU": self._needs.cpus, "GPU": self._gpus, "memory": self._needs.memory}
+        wanted = {
+            "CPU": self._needs.cpus,
+            "GPU": self._gpus,
+            "memory": self._needs.memory,
+        }
         for name, number in wanted.items():
             if (has := resources.get(name, 0.0)) < number:
                 return f"a run asks for {number:g} of Ray's {name}, and it has {has:g}"
         return ""
 
     def _label(self, nodes: Mapping[str, Any], node: str) -> str:
-        return label(nodes[node], [other for name, other in nodes.items() if name != node])
+        return label(
+            nodes[node], [other for name, other in nodes.items() if name != node]
+        )
 
     def _greeted(self, node: str, name: str, greeting: Any) -> None:
         try:
@@ -184,12 +214,14 @@ class Machines:
         except ValidationError:
             self._leave_out(node, name, "it has another version of mmrepro")
             return
-        if why := differs(told, Greeting.model_validate_json(remote.greet(self._scenarios))):
+        if why := differs(
+            told, Greeting.model_validate_json(remote.greet(self._scenarios))
+        ):
             self._leave_out(node, name, why)
             return
         self._machines[node] = Machine(self, node, name, set(told.environments))
 
-    # ------------------------------------------------------------------ what they work on
+    # ---------------------------------------------------------------- what they work on
 
     def _task(self, function: Callable[..., Any], node: str, **options: Any) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -240,8 +272,11 @@ class Machines:
             with self._lock:
                 self._streams.discard(stream)
 
-    def _received(self, stream: Any, machine: Machine, order: Order, root: Path) -> Working:
-        """What a machine sends; incidents are put where they belong. Raises RayError."""
+    def _received(
+        self, stream: Any, machine: Machine, order: Order, root: Path
+    ) -> Working:
+        """What a machine sends; incidents are put where they belong. Raises
+        RayError."""
         folder: Path | None = None
         arrived = False
         for reference in self._references(stream):
@@ -272,7 +307,9 @@ class Machines:
 
 
 class Machine:
-    def __init__(self, cluster: Machines, node: str, name: str, environments: set[str]) -> None:
+    def __init__(
+        self, cluster: Machines, node: str, name: str, environments: set[str]
+    ) -> None:
         """``environments``: folders of those that it has."""
         self.node, self.name = node, name
         self._cluster, self._environments = cluster, environments
@@ -286,7 +323,8 @@ class Machine:
 
         KeyboardInterrupt: the cluster was told to stop.
         """
-        # Python 3.12 ends a generator that a closed one iterates over only with that one's memory.
+        # Python 3.12 ends a generator that a closed one iterates over only with that
+        # one's memory.
         with contextlib.closing(self._cluster.carry_out(self, order, root)) as working:
             for item in working:
                 if getattr(item, "key", "") and order.environment is not None:
@@ -298,7 +336,8 @@ class Machine:
 
 
 def label(node: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    """Of a node in the ledger, which is public: its own one, else one of its id; no address."""
+    """Of a node in the ledger, which is public: its own one, else one of its id; no
+    address."""
     given = str((node.get("Labels") or {}).get(LABEL, ""))
     short = node["NodeID"][:8]
     if not given:
@@ -325,9 +364,15 @@ def gone(error: Exception) -> bool:
 def lost_because(error: Exception, name: str) -> str:
     """What Ray raised, in words that name no address; no full stop."""
     if cause := getattr(error, "cause", None):
-        if isinstance(cause, ModuleNotFoundError) and (cause.name or "").startswith("mmrepro"):
+        if isinstance(cause, ModuleNotFoundError) and (cause.name or "").startswith(
+            "mmrepro"
+        ):
             return f"mmrepro cannot be imported on {name}"
-        told = cause.message if isinstance(cause, MmreproError) else getattr(cause, "strerror", "")
+        told = (
+            cause.message
+            if isinstance(cause, MmreproError)
+            else getattr(cause, "strerror", "")
+        )
         why = f"{type(cause).__name__}: {told}" if told else type(cause).__name__
         return f"the work on {name} failed ({why.rstrip('.')})"
     return _WORDS.get(_kind(error), "Ray failed on {}").format(name)
@@ -339,9 +384,13 @@ def _kind(error: Exception) -> str:
 
 _WORDS: Final = {
     "NodeDiedError": "the machine {} died, or left the cluster",
-    "OutOfMemoryError": "the machine {} ran out of memory, and Ray killed the worker there",
+    "OutOfMemoryError": (
+        "the machine {} ran out of memory, and Ray killed the worker there"
+    ),
     "WorkerCrashedError": "the worker on {} was killed or died",
-    "TaskUnschedulableError": "the machine {} is gone, or no longer has what a run asks for",
+    "TaskUnschedulableError": (
+        "the machine {} is gone, or no longer has what a run asks for"
+    ),
     "TaskCancelledError": "somebody cancelled the work on {}",
     "RuntimeEnvSetupError": "Ray could not set up a worker on {}",
     "ObjectLostError": "what {} sent was lost on its way",
@@ -360,16 +409,20 @@ def connected(address: str) -> Iterator[Any]:
         InfrastructureError: no cluster answers there.
     """
     if address != "auto" and not re.fullmatch(r"[^\s:/]+:\d{1,5}", address):
-        raise UsageError(f"{address!r} is no address of a Ray cluster.", hint="auto, or HOST:PORT")
+        raise UsageError(
+            f"{address!r} is no address of a Ray cluster.", hint="auto, or HOST:PORT"
+        )
     try:
         import ray
         from ray._private import ray_constants, services, worker
     except ModuleNotFoundError as error:
         raise UsageError(
-            "--ray needs Ray, which is not installed here.", hint="pip install 'mmrepro[cluster]'"
+            "--ray needs Ray, which is not installed here.",
+            hint="pip install 'mmrepro[cluster]'",
         ) from error
-    # Under `uv run` Ray would send the project to all machines, and have its workers build an
-    # environment there, several at once. Its variable counts only before the first import of Ray.
+    # Under `uv run` Ray would send the project to all machines, and have its workers
+    # build an environment there, several at once. Its variable counts only before the
+    # first import of Ray.
     ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
     with _own_signals():
         try:
@@ -378,8 +431,8 @@ def connected(address: str) -> Iterator[Any]:
             ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise InfrastructureError(
-                f"No Ray cluster answers at {address!r}, or this machine is not in it, or it has "
-                "another version of Ray or Python.",
+                f"No Ray cluster answers at {address!r}, or this machine is not in it, "
+                "or it has another version of Ray or Python.",
                 hint="ray status",
                 detail=str(error).splitlines()[:3],
             ) from error
@@ -392,7 +445,8 @@ def connected(address: str) -> Iterator[Any]:
 
 
 def _reached(where: str, seconds: float) -> None:
-    """Whether anybody listens: Ray itself would try for a quarter of an hour. Raises OSError."""
+    """Whether anybody listens: Ray itself would try for a quarter of an hour. Raises
+    OSError."""
     host, _, port = where.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds):
         pass
@@ -400,7 +454,8 @@ def _reached(where: str, seconds: float) -> None:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Handlers are as before afterwards: Ray sets its own for SIGTERM, and may ignore SIGCHLD."""
+    """Handlers are as before afterwards: Ray sets its own for SIGTERM, and may ignore
+    SIGCHLD."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}
     try:

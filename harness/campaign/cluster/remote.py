@@ -1,12 +1,13 @@
-"""What runs in a Ray worker: an order is worked on, and what comes of it is sent, run by run.
+"""What runs in a Ray worker: an order is worked on, and what comes of it is sent, run
+by run.
 
 Nothing here imports Ray: these functions are Ray's tasks, and can be called without it.
 
-A Ray worker has variables of Ray's own, an OMP_NUM_THREADS that Ray works out from ``num_cpus``, a
-blocked SIGINT, and with Ray's subreaper on an ignored SIGCHLD: ``waitpid`` then knows no exit code,
-and every child seems to have ended with 0. Children inherit all of that, over ``exec`` too. Here a
-run is to find what it finds anywhere.
-"""
+A Ray worker has variables of Ray's own, an OMP_NUM_THREADS that Ray works out from
+``num_cpus``, a blocked SIGINT, and with Ray's subreaper on an ignored SIGCHLD:
+``waitpid`` then knows no exit code, and every child seems to have ended with 0.
+Children inherit all of that, over ``exec`` too. Here a run is to find what it finds
+anywhere."""
 
 from __future__ import annotations
 
@@ -76,14 +77,21 @@ def variables(
 ) -> dict[str, str]:
     """Those that a shell on the machine would have, for runs on ``device``.
 
-    Args:
-        now: the worker's, where Ray has put the GPUs that it gives.
-        started: those it was started with, by which the user's own OMP_NUM_THREADS is told from
+    Args: now: the worker's, where Ray has put the GPUs that it gives. started: those it
+        was started with, by which the user's own OMP_NUM_THREADS is told from
             Ray's; None: not known, and there is none of the user's.
         driver: whether the machine has an NVIDIA driver; None: it is looked for.
     """
-    base = {n: v for n, v in now.items() if n != "OMP_NUM_THREADS"} if started is None else started
-    kept = {n: v for n, v in base.items() if not n.startswith(RAYS_PREFIX) and n not in RAYS_OWN}
+    base = (
+        {n: v for n, v in now.items() if n != "OMP_NUM_THREADS"}
+        if started is None
+        else started
+    )
+    kept = {
+        n: v
+        for n, v in base.items()
+        if not n.startswith(RAYS_PREFIX) and n not in RAYS_OWN
+    }
     kept.pop(VISIBLE, None)
     if device == "cuda":
         if (given := now.get(VISIBLE)) is not None:
@@ -98,12 +106,16 @@ def normalised(mask: str) -> str:
     if hidden(mask):
         return ""
     entries = {entry.strip() for entry in mask.split(",")} - {""}
-    return ",".join(sorted(entries, key=lambda e: (not e.isdigit(), int(e) if e.isdigit() else e)))
+    return ",".join(
+        sorted(entries, key=lambda e: (not e.isdigit(), int(e) if e.isdigit() else e))
+    )
 
 
 def plain_signals() -> None:
-    """Signals as a shell leaves them, for children that this thread starts. In the main thread."""
-    # Said even where Python believes that it is so: Ray ignores SIGCHLD behind its back.
+    """Signals as a shell leaves them, for children that this thread starts. In the main
+    thread."""
+    # Said even where Python believes that it is so: Ray ignores SIGCHLD behind its
+    # back.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     plain_mask()
 
@@ -132,7 +144,8 @@ def packed(folder: Path, limit: int = LIMIT_BYTES) -> bytes:
         size = sum(path.lstat().st_size for path in folder.rglob("*"))
         if size > limit:
             raise NotCarried(
-                f"Its incident has {units.size(size)}; up to {units.size(limit)} are brought."
+                f"Its incident has {units.size(size)}; up to {units.size(limit)} are "
+                "brought."
             )
         target = io.BytesIO()
         with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as tar:
@@ -155,8 +168,8 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 def unpacked(data: bytes, folder: Path, limit: int = LIMIT_BYTES) -> None:
     """Put it at ``folder``, in place of what is there.
 
-    Raises:
-        NotCarried: it is no such archive, too large, or would be written elsewhere; ``folder`` is
+    Raises: NotCarried: it is no such archive, too large, or would be written elsewhere;
+        ``folder`` is
             not there then.
     """
     shutil.rmtree(folder, ignore_errors=True)
@@ -187,7 +200,8 @@ FOLDER = "cluster"
 """Below the cache, on each machine."""
 LOCK = ".lock"
 WAKE_S = 0.2
-"""Ray's cancellation is seen between two instructions of Python: none must take longer."""
+"""Ray's cancellation is seen between two instructions of Python: none must take
+longer."""
 
 
 class Parcel(NamedTuple):
@@ -231,7 +245,7 @@ class Engines:
         return Here(trials, Provisions(self.options, bound, say), machine)
 
 
-# ---------------------------------------------------------------- a machine is asked what it has
+# ------------------------------------------------------- a machine is asked what it has
 
 
 class Greeting(Record):
@@ -255,7 +269,8 @@ def greet(scenarios: Sequence[str]) -> str:
 
 
 def code(scenarios: Sequence[str]) -> dict[str, str]:
-    """What the runs are made of, of the package and of the scenarios; "": it cannot be loaded."""
+    """What the runs are made of, of the package and of the scenarios; "": it cannot be
+    loaded."""
     told = {"mmrepro": _package()}
     for name in scenarios:
         try:
@@ -268,7 +283,11 @@ def code(scenarios: Sequence[str]) -> dict[str, str]:
 def _package() -> str:
     """In an order that is the same for a checkout and where it is installed."""
     parts = ("", "probes", "reports", "reproducers", "scenarios")
-    tops = {part and f"{part}/": top for part in parts if (top := folder_of(part)) is not None}
+    tops = {
+        part and f"{part}/": top
+        for part in parts
+        if (top := folder_of(part)) is not None
+    }
     files = {
         start + path.relative_to(top).as_posix(): path
         for start, top in tops.items()
@@ -284,8 +303,9 @@ def _package() -> str:
 def carry_out(order: Order, outfit: Engines, machine: str) -> Iterator[Sent]:
     """Work on ``order`` in a folder of its own, which is gone afterwards.
 
-    The runs are children of a thread beside this one: they end with it, or with this process,
-    however that ends. When this generator is closed or interrupted, they are ended as by Ctrl-C.
+    The runs are children of a thread beside this one: they end with it, or with this
+    process, however that ends. When this generator is closed or interrupted, they are
+    ended as by Ctrl-C.
 
     Args:
         machine: its label in the ledger.
@@ -308,8 +328,12 @@ class _Working(threading.Thread):
     def __init__(self, order: Order, outfit: Engines, machine: str, root: Path) -> None:
         super().__init__(name="mmrepro-order", daemon=True)
         self._order, self._root = order, root
-        self._queue: queue.SimpleQueue[Sent | BaseException | None] = queue.SimpleQueue()
-        self.here = outfit.here(machine, order.campaign, lambda text: self._queue.put(Said(text)))
+        self._queue: queue.SimpleQueue[Sent | BaseException | None] = (
+            queue.SimpleQueue()
+        )
+        self.here = outfit.here(
+            machine, order.campaign, lambda text: self._queue.put(Said(text))
+        )
 
     def run(self) -> None:
         plain_mask()
@@ -394,7 +418,10 @@ def _folder() -> Iterator[Path]:
     top.mkdir(parents=True, exist_ok=True)
     with FileLock(top / LOCK):
         for left in folders_in(top):
-            with contextlib.suppress(Timeout, OSError), FileLock(left / LOCK, timeout=0):
+            with (
+                contextlib.suppress(Timeout, OSError),
+                FileLock(left / LOCK, timeout=0),
+            ):
                 shutil.rmtree(left, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(dir=top))
         mine = FileLock(folder / LOCK)

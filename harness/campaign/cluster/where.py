@@ -45,11 +45,10 @@ class Where:
     ) -> Places:
         """The places, for orders of any kind.
 
-        Args:
-            device: of the runs. Each of those on "cuda" takes a GPU for itself.
-            disk: bytes that the campaign may add to the disk of each machine; None: no bound.
-            kept: the file that remembers what it added to this one's.
-            needs: what Ray is asked for, for each order.
+        Args: device: of the runs. Each of those on "cuda" takes a GPU for itself. disk:
+            bytes that the campaign may add to the disk of each machine; None: no bound.
+            kept: the file that remembers what it added to this one's. needs: what Ray
+            is asked for, for each order.
         """
         if self.cluster is not None:
             from mmrepro.campaign.cluster.machines import Machines
@@ -58,11 +57,16 @@ class Where:
             return Machines(self.cluster, Engines(options, disk), needs, say)
         bound = Bound(disk, kept) if disk is not None and kept is not None else None
         jobs = self.jobs
-        if jobs > 1 and device == "cuda" and (free := free_devices(read_gpus())) is not None:
+        if (
+            jobs > 1
+            and device == "cuda"
+            and (free := free_devices(read_gpus())) is not None
+        ):
             jobs = min(jobs, max(1, free))
             if jobs < self.jobs:
                 say(
-                    f"--jobs {jobs}, not {self.jobs}: {free} GPUs are free, and each run takes one."
+                    f"--jobs {jobs}, not {self.jobs}: {free} GPUs are free, and each "
+                    "run takes one."
                 )
 
         noticed: set[str] = set()
@@ -75,12 +79,15 @@ class Where:
                 say(event.text)
 
         provisions, players = Provisions(options, bound, say), Players(built)
-        return LocalPlaces(Trials(options), provisions, jobs, options.machine, players=players)
+        return LocalPlaces(
+            Trials(options), provisions, jobs, options.machine, players=players
+        )
 
 
 @contextlib.contextmanager
 def placed(jobs: int | None, ray: str) -> Iterator[Where]:
-    """Where the runs of a command are made that was typed with ``--jobs`` and ``--ray``.
+    """Where the runs of a command are made that was typed with ``--jobs`` and
+    ``--ray``.
 
     Raises:
         UsageError: both were given, Ray is not installed, or the address is none.
@@ -93,7 +100,10 @@ def placed(jobs: int | None, ray: str) -> Iterator[Where]:
 
     if jobs:
         raise UsageError(
-            "--jobs is for one machine: those of a cluster work on one environment each.",
+            (
+                "--jobs is for one machine: those of a cluster work on one "
+                "environment each."
+            ),
             hint="leave out --jobs, or --ray",
         )
     with connected(ray) as cluster:

@@ -1,1 +1,2 @@
-"""Many cells: which ones, in what order, each a `mmrepro run` of its own, within time and disk."""
+"""Many cells: which ones, in what order, each a `mmrepro run` of its own, within time
+and disk."""

@@ -17,7 +17,14 @@ from mmrepro.base.units import exact_duration, exact_size, parse_duration, parse
 from mmrepro.campaign.matrix import selectors
 from mmrepro.runs.options import StartMode
 from mmrepro.scenario.registry import is_file_name
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+)
 
 
 def _several(value: Any) -> Any:
@@ -61,10 +68,9 @@ class _Table(BaseModel):
 class Rows(_Table):
     """Rows of the matrix that share their releases, device, mitigations and options.
 
-    What is None is taken from ``[matrix]``, and if that has none either, the default. ``feature``:
-    one row more for each, with what the server needs for it (engines/features.py); ``none`` is the
-    row without.
-    """
+    What is None is taken from ``[matrix]``, and if that has none either, the default.
+    ``feature``: one row more for each, with what the server needs for it
+    (engines/features.py); ``none`` is the row without."""
 
     scenario: Texts = []
     engine: str | None = None
@@ -77,7 +83,8 @@ class Rows(_Table):
 
 
 class Cluster(_Table):
-    """``[cluster]``: what Ray is asked for, for each order; ``gpus``: for orders on a GPU only."""
+    """``[cluster]``: what Ray is asked for, for each order; ``gpus``: for orders on a
+    GPU only."""
 
     cpus: Annotated[float, Field(ge=0)] = 1.0
     gpus: Annotated[float, Field(gt=0)] = 1.0
@@ -106,7 +113,10 @@ class MatrixRunCommand(Command):
     engine: str = common.ENGINE_NAME("", help="Only scenarios of this engine.")
     releases: tuple[str, ...] = option(
         (),
-        "affected, boundary, after, newest, own, A..B or versions, separated by commas.",
+        (
+            "affected, boundary, after, newest, own, A..B or versions, separated by "
+            "commas."
+        ),
         "RELEASE,…",
         shown="own,newest",
         read=selectors.parse,
@@ -116,9 +126,13 @@ class MatrixRunCommand(Command):
     kernels: str = common.KERNELS("")
     device: str | None = common.DEVICE(None, shown="auto")
     mitigation: tuple[str, ...] = common.MITIGATION(
-        (), help="none, each (one more cell for each), or a name. May be repeated.", shown="none"
+        (),
+        help="none, each (one more cell for each), or a name. May be repeated.",
+        shown="none",
     )
-    repeat: int | None = common.REPEAT(None, help="Number of runs of each cell.", shown="1")
+    repeat: int | None = common.REPEAT(
+        None, help="Number of runs of each cell.", shown="1"
+    )
     max_time: float | None = option(
         None,
         "The same as --budget.",
@@ -147,7 +161,9 @@ class MatrixRunCommand(Command):
         least=0,
         most=100,
     )
-    jobs: int | None = common.JOBS(None, help="Number of environments at a time.", shown="1")
+    jobs: int | None = common.JOBS(
+        None, help="Number of environments at a time.", shown="1"
+    )
     timeout: float | None = common.TIMEOUT(None, shown="600")
     quarantine: Path | None = common.QUARANTINE(None)
     every: float | None = option(
@@ -159,21 +175,32 @@ class MatrixRunCommand(Command):
         write=exact_duration,
     )
     start_mode: StartMode | None = common.START_MODE(
-        None, shown="warm, so that all nightly runs are alike", configurable=False, variable=""
+        None,
+        shown="warm, so that all nightly runs are alike",
+        configurable=False,
+        variable="",
     )
     shard: str = option(
-        "", "I/N: the Ith of N machines' part; join with matrix merge.", "I/N", configurable=False
+        "",
+        "I/N: the Ith of N machines' part; join with matrix merge.",
+        "I/N",
+        configurable=False,
     )
     machine: str = option("", "Label of this machine in the ledger.", "NAME", OUTPUT)
     ray: str = common.RAY("")
     budget_s: float | None = common.BUDGET(None)
     events: str = common.EVENTS("")
-    out: Path | None = common.OUT(None, help="Folder of the ledger.", shown=DEFAULT_OUT, once=False)
+    out: Path | None = common.OUT(
+        None, help="Folder of the ledger.", shown=DEFAULT_OUT, once=False
+    )
     night: str = common.NIGHT("", help="Name of the nightly run.", shown="the UTC date")
     full: bool = common.FULL(False)
-    resume: bool = common.RESUME(False, help="Continue the newest run that is unfinished.")
+    resume: bool = common.RESUME(
+        False, help="Continue the newest run that is unfinished."
+    )
     trust: bool = common.TRUST(
-        False, help="Run the FILE.pys that FILE.toml or the ledger names. Read them first."
+        False,
+        help="Run the FILE.pys that FILE.toml or the ledger names. Read them first.",
     )
     quiet: bool = common.QUIET(False)
     verbose: bool = common.VERBOSE(False)
@@ -185,25 +212,33 @@ class MatrixRunCommand(Command):
         return replace(self, **{name: getattr(other, name) for name in unsaid})
 
     def under(self, file: MatrixFile) -> tuple[Self, MatrixFile]:
-        """Return both so that FILE.toml goes before what ``mmrepro.toml`` says of the same keys."""
+        """Return both so that FILE.toml goes before what ``mmrepro.toml`` says of the
+        same keys."""
         tables = (file.matrix, *file.cell)
         mine = [
             name
             for name in IN_FILE
-            if self.origins.get(name) is Origin.FILE and any(said(table, name) for table in tables)
+            if self.origins.get(name) is Origin.FILE
+            and any(said(table, name) for table in tables)
         ]
-        origins = {name: origin for name, origin in self.origins.items() if name not in mine}
+        origins = {
+            name: origin for name, origin in self.origins.items() if name not in mine
+        }
         plain = MatrixRunCommand()
         below = replace(plain, **{name: getattr(self, name) for name in mine})
-        above = replace(self, origins=origins, **{name: getattr(plain, name) for name in mine})
+        above = replace(
+            self, origins=origins, **{name: getattr(plain, name) for name in mine}
+        )
         return above, replace(file, matrix=file.matrix.over(below))
 
     def runs_file(self, name: str) -> bool:
-        """Whether a scenario's file of that name may be run: it was typed, or is trusted."""
+        """Whether a scenario's file of that name may be run: it was typed, or is
+        trusted."""
         return self.trust or name in self.scenarios
 
     def resumed(self, folder: Path) -> str:
-        """Return the command that goes on with the plan that is written down in ``folder``."""
+        """Return the command that goes on with the plan that is written down in
+        ``folder``."""
         kept = {"origins", "file", *HOW}
         plan = {one.name: one.default for one in fields(self) if one.name not in kept}
         said = {**plan, "out": folder, "resume": True}
@@ -212,10 +247,21 @@ class MatrixRunCommand(Command):
         return self.command_line(**said)
 
 
-HOW = ("jobs", "max_time", "budget_s", "timeout", "disk", "quarantine", "start_mode", "ray")
+HOW = (
+    "jobs",
+    "max_time",
+    "budget_s",
+    "timeout",
+    "disk",
+    "quarantine",
+    "start_mode",
+    "ray",
+)
 """Fields that no plan holds: how its cells are run."""
 PER_ROW = ("engine", "releases", "mitigation", "device")
-IN_FILE = {*PER_ROW, *HOW, "repeat", "confirm", "every", "machine", "out"} - {"budget_s"}
+IN_FILE = {*PER_ROW, *HOW, "repeat", "confirm", "every", "machine", "out"} - {
+    "budget_s"
+}
 """Fields that FILE.toml has as well, in ``[matrix]``."""
 
 
@@ -228,7 +274,8 @@ def said(table: object, name: str) -> bool:
 
 @dataclass(frozen=True)
 class MatrixFile:
-    """``FILE.toml``; ``matrix``: defaults of the rows, and how the nightly run is made."""
+    """``FILE.toml``; ``matrix``: defaults of the rows, and how the nightly run is
+    made."""
 
     matrix: MatrixRunCommand = MatrixRunCommand()
     cluster: Cluster = field(default_factory=Cluster)
@@ -237,7 +284,13 @@ class MatrixFile:
 
 def _matrix() -> type[_Table]:
     """``[matrix]`` as TOML has it, by the declarations of the options."""
-    read = {"releases": Releases, "mitigation": Texts, "disk": Bytes, "quarantine": str, "out": str}
+    read = {
+        "releases": Releases,
+        "mitigation": Texts,
+        "disk": Bytes,
+        "quarantine": str,
+        "out": str,
+    }
     read |= dict.fromkeys(("max_time", "every", "timeout"), Seconds)
     kinds: dict[str, Any] = {}
     for one in declared(MatrixRunCommand):
@@ -250,7 +303,8 @@ def _matrix() -> type[_Table]:
 
 
 def load(path: Path) -> MatrixFile:
-    """The file; paths in it are relative to its folder, and come back relative to the current one.
+    """The file; paths in it are relative to its folder, and come back relative to the
+    current one.
 
     Raises:
         UsageError: it cannot be read; the table and the key are named.
@@ -278,8 +332,14 @@ def load(path: Path) -> MatrixFile:
         rows.scenario = [_placed(s, path) if ".py" in s else s for s in rows.scenario]
     values = read.matrix.model_dump(exclude_none=True)
     values |= {n: tuple(values[n]) for n in ("releases", "mitigation") if n in values}
-    placed = {n: Path(_placed(values[n], path)) for n in ("quarantine", "out") if values.get(n)}
-    return MatrixFile(MatrixRunCommand(**values | placed), read.cluster, tuple(read.cell))
+    placed = {
+        n: Path(_placed(values[n], path))
+        for n in ("quarantine", "out")
+        if values.get(n)
+    }
+    return MatrixFile(
+        MatrixRunCommand(**values | placed), read.cluster, tuple(read.cell)
+    )
 
 
 def _placed(value: str, path: Path) -> str:

@@ -33,7 +33,13 @@ from mmrepro.engines.environments.index import Listed, releases_of
 from mmrepro.engines.environments.source import read_tree
 from mmrepro.engines.environments.spec import EnvironmentSpec, TreeLabel
 from mmrepro.engines.features import feature
-from mmrepro.failure.documents.ledger import LEDGER_FILE, Cell, Night, NightState, Planned
+from mmrepro.failure.documents.ledger import (
+    LEDGER_FILE,
+    Cell,
+    Night,
+    NightState,
+    Planned,
+)
 from mmrepro.history.ledger import History, read
 from mmrepro.runs.key import gpu_models
 from mmrepro.scenario import Scenario
@@ -48,7 +54,8 @@ ReleasesOf = Callable[[EnvironmentSpec], Sequence[Listed]]
 
 @dataclass
 class Plan:
-    """Cells in the order in which they run: those of one environment beside each other."""
+    """Cells in the order in which they run: those of one environment beside each
+    other."""
 
     cells: list[Planned]
     notes: list[str] = field(default_factory=list)
@@ -65,10 +72,9 @@ def plan(
 ) -> Plan:
     """The cells of ``rows``.
 
-    Args:
-        night: id of the night that is to run them.
-        over: of the command line: it decides, then the rows themselves, then ``defaults``.
-        listing: what the package index has.
+    Args: night: id of the night that is to run them. over: of the command line: it
+        decides, then the rows themselves, then ``defaults``. listing: what the package
+        index has.
 
     Raises:
         UsageError: a name that is none, or nothing to run.
@@ -77,9 +83,13 @@ def plan(
     made = _Making(night, over, defaults, listing)
     asked = [(group, name) for group in rows for name in group.scenario]
     if not asked:
-        raise UsageError("The matrix has no scenario.", hint="--scenario ghost-key-eviction")
+        raise UsageError(
+            "The matrix has no scenario.", hint="--scenario ghost-key-eviction"
+        )
     for group, name in asked:
-        made.scenarios += [(group, one, text) for one, text in scenarios_called(name, over)]
+        made.scenarios += [
+            (group, one, text) for one, text in scenarios_called(name, over)
+        ]
     made.make()
     if not made.cells:
         why = f": {made.notes[0]}" if made.notes else "."
@@ -101,7 +111,8 @@ def planned(night: str, scenario: Scenario, cell: Cell) -> Planned:
 
 
 def scenarios_called(name: str, asked: MatrixRunCommand) -> list[tuple[Scenario, str]]:
-    """``NAME``, ``NAME:VARIANT``, ``NAME:all`` or ``all``: each with what names it to `run`.
+    """``NAME``, ``NAME:VARIANT``, ``NAME:all`` or ``all``: each with what names it to
+    `run`.
 
     Raises:
         UsageError: there is none, or FILE.toml alone names its file.
@@ -118,7 +129,11 @@ def scenarios_called(name: str, asked: MatrixRunCommand) -> list[tuple[Scenario,
 
 class _Making:
     def __init__(
-        self, night: str, over: MatrixRunCommand, defaults: MatrixRunCommand, listing: ReleasesOf
+        self,
+        night: str,
+        over: MatrixRunCommand,
+        defaults: MatrixRunCommand,
+        listing: ReleasesOf,
     ) -> None:
         self.night, self.over, self.defaults = night, over, defaults
         self.scenarios: list[tuple[Rows, Scenario, str]] = []
@@ -134,7 +149,9 @@ class _Making:
             if self._engine(group) in ("", one.engine)
         ]
         if not self.scenarios:
-            raise UsageError("No scenario of the matrix is of that engine.", hint="mmrepro list")
+            raise UsageError(
+                "No scenario of the matrix is of that engine.", hint="mmrepro list"
+            )
         self._check_mitigations()
         several = len({one.engine for _, one, _ in self.scenarios}) > 1
         for group, one, text in self.scenarios:
@@ -146,9 +163,13 @@ class _Making:
 
     def _rows(self, group: Rows, scenario: Scenario, text: str, several: bool) -> None:
         wanted = self.over.releases or group.releases or self.defaults.releases or ()
-        wanted = [one for one in wanted if engine_of(one) in ("", scenario.engine)] or wanted
+        wanted = [
+            one for one in wanted if engine_of(one) in ("", scenario.engine)
+        ] or wanted
         if any(engine_of(one) not in ("", scenario.engine) for one in wanted):
-            self.notes.append(f"{scenario.full_name}: the source tree is of another engine")
+            self.notes.append(
+                f"{scenario.full_name}: the source tree is of another engine"
+            )
             return
         device = self.over.device or group.device or self.defaults.device or "auto"
         on = device_of(device)
@@ -193,7 +214,12 @@ class _Making:
     # ------------------------------------------------------------------ mitigations
 
     def _wanted(self, group: Rows) -> Sequence[str]:
-        return self.over.mitigation or group.mitigation or self.defaults.mitigation or [NONE]
+        return (
+            self.over.mitigation
+            or group.mitigation
+            or self.defaults.mitigation
+            or [NONE]
+        )
 
     def _check_mitigations(self) -> None:
         """Raises UsageError: one that no scenario has, or that is another release."""
@@ -206,7 +232,10 @@ class _Making:
                 those[0].mitigation(name)  # raises, and lists them
             if all(m.release for m in found):
                 raise UsageError(
-                    f"The mitigation {name!r} is another release, which is a column of its own.",
+                    (
+                        f"The mitigation {name!r} is another release, which is a "
+                        "column of its own."
+                    ),
                     hint=f"--releases {found[0].release}",
                 )
 
@@ -221,8 +250,8 @@ class _Making:
                 continue
             if one.release:
                 self.notes.append(
-                    f"{scenario.full_name}: its mitigation {one.name} is the release {one.release}"
-                    ", a column of its own"
+                    f"{scenario.full_name}: its mitigation {one.name} is the release "
+                    f"{one.release}, a column of its own"
                 )
                 continue
             speaks = one.effective_on.contains(Version(release), prereleases=True)
@@ -241,21 +270,27 @@ def ordered(cells: Iterable[Planned]) -> list[Planned]:
     """By environment, oldest release first; otherwise as they come."""
     return sorted(
         cells,
-        key=lambda p: (p.cell.engine, selectors.version_of(p.cell.release), *environment_of(p)),
+        key=lambda p: (
+            p.cell.engine,
+            selectors.version_of(p.cell.release),
+            *environment_of(p),
+        ),
     )
 
 
 def sharded(cells: Sequence[Planned], shard: str) -> list[Planned]:
     """The cells of shard ``i/n``. Raises UsageError.
 
-    All cells of an environment are in one shard, and which one does not depend on what else is in
-    the plan: a machine that sees a release earlier than the others changes nothing for them.
-    """
+    All cells of an environment are in one shard, and which one does not depend on what
+    else is in the plan: a machine that sees a release earlier than the others changes
+    nothing for them."""
     if not shard:
         return list(cells)
     match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", shard)
     if not match or int(match[1]) > int(match[2]):
-        raise UsageError(f"{shard!r} is no shard.", hint="--shard 1/3, 2/3 and 3/3 make the whole")
+        raise UsageError(
+            f"{shard!r} is no shard.", hint="--shard 1/3, 2/3 and 3/3 make the whole"
+        )
     number, count = int(match[1]), int(match[2])
     return [
         one
@@ -271,7 +306,9 @@ class DryCell(Record):
     cell: Cell
     id: str
     expected: str
-    runs: Annotated[int, Field(description="that are still to be made, if nothing surprises")]
+    runs: Annotated[
+        int, Field(description="that are still to be made, if nothing surprises")
+    ]
     seconds: Annotated[float, Field(description="estimate for these runs")]
     seconds_from: Annotated[str, Field(description="what the estimate is based on")]
 
@@ -283,7 +320,9 @@ class DryGroup(Record):
     device: str
     environment: Annotated[str, Field(description="there, or to be fetched first")]
     download_bytes: Annotated[int, Field(description="unpacked, about; 0: it is there")]
-    seconds: Annotated[float, Field(description="estimate: the environment and the runs")]
+    seconds: Annotated[
+        float, Field(description="estimate: the environment and the runs")
+    ]
     cells: list[DryCell]
 
 
@@ -323,7 +362,9 @@ def dry_run(
                 )
             )
         spec = group.spec
-        needed = any(c.runs for c in made) and spec is not None and existing(spec) is None
+        needed = (
+            any(c.runs for c in made) and spec is not None and existing(spec) is None
+        )
         groups.append(
             DryGroup(
                 name=group.name,
@@ -332,7 +373,9 @@ def dry_run(
                 device=group.device,
                 environment="to be fetched first" if needed else "there",
                 download_bytes=needed_bytes(spec) if spec is not None and needed else 0,
-                seconds=round(sum(c.seconds for c in made) + needed * ASSUMED_BUILD_S, 1),
+                seconds=round(
+                    sum(c.seconds for c in made) + needed * ASSUMED_BUILD_S, 1
+                ),
                 cells=made,
             )
         )
@@ -359,7 +402,9 @@ def dry_run_of(
     history = read(folder) if (folder / LEDGER_FILE).is_file() else History()
     notes: list[str] = []
     if asked.resume:
-        waiting = [r for r in history.nights if r.night.state is not NightState.COMPLETE]
+        waiting = [
+            r for r in history.nights if r.night.state is not NightState.COMPLETE
+        ]
         if not waiting:
             raise UsageError(f"{folder} has no night that is unfinished.")
         night, cells = waiting[-1].night, list(waiting[-1].planned.values())
@@ -375,8 +420,11 @@ def dry_run_of(
     return dry_run(night.id, cells, to_run, Estimates(history), notes, night.shard)
 
 
-def planned_of(asked: MatrixRunCommand, given: MatrixFile) -> tuple[list[Planned], list[str]]:
-    """The cells that are asked for, and what was left out of them. Raises MmreproError."""
+def planned_of(
+    asked: MatrixRunCommand, given: MatrixFile
+) -> tuple[list[Planned], list[str]]:
+    """The cells that are asked for, and what was left out of them. Raises
+    MmreproError."""
     made = plan(name_of(asked), _rows(asked, given), asked, given.matrix)
     cells = sharded(made.cells, asked.shard)
     if not cells:
@@ -405,24 +453,33 @@ def night_of(asked: MatrixRunCommand, settings: MatrixRunCommand) -> Night:
         )
     except ValueError as error:
         raise UsageError(
-            f"{asked.night!r} cannot name a night.", hint="letters, digits, dots, dashes"
+            f"{asked.night!r} cannot name a night.",
+            hint="letters, digits, dots, dashes",
         ) from error
 
 
 def _features(group: Rows) -> list[list[str]]:
     """Options of the server, for each row that the features make of one."""
-    return [[] if name == NONE else [f"{{feature:{name}}}"] for name in group.feature or [NONE]]
+    return [
+        [] if name == NONE else [f"{{feature:{name}}}"]
+        for name in group.feature or [NONE]
+    ]
 
 
 def _rows(asked: MatrixRunCommand, given: MatrixFile) -> list[Rows]:
-    """The file's, those with a scenario of the command line if that names any; or that one's."""
+    """The file's, those with a scenario of the command line if that names any; or that
+    one's."""
     arguments, options = list(asked.server_args), list(asked.options)
     if asked.file is None or not given.cell:
         own = Rows(scenario=list(asked.scenarios), server_arg=arguments, option=options)
         return [own] if asked.scenarios else []
     rows = []
     for group in given.cell:
-        names = [s for s in group.scenario if not asked.scenarios or _named(s, asked.scenarios)]
+        names = [
+            s
+            for s in group.scenario
+            if not asked.scenarios or _named(s, asked.scenarios)
+        ]
         if names:
             added = {
                 "scenario": names,

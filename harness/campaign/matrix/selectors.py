@@ -1,4 +1,5 @@
-"""Which releases ``--releases`` means: pure, but for the list, which is asked for when needed."""
+"""Which releases ``--releases`` means: pure, but for the list, which is asked for when
+needed."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ from mmrepro.engines.environments.index import Listed
 from mmrepro.engines.environments.spec import TreeLabel
 from packaging.version import InvalidVersion, Version
 
-OWN, AFFECTED, BOUNDARY, AFTER, NEWEST = "own", "affected", "boundary", "after", "newest"
+OWN, AFFECTED, BOUNDARY, AFTER, NEWEST = (
+    "own",
+    "affected",
+    "boundary",
+    "after",
+    "newest",
+)
 WORDS = (OWN, AFFECTED, BOUNDARY, AFTER, NEWEST)
 DEFAULT = (OWN, NEWEST)
 HINT = "affected, boundary, after, newest, own, A..B or versions, separated by commas"
@@ -19,8 +26,11 @@ Listing = Callable[[], Sequence[Listed]]
 
 
 def parse(text: str) -> tuple[str, ...]:
-    """The selectors of ``affected,0.22.0..0.25.0``. Raises UsageError: one of them is none."""
-    found = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    """The selectors of ``affected,0.22.0..0.25.0``. Raises UsageError: one of them is
+    none."""
+    found = tuple(
+        dict.fromkeys(part.strip() for part in text.split(",") if part.strip())
+    )
     if not found:
         raise UsageError("--releases names no release.", hint=HINT)
     for selector in found:
@@ -32,7 +42,9 @@ def parse(text: str) -> tuple[str, ...]:
         except InvalidVersion:
             raise UsageError(f"{selector!r} names no releases.", hint=HINT) from None
         if len(ends) == 2 and ends[0] > ends[1]:
-            raise UsageError(f"{selector!r} is empty: {low} is later.", hint=f"{high}..{low}")
+            raise UsageError(
+                f"{selector!r} is empty: {low} is later.", hint=f"{high}..{low}"
+            )
         if not ends or (not dots and not low):
             raise UsageError(f"{selector!r} names no releases.", hint=HINT)
     return found
@@ -48,11 +60,10 @@ def chosen(
 ) -> list[str]:
     """The releases that ``selectors`` mean for one scenario, oldest first.
 
-    Args:
-        own: the scenario's own release.
-        affects: whether its failure is known on a release.
-        listing: what the package index has; asked for only where a selector needs it.
-        only_listed: leave out single versions that it has not (they are another engine's).
+    Args: own: the scenario's own release. affects: whether its failure is known on a
+        release. listing: what the package index has; asked for only where a selector
+        needs it. only_listed: leave out single versions that it has not (they are
+        another engine's).
     """
     found: dict[Version, str] = {}
     for selector in selectors:
@@ -100,8 +111,9 @@ def version_of(release: str) -> Version:
 
 
 def boundary(releases: Sequence[str], affects: Affects) -> list[str]:
-    """Both releases at each edge of the affected range: the last before it and the first in it,
-    the last in it and the first after it. An edge beyond the list has none."""
+    """Both releases at each edge of the affected range: the last before it and the
+    first in it, the last in it and the first after it. An edge beyond the list has
+    none."""
     inside = [affects(release) for release in releases]
     at = {
         index

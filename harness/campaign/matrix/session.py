@@ -1,4 +1,5 @@
-"""A nightly run: the cells of a plan, group by group, each attempt in the ledger as it ends."""
+"""A nightly run: the cells of a plan, group by group, each attempt in the ledger as it
+ends."""
 
 from __future__ import annotations
 
@@ -32,7 +33,14 @@ from mmrepro.campaign.schedule import (
 from mmrepro.campaign.trial import TIMEOUT_S, TrialOptions
 from mmrepro.campaign.work import Began, CellsUntilWhole, Order, Place, began_of, lost
 from mmrepro.engines.environments.store import Stored, list_environments
-from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Night, NightState, Planned
+from mmrepro.failure.documents.ledger import (
+    Attempt,
+    Cell,
+    Lost,
+    Night,
+    NightState,
+    Planned,
+)
 from mmrepro.history.events import ALARMS, events
 from mmrepro.history.ledger import Ledger, NightRuns
 from mmrepro.history.states import Settled, State as CellState, settle
@@ -42,8 +50,8 @@ from mmrepro.runs.options import StartMode
 def begin(ledger: Ledger, night: Night, cells: Sequence[Planned]) -> NightRuns:
     """Write down that ``night`` runs these cells, or goes on with them.
 
-    The cells of a night that is there already stay in it. Nothing is written if nothing is new.
-    """
+    The cells of a night that is there already stay in it. Nothing is written if nothing
+    is new."""
     runs = ledger.history.find(night.id)
     new = [p for p in cells if runs is None or p.cell.id not in runs.planned]
     counts = (night.repeat, night.confirm)
@@ -75,8 +83,8 @@ def unfinished(ledger: Ledger) -> NightRuns | None:
 
 
 def night_options(settings: MatrixRunCommand, machine: str) -> TrialOptions:
-    """Those of a night. Its start mode is always the same, however many runs an environment has:
-    the mode is a part of the key."""
+    """Those of a night. Its start mode is always the same, however many runs an
+    environment has: the mode is a part of the key."""
     mode = settings.start_mode or StartMode.AUTO
     return TrialOptions(
         timeout_s=settings.timeout or TIMEOUT_S,
@@ -93,19 +101,25 @@ def exit_code(
 ) -> ExitCode:
     """Of a night: the first of these that holds.
 
-    1: outside of quarantine a verdict that was not expected, a flaky cell, or an alarming event;
-    4: infrastructure failed in every run; 3: of a cell nothing is known, or runs of it are left.
+    1: outside of quarantine a verdict that was not expected, a flaky cell, or an
+    alarming event; 4: infrastructure failed in every run; 3: of a cell nothing is
+    known, or runs of it are left.
 
     Args:
         excused: whether a cell is in quarantine.
         left: ids of the cells that have runs left.
     """
     free = {name for name, planned in runs.planned.items() if excused(planned.cell)}
-    settled = {name: settle(runs.attempts_of(name)) for name in runs.planned if name not in free}
+    settled = {
+        name: settle(runs.attempts_of(name))
+        for name in runs.planned
+        if name not in free
+    }
     if any(event.what in ALARMS and event.cell not in free for event in runs.events):
         return ExitCode.NOT_AS_EXPECTED
     if any(
-        one.state is CellState.FLAKY or (one.as_expected is False and one.state not in UNKNOWN)
+        one.state is CellState.FLAKY
+        or (one.as_expected is False and one.state not in UNKNOWN)
         for one in settled.values()
     ):
         return ExitCode.NOT_AS_EXPECTED
@@ -117,7 +131,8 @@ def exit_code(
 
 
 class Measured:
-    """What environments take; one that is not here is taken to be like the engine's others."""
+    """What environments take; one that is not here is taken to be like the engine's
+    others."""
 
     def __init__(self, stored: Sequence[Stored] | None = None) -> None:
         self._stored = list_environments(sizes=False) if stored is None else stored
@@ -127,19 +142,30 @@ class Measured:
         """Seconds that its build takes, about."""
         if group.name not in self._builds:
             own = self.own(group)
-            like = [one.manifest.build_seconds for one in ([own] if own else self.alike(group))]
-            self._builds[group.name] = statistics.median(like) if like else ASSUMED_BUILD_S
+            like = [
+                one.manifest.build_seconds
+                for one in ([own] if own else self.alike(group))
+            ]
+            self._builds[group.name] = (
+                statistics.median(like) if like else ASSUMED_BUILD_S
+            )
         return self._builds[group.name]
 
     def own(self, group: Group) -> Stored | None:
         wanted = (group.release, group.commit)
-        made = (s for s in self.alike(group) if (s.manifest.release, s.manifest.commit) == wanted)
+        made = (
+            s
+            for s in self.alike(group)
+            if (s.manifest.release, s.manifest.commit) == wanted
+        )
         return next(made, None)
 
     def alike(self, group: Group) -> list[Stored]:
         """Those of the same engine and device, oldest release first."""
         wanted = (group.engine, group.device)
-        found = [s for s in self._stored if (s.manifest.engine, s.manifest.device) == wanted]
+        found = [
+            s for s in self._stored if (s.manifest.engine, s.manifest.device) == wanted
+        ]
         return sorted(found, key=lambda one: selectors.version_of(one.manifest.release))
 
 
@@ -152,8 +178,9 @@ STATES = {
 
 
 class Slicing(NamedTuple):
-    """The cells of an environment may go to several machines: what an environment takes, and what
-    an order takes beside that and its runs. A slice is to be worth them."""
+    """The cells of an environment may go to several machines: what an environment
+    takes, and what an order takes beside that and its runs. A slice is to be worth
+    them."""
 
     build_s: Callable[[Group], float] = lambda group: ASSUMED_BUILD_S
     setup_s: float = SETUP_S
@@ -211,14 +238,15 @@ class Nightly:
         return self.left(planned) * self.estimates.of(planned.cell)[0]
 
     def _last(self, cell: str) -> Settled | None:
-        """What the cell settled on in the newest earlier night that learnt something of it."""
+        """What the cell settled on in the newest earlier night that learnt something of
+        it."""
         for night in reversed(self.ledger.history.before(self.runs.night)):
             settled = settle(night.attempts_of(cell))
             if settled.keys:
                 return settled
         return None
 
-    # ------------------------------------------------------------------ asked by the campaign
+    # ------------------------------------------------------------ asked by the campaign
 
     def begin(self, campaign: Campaign[Night]) -> None:
         self.campaign, cells = campaign, self.todo
@@ -231,10 +259,16 @@ class Nightly:
         campaign.places.expect(groups)
 
     def order(self, place: Place, names: Collection[str]) -> Order | None:
-        while (slice := self._dispatcher.next(place.name, place.has, names)) is not None:
+        while (
+            slice := self._dispatcher.next(place.name, place.has, names)
+        ) is not None:
             group = slice.group
-            if any(self.campaign.fits(self.estimates.of(p.cell)[0]) for p in group.cells):
-                self.campaign.note(f"{group.name} on {place.name}" if place.name else group.name)
+            if any(
+                self.campaign.fits(self.estimates.of(p.cell)[0]) for p in group.cells
+            ):
+                self.campaign.note(
+                    f"{group.name} on {place.name}" if place.name else group.name
+                )
                 order = self._order(slice)
                 self._slices[id(order)] = slice
                 return order
@@ -258,7 +292,9 @@ class Nightly:
     def over(self, order: Order) -> None:
         self._dispatcher.ended(self._slices.pop(id(order)))
 
-    def lost(self, order: Order, loss: PlaceLost, began: Began | None, place: str) -> str:
+    def lost(
+        self, order: Order, loss: PlaceLost, began: Began | None, place: str
+    ) -> str:
         slice, came = self._slices.pop(id(order)), self._came.pop(id(order), 0)
         if began is not None:
             self._append(lost(self.runs.night.id, began, loss.message, place))
@@ -274,8 +310,8 @@ class Nightly:
         return f"{len(again)} cells of {slice.group.name} go to others."
 
     def end(self, state: State, failure: str) -> Night:
-        """Before the night is written down as ended, what changed since the nights before is, each
-        event once: what is killed in between goes on here."""
+        """Before the night is written down as ended, what changed since the nights
+        before is, each event once: what is killed in between goes on here."""
         marked = STATES[state]
         night = self.runs.night
         if night.state is NightState.COMPLETE:
@@ -298,7 +334,11 @@ class Nightly:
             group=slice.group,
             attempts={cell.id: tuple(self.runs.attempts_of(cell.id)) for cell in cells},
             before={cell.id: self._before[cell.id] for cell in cells},
-            seconds={name: seconds for name, (seconds, why) in known.items() if why != ASSUMED_WHY},
+            seconds={
+                name: seconds
+                for name, (seconds, why) in known.items()
+                if why != ASSUMED_WHY
+            },
             repeat=self.runs.night.repeat,
             confirm=self.runs.night.confirm,
             until=self.campaign.until,

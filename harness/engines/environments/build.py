@@ -44,15 +44,19 @@ def existing(spec: EnvironmentSpec) -> Environment | None:
     """The environment for ``spec`` if it is on disk; nothing is built."""
     folder = folder_of(spec)
     manifest = read_manifest(folder)
-    return _environment(spec, folder, manifest, reused=True) if manifest is not None else None
+    return (
+        _environment(spec, folder, manifest, reused=True)
+        if manifest is not None
+        else None
+    )
 
 
 def doubt(spec: EnvironmentSpec) -> str:
     """Whether there is such a release: on disk, or on the package index.
 
-    Returns why it is not known (the index cannot be asked, or has no wheel for this machine); "":
-    it is there, or is no release. Raises UnknownRelease: the index has no such release.
-    """
+    Returns why it is not known (the index cannot be asked, or has no wheel for this
+    machine); "": it is there, or is no release. Raises UnknownRelease: the index has no
+    such release."""
     if spec.tree or spec.commit or existing(spec) is not None:
         return ""
     from mmrepro.engines.environments.releases import find
@@ -72,7 +76,8 @@ def doubt(spec: EnvironmentSpec) -> str:
 
 
 def needed_bytes(spec: EnvironmentSpec) -> int:
-    """What the environment takes unpacked, roughly, with the one that it is to stand on."""
+    """What the environment takes unpacked, roughly, with the one that it is to stand
+    on."""
     lender = SPECS[spec.engine](spec.kernels, spec.device) if spec.kernels else None
     below = lender.disk_bytes if lender is not None and existing(lender) is None else 0
     return spec.disk_bytes + below
@@ -88,14 +93,14 @@ def ensure(
 ) -> Environment:
     """Return the environment for ``spec``: the one on disk, or a new one.
 
-    An existing one is taken without asking uv or the network. A second builder of the same one
-    waits for the first. Ctrl-C, a crash or ``kill -9`` leave at most a folder ``.building-…``,
-    which the next builder or ``prune`` removes.
+    An existing one is taken without asking uv or the network. A second builder of the
+    same one waits for the first. Ctrl-C, a crash or ``kill -9`` leave at most a folder
+    ``.building-…``, which the next builder or ``prune`` removes.
 
-    Args:
-        wheelhouse: a folder to build it from, without a network.
-        python: for a wheelhouse: the interpreter to make it with; empty: one of its version.
-        system_site_packages: for a wheelhouse: use that interpreter's packages after its own. Done
+    Args: wheelhouse: a folder to build it from, without a network. python: for a
+        wheelhouse: the interpreter to make it with; empty: one of its version.
+        system_site_packages: for a wheelhouse: use that interpreter's packages after
+        its own. Done
             in any case where the wheelhouse was made for what the host has.
 
     Raises:
@@ -107,7 +112,9 @@ def ensure(
     say = progress or (lambda _: None)
     if (environment := existing(spec)) is not None:
         return environment
-    from mmrepro.engines.environments.recipe import Build  # half of this folder: only to build
+    from mmrepro.engines.environments.recipe import (
+        Build,
+    )  # half of this folder: only to build
 
     make: Callable[[EnvironmentSpec, Path, Progress], Build] = Build
     if spec.tree:
@@ -152,7 +159,8 @@ def ensure(
 
 @contextmanager
 def _builder(folder: Path, say: Progress) -> Iterator[None]:
-    """Holds the right to build ``folder``; the kernel takes it back if this process dies."""
+    """Holds the right to build ``folder``; the kernel takes it back if this process
+    dies."""
     path = lock_path(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)

@@ -1,10 +1,9 @@
 """Does a release of an engine fit this machine? Asked before anything is installed.
 
-What the release asks for is on the package index: its wheels' tags, its Python, and what uv
-resolves its requirements to (torch, and the CUDA that torch brings). What this machine has is asked
-of the driver (NVML), the C library and the interpreter here. What cannot be compared is
-``unknown``.
-"""
+What the release asks for is on the package index: its wheels' tags, its Python, and
+what uv resolves its requirements to (torch, and the CUDA that torch brings). What this
+machine has is asked of the driver (NVML), the C library and the interpreter here. What
+cannot be compared is ``unknown``."""
 
 from __future__ import annotations
 
@@ -31,7 +30,11 @@ from mmrepro.engines.environments.store import free_bytes
 from mmrepro.engines.environments.uv import run_uv
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import (
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_wheel_filename,
+)
 from packaging.version import Version
 from pydantic import Field
 
@@ -61,25 +64,40 @@ class FitReport(Document, kind="fit"):
     rows: list[FitRow]
 
 
-# ------------------------------------------------------------------ CUDA, as NVIDIA documents it
+# --------------------------------------------------------- CUDA, as NVIDIA documents it
 
-LEAST_DRIVER: Final[Mapping[int, str]] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
-"""Of a major CUDA release, the oldest Linux driver (CUDA Compatibility, table "CUDA Toolkit and
-Minimum Required Driver Version for CUDA Minor Version Compatibility")."""
+LEAST_DRIVER: Final[Mapping[int, str]] = {
+    11: "450.80.02",
+    12: "525.60.13",
+    13: "580.65.06",
+}
+"""Of a major CUDA release, the oldest Linux driver (CUDA Compatibility, table "CUDA
+Toolkit and Minimum Required Driver Version for CUDA Minor Version Compatibility")."""
 
 FIRST_CAPABILITY: Final[Mapping[int, str]] = {11: "3.5", 12: "5.0", 13: "7.5"}
-"""Of a major CUDA release, the oldest compute capability that it compiles for (CUDA Toolkit release
+"""Of a major CUDA release, the oldest compute capability that it compiles for (CUDA
+Toolkit release
 notes: 12.0 removed Kepler, 13.0 Maxwell, Pascal and Volta)."""
 
 NEEDS_CUDA: Final[Sequence[tuple[str, str]]] = (
-    ("12.0", "12.8"), ("10.3", "12.9"), ("10.0", "12.8"), ("9.0", "11.8"), ("8.9", "11.8"),
-    ("8.6", "11.1"), ("8.0", "11.0"),
-)  # fmt: skip
-"""Compute capability, newest first: the first CUDA that knows it (CUDA Toolkit release notes)."""
+    ("12.0", "12.8"),
+    ("10.3", "12.9"),
+    ("10.0", "12.8"),
+    ("9.0", "11.8"),
+    ("8.9", "11.8"),
+    ("8.6", "11.1"),
+    ("8.0", "11.0"),
+)
+"""Compute capability, newest first: the first CUDA that knows it (CUDA Toolkit release
+notes)."""
 
-LEAST_CAPABILITY: Final[Mapping[str, str]] = {"vllm": "7.0", "sglang": "7.5", "lmdeploy": "7.0"}
-"""What the engine's own documentation asks for (installation pages: vLLM 7.0, SGLang sm75, LMDeploy
-sm70)."""
+LEAST_CAPABILITY: Final[Mapping[str, str]] = {
+    "vllm": "7.0",
+    "sglang": "7.5",
+    "lmdeploy": "7.0",
+}
+"""What the engine's own documentation asks for (installation pages: vLLM 7.0, SGLang
+sm75, LMDeploy sm70)."""
 
 
 # ------------------------------------------------------------------ what is asked
@@ -95,15 +113,23 @@ def asked_for(text: str, engines: Sequence[str]) -> tuple[str, str]:
         requirement = Requirement(text)
     except InvalidRequirement:
         requirement = None
-    exact = [s.version for s in requirement.specifier if s.operator == "=="] if requirement else []
+    exact = (
+        [s.version for s in requirement.specifier if s.operator == "=="]
+        if requirement
+        else []
+    )
     if requirement is None or len(exact) != 1 or exact[0].endswith(".*"):
         raise UsageError(
-            f"{text!r} is not one release of an engine.", hint="mmrepro check --for vllm==0.33.0"
+            f"{text!r} is not one release of an engine.",
+            hint="mmrepro check --for vllm==0.33.0",
         )
     name = canonicalize_name(requirement.name)
     if name not in engines:
         raise UsageError(
-            f"There is no engine {name!r} on the package index; there is {', '.join(engines)}."
+            (
+                f"There is no engine {name!r} on the package index; there is "
+                f"{', '.join(engines)}."
+            )
             + did_you_mean(name, engines),
             hint="mmrepro check --for vllm==0.33.0",
         )
@@ -132,10 +158,17 @@ def fit(spec: EnvironmentSpec, gpus: GpuReading) -> FitReport:
             do="" if torch else "uv's words say which requirement cannot be met",
         )
     )
-    rows += [_driver(cuda, gpus, spec), _capability(spec.engine, cuda, gpus), _disk(spec)]
+    rows += [
+        _driver(cuda, gpus, spec),
+        _capability(spec.engine, cuda, gpus),
+        _disk(spec),
+    ]
     worst = [f for f in (Fits.NO, Fits.UNKNOWN) if any(row.fits is f for row in rows)]
     return FitReport(
-        engine=spec.engine, release=spec.release, fits=(worst or [Fits.YES])[0], rows=rows
+        engine=spec.engine,
+        release=spec.release,
+        fits=(worst or [Fits.YES])[0],
+        rows=rows,
     )
 
 
@@ -161,20 +194,28 @@ def _files(spec: EnvironmentSpec) -> list[File]:
         if Version(version.public) == wanted:
             found.append(file)
     if not found:
-        below = max((v for v in versions if v < wanted and not v.is_prerelease), default=None)
-        above = min((v for v in versions if v > wanted and not v.is_prerelease), default=None)
+        below = max(
+            (v for v in versions if v < wanted and not v.is_prerelease), default=None
+        )
+        above = min(
+            (v for v in versions if v > wanted and not v.is_prerelease), default=None
+        )
         near = [str(one) for one in (below, above) if one]
         raise UnknownRelease(
             f"The package index has no wheel of {spec.project} {spec.installed}"
             + (f"; next to it: {' and '.join(near)}." if near else "."),
-            hint=f"mmrepro check --for {spec.engine}=={near[-1]}" if near else "check the name",
+            hint=f"mmrepro check --for {spec.engine}=={near[-1]}"
+            if near
+            else "check the name",
         )
     return found
 
 
 def _python(files: Sequence[File]) -> FitRow:
     own = platform.python_version()
-    asks = next((file.requires_python for file in files if file.requires_python), "") or ""
+    asks = (
+        next((file.requires_python for file in files if file.requires_python), "") or ""
+    )
     try:
         allowed = SpecifierSet(asks)
     except InvalidSpecifier:
@@ -187,7 +228,10 @@ def _python(files: Sequence[File]) -> FitRow:
             if tag.abi not in ("abi3", "none")
         }
     )
-    words = ", ".join(filter(None, [asks and f"Python {asks}", " ".join(pythons)])) or "any Python"
+    words = (
+        ", ".join(filter(None, [asks and f"Python {asks}", " ".join(pythons)]))
+        or "any Python"
+    )
     here = f"cp{own.split('.')[0]}{own.split('.')[1]}"
     ok = allowed.contains(own) and (not pythons or here in pythons)
     return FitRow(
@@ -195,7 +239,9 @@ def _python(files: Sequence[File]) -> FitRow:
         fits=Fits.YES if ok else Fits.NO,
         asks=words,
         has=f"Python {own}",
-        do="" if ok else "uv venv --python 3.12 makes an environment with another Python",
+        do=""
+        if ok
+        else "uv venv --python 3.12 makes an environment with another Python",
     )
 
 
@@ -214,7 +260,9 @@ def _wheel(files: Sequence[File]) -> list[FitRow]:
                 machines.add(machine)
                 needs.append((0, 0))
             elif match := _GLIBC.fullmatch(tag.platform):
-                new = (int(match[1]), int(match[2])) if match[1] else _OLD_NAMES[match[4]]
+                new = (
+                    (int(match[1]), int(match[2])) if match[1] else _OLD_NAMES[match[4]]
+                )
                 machines.add(match[3] or match[5])
                 needs += [new] if (match[3] or match[5]) == machine else []
     fits = machine in machines
@@ -230,16 +278,28 @@ def _wheel(files: Sequence[File]) -> list[FitRow]:
     least = min(needs, default=None)
     if least in (None, (0, 0)):
         return rows
-    has = tuple(int(n) for n in re.findall(r"\d+", version)[:2]) if library == "glibc" else None
+    has = (
+        tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+        if library == "glibc"
+        else None
+    )
     new_enough = has is not None and has >= least
-    state = Fits.UNKNOWN if has is None and not library else Fits.YES if new_enough else Fits.NO
+    state = (
+        Fits.UNKNOWN
+        if has is None and not library
+        else Fits.YES
+        if new_enough
+        else Fits.NO
+    )
     rows.append(
         FitRow(
             name="C library",
             fits=state,
             asks=f"glibc {least[0]}.{least[1]} or later",
             has=f"{library} {version}".strip() or "not glibc",
-            do="" if new_enough else "use a newer system, or the release's container image",
+            do=""
+            if new_enough
+            else "use a newer system, or the release's container image",
         )
     )
     return rows
@@ -251,15 +311,17 @@ def _wheel(files: Sequence[File]) -> list[FitRow]:
 def _resolved(spec: EnvironmentSpec, python: FitRow) -> tuple[dict[str, str], str]:
     """What uv would install beside the release, by name; or nothing, and why.
 
-    Where this Python does not fit, as for one that does: what follows is compared all the same.
-    """
+    Where this Python does not fit, as for one that does: what follows is compared all
+    the same."""
     arguments = ["pip", "compile", "-q", "--no-header", "--no-annotate", "-"]
     if python.fits is Fits.NO:
         found = re.findall(r"cp3(\d+)", python.asks)
         arguments[2:2] = ["--python-version", f"3.{found[-1] if found else 12}"]
     doing = f"resolving the requirements of {spec.project} {spec.installed}"
     try:
-        text = run_uv(arguments, stdin=f"{spec.project}=={spec.installed}\n", doing=doing)
+        text = run_uv(
+            arguments, stdin=f"{spec.project}=={spec.installed}\n", doing=doing
+        )
     except MmreproError as error:
         return {}, " ".join([error.message, *error.detail[:1]])[:300]
     pairs = re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==([^\s;]+)", text, re.MULTILINE)
@@ -267,7 +329,8 @@ def _resolved(spec: EnvironmentSpec, python: FitRow) -> tuple[dict[str, str], st
 
 
 def _cuda(packages: Mapping[str, str]) -> str:
-    """The CUDA that torch brings: of its runtime's package, e.g. 12.8 or 13.0; "": none."""
+    """The CUDA that torch brings: of its runtime's package, e.g. 12.8 or 13.0; "":
+    none."""
     if "+cu" in packages.get("torch", ""):
         digits = packages["torch"].rpartition("+cu")[2]
         return f"{digits[:-1]}.{digits[-1]}"
@@ -286,14 +349,21 @@ def _driver(cuda: str, gpus: GpuReading, spec: EnvironmentSpec) -> FitRow:
     else:
         least = LEAST_DRIVER.get(int(cuda.split(".")[0]), "")
         asks = f"a driver for CUDA {cuda}" + (f": {least} or later" if least else "")
-    row = FitRow(name="driver", fits=Fits.UNKNOWN, asks=asks, has=gpus.reason or "no GPU")
+    row = FitRow(
+        name="driver", fits=Fits.UNKNOWN, asks=asks, has=gpus.reason or "no GPU"
+    )
     if not gpus.driver:
         do = (
-            f"without a GPU: mmrepro env create {spec.engine} {spec.release} --device cpu"
+            (
+                f"without a GPU: mmrepro env create {spec.engine} {spec.release} "
+                "--device cpu"
+            )
             if not gpus.blind
             else "nvidia-smi"
         )
-        return row.model_copy(update={"has": gpus.reason or "no NVIDIA driver", "do": do})
+        return row.model_copy(
+            update={"has": gpus.reason or "no NVIDIA driver", "do": do}
+        )
     row.has = f"driver {gpus.driver}" + (f", CUDA {gpus.cuda}" if gpus.cuda else "")
     if not cuda:
         return row
@@ -303,9 +373,15 @@ def _driver(cuda: str, gpus: GpuReading, spec: EnvironmentSpec) -> FitRow:
     same = newest is not None and newest.major == Version(cuda).major
     enough = bool(least) and Version(gpus.driver) >= Version(least)
     if same and enough:
-        words = f"{row.has}: enough for CUDA {cuda.split('.')[0]}.x, not for kernels that are PTX"
+        words = (
+            f"{row.has}: enough for CUDA {cuda.split('.')[0]}.x, not for kernels that "
+            "are PTX"
+        )
         return row.model_copy(update={"fits": Fits.YES, "has": words})
-    do = f"install driver {least or 'for CUDA ' + cuda} or later on the host; or a build of the "
+    do = (
+        f"install driver {least or 'for CUDA ' + cuda} or later on the host; or a "
+        "build of the "
+    )
     do += f"release for CUDA {gpus.cuda or 'of this driver'}"
     return row.model_copy(update={"fits": Fits.NO, "do": do})
 
@@ -330,16 +406,25 @@ def _capability(engine: str, cuda: str, gpus: GpuReading) -> FitRow:
         return row.model_copy(
             update={
                 "fits": Fits.NO,
-                "do": f"{old[0].name} is too old for this build: an older CUDA's, or another GPU",
+                "do": (
+                    f"{old[0].name} is too old for this build: an older CUDA's, or "
+                    "another GPU"
+                ),
             }
         )
     for gpu in found:
-        needs = next((c for cc, c in NEEDS_CUDA if Version(gpu.capability) >= Version(cc)), "")
+        needs = next(
+            (c for cc, c in NEEDS_CUDA if Version(gpu.capability) >= Version(cc)), ""
+        )
         if cuda and needs and Version(cuda) < Version(needs):
-            do = f"{gpu.name} needs CUDA {needs} or later: a build of the release for it"
+            do = (
+                f"{gpu.name} needs CUDA {needs} or later: a build of the release for it"
+            )
             return row.model_copy(update={"fits": Fits.NO, "do": do})
     if any(Version(gpu.capability) < Version("8.0") for gpu in found):
-        return row.model_copy(update={"fits": Fits.YES, "do": "no bfloat16: --dtype float16"})
+        return row.model_copy(
+            update={"fits": Fits.YES, "do": "no bfloat16: --dtype float16"}
+        )
     return row.model_copy(update={"fits": Fits.YES if cuda else Fits.UNKNOWN})
 
 

@@ -1,8 +1,9 @@
-"""Questions that mmrepro itself puts to an index: which releases, single files, wheels of commits.
+"""Questions that mmrepro itself puts to an index: which releases, single files, wheels
+of commits.
 
-uv resolves and installs, but lists no releases and keeps no wheels. An address may hold a password:
-it is in the environment of mmrepro and its children, and in no file, message or command line.
-"""
+uv resolves and installs, but lists no releases and keeps no wheels. An address may hold
+a password: it is in the environment of mmrepro and its children, and in no file,
+message or command line."""
 
 from __future__ import annotations
 
@@ -19,7 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urljoin, urlsplit
 
-from mmrepro.base.errors import EnvironmentBuildError, MmreproError, UnknownRelease, UsageError
+from mmrepro.base.errors import (
+    EnvironmentBuildError,
+    MmreproError,
+    UnknownRelease,
+    UsageError,
+)
 from mmrepro.base.machine.files import replacing, write_file
 from mmrepro.engines.environments.releases import (
     Interpreter,
@@ -33,7 +39,11 @@ from mmrepro.engines.environments.spec import EnvironmentSpec, Reason
 from mmrepro.engines.environments.store import list_environments
 from mmrepro.engines.environments.uv import Distribution, run_uv
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import (
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_wheel_filename,
+)
 from packaging.version import Version
 from pydantic import BaseModel, Field, ValidationError
 
@@ -45,22 +55,29 @@ CHUNK = 1 << 20
 JSON_PAGE = "application/vnd.pypi.simple.v1+json"
 NAME_THEM = "name the releases themselves, e.g. --releases 0.22.0,0.23.0"
 INDEX_VARIABLE = "MMREPRO_COMMIT_INDEX"
-"""Address of the wheels of commits; ``{commit}`` stands for the commit, which else follows it."""
+"""Address of the wheels of commits; ``{commit}`` stands for the commit, which else
+follows it."""
 PACKAGES, COMMITS = "the package index", "the index of commits"
 
 Logins = Mapping[str, tuple[str, str]]
 """Name and password by host."""
 
 
-# ------------------------------------------------------------------ addresses, pages, files
+# -------------------------------------------------------------- addresses, pages, files
 
 
 def indexes() -> list[str]:
     """Addresses of the indexes that uv uses, in its order. They may hold passwords."""
     # Without a requirement uv only prints its settings, and asks no index.
-    text = run_uv(["pip", "compile", "-q", "--emit-index-url", "-"], doing="looking for the index")
+    text = run_uv(
+        ["pip", "compile", "-q", "--emit-index-url", "-"], doing="looking for the index"
+    )
     options = ("extra-index-url", "index-url")
-    return [one for o in options for one in re.findall(rf"^--{o} (\S+)$", text, re.MULTILINE)]
+    return [
+        one
+        for o in options
+        for one in re.findall(rf"^--{o} (\S+)$", text, re.MULTILINE)
+    ]
 
 
 def logins() -> Logins:
@@ -83,12 +100,15 @@ def _unreachable(where: str, why: str) -> EnvironmentBuildError:
 def _page(
     address: str, accept: str, refusal: Callable[[str], MmreproError]
 ) -> httpx2.Response | None:
-    """A page of an index; None: it has no such page. Raises ``refusal`` of the reason."""
+    """A page of an index; None: it has no such page. Raises ``refusal`` of the
+    reason."""
     import httpx2
 
     headers = {"Accept": accept}
     try:
-        answer = httpx2.get(address, headers=headers, timeout=TIMEOUT_S, follow_redirects=True)
+        answer = httpx2.get(
+            address, headers=headers, timeout=TIMEOUT_S, follow_redirects=True
+        )
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         # The error's text may have the address in it, and so a password.
         raise refusal(type(error).__name__) from None
@@ -98,15 +118,20 @@ def _page(
 
 
 def fetch(
-    file: Distribution, folder: Path, *, where: str = PACKAGES, logins: Logins | None = None
+    file: Distribution,
+    folder: Path,
+    *,
+    where: str = PACKAGES,
+    logins: Logins | None = None,
 ) -> tuple[Path, str]:
-    """Bring a file into ``folder``; return its path and SHA-256. A whole one is not fetched again.
+    """Bring a file into ``folder``; return its path and SHA-256. A whole one is not
+    fetched again.
 
     Args:
         where: the index in words, for the error.
 
-    Raises:
-        EnvironmentBuildError: it cannot be fetched, or its SHA-256 is not the announced one.
+    Raises: EnvironmentBuildError: it cannot be fetched, or its SHA-256 is not the
+        announced one.
     """
     path = folder / file.filename
     if file.sha256 and path.is_file() and digest_of(path) == file.sha256:
@@ -120,20 +145,31 @@ def fetch(
     if file.sha256 not in ("", digest):
         path.unlink()
         raise EnvironmentBuildError(
-            f"{file.filename} is not the file that {where} announces: its SHA-256 differs.",
+            (
+                f"{file.filename} is not the file that {where} announces: its SHA-256 "
+                "differs."
+            ),
             hint="try again; if it stays so, the index is damaged",
         )
     return path, digest
 
 
-def _download(file: Distribution, path: Path, where: str, login: tuple[str, str] | None) -> None:
+def _download(
+    file: Distribution, path: Path, where: str, login: tuple[str, str] | None
+) -> None:
     import httpx2
 
     client = httpx2.Client(timeout=TIMEOUT_S, follow_redirects=True, auth=login)
     try:
-        with client, client.stream("GET", file.address) as answer, replacing(path) as out:
+        with (
+            client,
+            client.stream("GET", file.address) as answer,
+            replacing(path) as out,
+        ):
             if answer.status_code != 200:
-                raise _unreachable(where, f"it answers {answer.status_code} for {file.filename}")
+                raise _unreachable(
+                    where, f"it answers {answer.status_code} for {file.filename}"
+                )
             for chunk in answer.iter_bytes(CHUNK):
                 out.write(chunk)
     except httpx2.HTTPError as error:
@@ -141,13 +177,16 @@ def _download(file: Distribution, path: Path, where: str, login: tuple[str, str]
 
 
 def metadata_beside(wheel: Distribution, logins: Logins) -> str | None:
-    """METADATA of a wheel, as an index serves it by itself (PEP 658); None: it does not."""
+    """METADATA of a wheel, as an index serves it by itself (PEP 658); None: it does
+    not."""
     import httpx2
 
     login = logins.get(urlsplit(wheel.address).hostname or "")
     address = wheel.address.partition("#")[0] + ".metadata"
     try:
-        answer = httpx2.get(address, timeout=TIMEOUT_S, follow_redirects=True, auth=login)
+        answer = httpx2.get(
+            address, timeout=TIMEOUT_S, follow_redirects=True, auth=login
+        )
     except (httpx2.HTTPError, httpx2.InvalidURL):
         return None
     return answer.text if answer.status_code == 200 else None
@@ -158,7 +197,7 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-# ------------------------------------------------------------------ which releases there are
+# ------------------------------------------------------------- which releases there are
 
 
 @dataclass(frozen=True, order=True)
@@ -167,11 +206,13 @@ class Listed:
 
     parsed: Version
     version: str
-    """As ``--release`` has it; the latest build of it: 0.11.1.post2 stands for 0.11.1."""
+    """As ``--release`` has it; the latest build of it: 0.11.1.post2 stands for
+    0.11.1."""
     uploaded: datetime | None
     """When the first of its wheels came; None: the index does not say."""
     kernels: str = field(default="", compare=False)
-    """The release that lends it compiled files: for this device it has no wheel; "": its own."""
+    """The release that lends it compiled files: for this device it has no wheel; "":
+    its own."""
 
     @property
     def base(self) -> str:
@@ -195,18 +236,20 @@ class Page(BaseModel):
 
 
 def releases_of(spec: EnvironmentSpec, *, upstream: bool = True) -> list[Listed]:
-    """The releases of the engine of ``spec``, oldest first, for its device; no pre-releases.
+    """The releases of the engine of ``spec``, oldest first, for its device; no
+    pre-releases.
 
-    Where somebody else repackages the engine, its own later releases count as well: their Python
-    runs over the last repackaged kernels (overlay.py). ``upstream`` False leaves them out.
+    Where somebody else repackages the engine, its own later releases count as well:
+    their Python runs over the last repackaged kernels (overlay.py). ``upstream`` False
+    leaves them out.
 
-    The release of ``spec`` does not matter. An engine that comes with mmrepro has only that one.
-    One request for the project's page: to walk from release to release with uv takes 10 s a step
-    and misses a release that was built again (``.post2``).
+    The release of ``spec`` does not matter. An engine that comes with mmrepro has only
+    that one. One request for the project's page: to walk from release to release with
+    uv takes 10 s a step and misses a release that was built again (``.post2``).
 
-    Raises:
-        UnknownRelease: no index that uv uses has the project.
-        EnvironmentBuildError: the index cannot be asked, or does not answer in JSON (PEP 691).
+    Raises: UnknownRelease: no index that uv uses has the project.
+        EnvironmentBuildError: the index cannot be asked, or does not answer in JSON
+        (PEP 691).
     """
     if spec.version:
         return [Listed(Version(spec.release), spec.release, None)]
@@ -224,13 +267,15 @@ def releases_of(spec: EnvironmentSpec, *, upstream: bool = True) -> list[Listed]
 def project_page(project: str) -> Page:
     """All files of a project, on the first index that uv uses and that has it.
 
-    Raises:
-        UnknownRelease: no index has it.
-        EnvironmentBuildError: the index cannot be asked, or does not answer in JSON (PEP 691).
+    Raises: UnknownRelease: no index has it. EnvironmentBuildError: the index cannot be
+        asked, or does not answer in JSON (PEP 691).
     """
 
     def refusal(why: str) -> EnvironmentBuildError:
-        text = f"The package index could not be asked for the releases of {project}: {why}."
+        text = (
+            f"The package index could not be asked for the releases of {project}: "
+            f"{why}."
+        )
         return EnvironmentBuildError(text, hint=NAME_THEM)
 
     if os.environ.get("UV_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
@@ -243,11 +288,15 @@ def project_page(project: str) -> Page:
             return Page.model_validate_json(answer.content)
         except ValidationError:
             raise EnvironmentBuildError(
-                f"The package index does not list the releases of {project} as JSON (PEP 691).",
+                (
+                    f"The package index does not list the releases of {project} as "
+                    "JSON (PEP 691)."
+                ),
                 hint=NAME_THEM,
             ) from None
     raise UnknownRelease(
-        f"The package index has no project {project}.", hint="check the index that uv uses"
+        f"The package index has no project {project}.",
+        hint="check the index that uv uses",
     )
 
 
@@ -265,7 +314,9 @@ def fitting(page: Page, project: str, pythons: Sequence[Interpreter]) -> list[Li
     return [Listed(v, str(v), found[v]) for v in sorted(latest.values())]
 
 
-def _version_of(file: File, project: str, pythons: Sequence[Interpreter]) -> Version | None:
+def _version_of(
+    file: File, project: str, pythons: Sequence[Interpreter]
+) -> Version | None:
     """The version of a file that can be installed with one of ``pythons``."""
     if file.yanked is not False:  # a text is the reason
         return None
@@ -276,11 +327,13 @@ def _version_of(file: File, project: str, pythons: Sequence[Interpreter]) -> Ver
         return None
     if name != canonicalize_name(project) or version.is_prerelease or version.local:
         return None
-    fits = any(tags & python.tags and allowed.contains(python.version) for python in pythons)
+    fits = any(
+        tags & python.tags and allowed.contains(python.version) for python in pythons
+    )
     return version if fits else None
 
 
-# ------------------------------------------------------------------ wheels of single commits
+# ------------------------------------------------------------- wheels of single commits
 
 
 def check_index(address: str) -> None:
@@ -288,7 +341,10 @@ def check_index(address: str) -> None:
     if not address.startswith(("http://", "https://")):
         raise UsageError(
             "Wheels of commits need the address of their index.",
-            hint=f"--index 'https://HOST/{{commit}}', or {INDEX_VARIABLE} in the environment",
+            hint=(
+                f"--index 'https://HOST/{{commit}}', or {INDEX_VARIABLE} in the "
+                "environment"
+            ),
         )
 
 
@@ -299,9 +355,8 @@ def commit_spec(
 
     The index is asked where no environment on disk has that wheel.
 
-    Args:
-        spec_of: returns the environment of a release of that engine.
-        date: of the commit, RFC 3339: its requirements are resolved as of that day; empty: as of
+    Args: spec_of: returns the environment of a release of that engine. date: of the
+        commit, RFC 3339: its requirements are resolved as of that day; empty: as of
             today.
 
     Raises:
@@ -311,14 +366,16 @@ def commit_spec(
     """
     if not re.fullmatch(r"[0-9a-f]{7,64}", commit):
         raise UsageError(
-            f"{commit[:40]!r} is no commit.", hint="7 to 64 hexadecimal digits, as git prints them"
+            f"{commit[:40]!r} is no commit.",
+            hint="7 to 64 hexadecimal digits, as git prints them",
         )
     if date:
         try:
             made = datetime.fromisoformat(date)
         except ValueError as error:
             raise UsageError(
-                f"{date[:40]!r} is no date of a commit.", hint="e.g. 2026-06-14T12:00:00+00:00"
+                f"{date[:40]!r} is no date of a commit.",
+                hint="e.g. 2026-06-14T12:00:00+00:00",
             ) from error
         date = end_of_day(made if made.tzinfo else made.replace(tzinfo=UTC)).isoformat()
     general = spec_of("0.0")
@@ -352,30 +409,39 @@ def find_commit(spec: EnvironmentSpec) -> Release:
         return Release(python, wheel, cutoff, cutoff, [])
     cutoff = end_of_day(datetime.now(UTC))  # such an index gives no upload times
     why = "the commit's own date was not given"
-    return Release(python, wheel, cutoff, cutoff, [Reason("resolution date", "today", why)])
+    return Release(
+        python, wheel, cutoff, cutoff, [Reason("resolution date", "today", why)]
+    )
 
 
 def _wheel_of(spec: EnvironmentSpec, commit: str) -> tuple[str, Distribution]:
-    """The interpreter that the commit's wheel is for, as uv is given it, and the wheel."""
+    """The interpreter that the commit's wheel is for, as uv is given it, and the
+    wheel."""
     address = os.environ.get(INDEX_VARIABLE, "")
     check_index(address)
-    names = tuple(dict.fromkeys(canonicalize_name(n) for n in (spec.project, spec.engine)))
+    names = tuple(
+        dict.fromkeys(canonicalize_name(n) for n in (spec.project, spec.engine))
+    )
     files = _files(address, commit, names)
     for name in names:
         for python, interpreter in zip(pythons(spec), interpreters(spec), strict=True):
             own = [file for file in files if _is_of(file, [name])]
-            fits = [f for f in own if parse_wheel_filename(f.filename)[3] & interpreter.tags]
+            fits = [
+                f for f in own if parse_wheel_filename(f.filename)[3] & interpreter.tags
+            ]
             if fits:
                 return python, best_wheel(fits)
     raise UnknownRelease(
-        f"The index of commits has no wheel of {' or '.join(names)} for commit {commit[:12]} and "
-        f"this machine.",
+        f"The index of commits has no wheel of {' or '.join(names)} for commit "
+        f"{commit[:12]} and this machine.",
         hint="another commit, or another --index",
     )
 
 
 @lru_cache(maxsize=64)
-def _files(address: str, commit: str, names: tuple[str, ...]) -> tuple[Distribution, ...]:
+def _files(
+    address: str, commit: str, names: tuple[str, ...]
+) -> tuple[Distribution, ...]:
     """All wheels in the commit's folder: below the project's name, or flat."""
     base = address if "{commit}" in address else address.rstrip("/") + "/{commit}"
     base = base.replace("{commit}", commit).rstrip("/")
@@ -391,7 +457,9 @@ def _files(address: str, commit: str, names: tuple[str, ...]) -> tuple[Distribut
 
 def _linked(text: str, place: str) -> Iterator[Distribution]:
     """The wheels that a page of HTML links to (PEP 503)."""
-    for href in re.findall(r"""<a\s[^>]*?href\s*=\s*["']([^"']+)""", text, re.IGNORECASE):
+    for href in re.findall(
+        r"""<a\s[^>]*?href\s*=\s*["']([^"']+)""", text, re.IGNORECASE
+    ):
         address = urljoin(place, unescape(href))
         parts = urlsplit(address)
         filename = unquote(parts.path.rpartition("/")[2])

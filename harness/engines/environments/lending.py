@@ -1,4 +1,5 @@
-"""Which release lends its compiled files and packages to the Python of a source tree."""
+"""Which release lends its compiled files and packages to the Python of a source
+tree."""
 
 from __future__ import annotations
 
@@ -21,28 +22,32 @@ def nearest_release(
     device: str = "auto",
     python: Callable[[], Iterable[str]] = lambda: (),
 ) -> str:
-    """The release of which ``version`` takes the compiled files: itself, else the last before it,
-    else the first after it.
+    """The release of which ``version`` takes the compiled files: itself, else the last
+    before it, else the first after it.
 
-    Between two releases whose environments are both here it is the later one where the tree's calls
-    of compiled operators fit that one better.
+    Between two releases whose environments are both here it is the later one where the
+    tree's calls of compiled operators fit that one better.
 
     Args:
         python: gives the texts of the tree's Python files.
 
-    Raises:
-        EnvironmentBuildError: the index cannot be asked, and no environment of the engine is here.
+    Raises: EnvironmentBuildError: the index cannot be asked, and no environment of the
+        engine is here.
     """
     there = [one.version for one in listed(engine, device)]
     base = Version(version).base_version
-    # Of several builds of one release the one that is here already: 0.5.6 for 0.5.6.post2.
+    # Of several builds of one release the one that is here already: 0.5.6 for
+    # 0.5.6.post2.
     here = _here(engine, device)
     same = [one for one in (*there, *here) if Version(one).base_version == base]
     below = [one for one in there if Version(one) < Version(base)]
     above = [one for one in there if Version(one) > Version(base)]
     if not there:
         raise UnknownRelease(
-            f"No release of {engine} lends compiled files to {version} on this machine.",
+            (
+                f"No release of {engine} lends compiled files to {version} on this "
+                "machine."
+            ),
             hint="--kernels RELEASE names one",
         )
     usual = (same[-1:] or below[-1:] or above[:1])[0]
@@ -52,11 +57,16 @@ def nearest_release(
     if len(pair) < 2 or not {*pair} <= here.keys():
         return usual
     misfits = {one: _misfits([*python()], engine, here[one]) for one in pair}
-    return usual if misfits[pair[0]] == misfits[pair[1]] else min(pair, key=misfits.__getitem__)
+    return (
+        usual
+        if misfits[pair[0]] == misfits[pair[1]]
+        else min(pair, key=misfits.__getitem__)
+    )
 
 
 def listed(engine: str, device: str) -> Sequence[Listed]:
-    """Releases that can be installed here, oldest first; without an index those that are."""
+    """Releases that can be installed here, oldest first; without an index those that
+    are."""
     wanted = device_of(device)
     try:
         return built_releases(SPECS[engine]("0.0", wanted))
@@ -87,7 +97,8 @@ def built_releases(spec: EnvironmentSpec) -> list[Listed]:
 
 
 def calls(texts: Iterable[str]) -> set[tuple[str, int]]:
-    """Names of the compiled operators that Python files call, with the number of arguments."""
+    """Names of the compiled operators that Python files call, with the number of
+    arguments."""
     found: set[tuple[str, int]] = set()
     for text in texts:
         if "torch.ops._" not in text:
@@ -97,7 +108,9 @@ def calls(texts: Iterable[str]) -> set[tuple[str, int]]:
         except (SyntaxError, ValueError):
             continue
         for node in ast.walk(tree):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            if not (
+                isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            ):
                 continue
             if ast.unparse(node.func).startswith("torch.ops._"):
                 found.add((node.func.attr, len(node.args) + len(node.keywords)))
@@ -105,11 +118,13 @@ def calls(texts: Iterable[str]) -> set[tuple[str, int]]:
 
 
 def _misfits(texts: Sequence[str], engine: str, lender: Stored) -> int:
-    """How many operators of the lender's compiled files the tree calls in another way than the
-    lender's own Python."""
+    """How many operators of the lender's compiled files the tree calls in another way
+    than the lender's own Python."""
     own, code = _compiled(site_packages(lender.path / "venv") / engine)
     known = {name for name, _ in own}
-    asked = {call for call in calls(texts) if call[0] in known and call[0].encode() in code}
+    asked = {
+        call for call in calls(texts) if call[0] in known and call[0].encode() in code
+    }
     return len({name for name, _ in asked - own})
 
 

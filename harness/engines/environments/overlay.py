@@ -1,10 +1,10 @@
 """The Python of one tree over the compiled files and packages of a release.
 
-The environment is a thin one. Its site-packages hold the tree's package, hard links into the cache
-of sources, with the release's compiled modules beside them, and the packages that the tree wants
-and the release lacks. Behind it comes the release's own site-packages, by a ``.pth`` file; that
-environment is not changed, and is kept while this one stands on it.
-"""
+The environment is a thin one. Its site-packages hold the tree's package, hard links
+into the cache of sources, with the release's compiled modules beside them, and the
+packages that the tree wants and the release lacks. Behind it comes the release's own
+site-packages, by a ``.pth`` file; that environment is not changed, and is kept while
+this one stands on it."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ OF_KERNELS = (*FAMILY, "triton", "intel-openmp")
 
 
 class Overlay(Build):
-    """One build; see :class:`Build`. ``unknown``: why a published release has no wheel here: it is
-    then the release's own sources that are laid over the nearest wheel."""
+    """One build; see :class:`Build`. ``unknown``: why a published release has no wheel
+    here: it is then the release's own sources that are laid over the nearest wheel."""
 
     tree: Tree
     below: Environment
@@ -81,13 +81,19 @@ class Overlay(Build):
             self.tree = read_tree(spec.tree)
             if self.tree.engine != spec.engine:
                 raise UsageError(
-                    f"The source tree {spec.tree} is of {self.tree.engine}, not of {spec.engine}."
+                    f"The source tree {spec.tree} is of {self.tree.engine}, not of "
+                    f"{spec.engine}."
                 )
         else:
             self.tree = release_tree(spec, self.folder.parent, self.unknown)
             kernels = nearest_release(spec.engine, spec.release, spec.device)
-            why = f"{self.unknown.message} Its own sources run over those of the nearest one"
-            self.reasons.append(Reason("release", f"{lent(spec.engine)} of {kernels}", why))
+            why = (
+                f"{self.unknown.message} Its own sources run over those of the nearest "
+                "one"
+            )
+            self.reasons.append(
+                Reason("release", f"{lent(spec.engine)} of {kernels}", why)
+            )
         label = TreeLabel.of(spec.release)
         words = f"Python of {spec.release}, {lent(spec.engine)} of {kernels}"
         self.python_of = label.words(spec.engine) if label else words
@@ -96,7 +102,11 @@ class Overlay(Build):
         own = f"{spec.project}=="
         packages = [one for one in self.below.packages if not one.startswith(own)]
         self.packages = sorted([*packages, f"{own}{self.version}"])
-        made = datetime.fromisoformat(self.tree.made) if self.tree.made else datetime.now(UTC)
+        made = (
+            datetime.fromisoformat(self.tree.made)
+            if self.tree.made
+            else datetime.now(UTC)
+        )
         day, wheel = end_of_day(made), self.below.wheel
         self.cutoff = day.isoformat()
         lender = Distribution(wheel.filename, None, wheel.sha256)
@@ -116,7 +126,8 @@ class Overlay(Build):
         return site_packages(self.venv)
 
     def _link_package(self) -> None:
-        """The tree's package, with what of the release's is compiled or made by its build."""
+        """The tree's package, with what of the release's is compiled or made by its
+        build."""
         package = self.site / self.tree.engine
         for name, sha256 in self.tree.files.items():
             _link(blob(sha256), package / name)
@@ -130,13 +141,21 @@ class Overlay(Build):
                     continue
                 is_code = COMPILED.search(name) and not name.endswith((".pyc", ".pyo"))
                 placed = [f"{top}{self.tree.engine}/{name}" for top in ("", "python/")]
-                if is_code or (name != "_version.py" and any(map(made.match_file, placed))):
+                if is_code or (
+                    name != "_version.py" and any(map(made.match_file, placed))
+                ):
                     _link(theirs / name, package / name)
                     compiled, filled = compiled + bool(is_code), filled + (not is_code)
         if not (package / "_version.py").exists() and (theirs / "_version.py").exists():
             (package / "_version.py").write_text(_version_file(self.version), "utf-8")
-        kinds = f"{compiled} compiled files" + f" and {filled} that a build makes" * bool(filled)
-        why = f"taken from {self.below.spec.release}, since they are no part of the sources"
+        kinds = (
+            f"{compiled} compiled files"
+            + f" and {filled} that a build makes" * bool(filled)
+        )
+        why = (
+            f"taken from {self.below.spec.release}, since they are no part of the "
+            "sources"
+        )
         self.reasons.append(Reason("files of the package", kinds, why))
 
     @property
@@ -144,18 +163,22 @@ class Overlay(Build):
         return Version(self.spec.release).public
 
     def _write_dist_infos(self) -> None:
-        """The tree under the project's name, which hides the release's, and under the aliases."""
+        """The tree under the project's name, which hides the release's, and under the
+        aliases."""
         name = self.spec.project
         info = self.site / f"{name.replace('-', '_')}-{self.version}.dist-info"
         info.mkdir()
         requires = "".join(f"Requires-Dist: {line}\n" for line in self._parsed())
         (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: {self.version}\n{requires}", "utf-8"
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {self.version}\n{requires}",
+            "utf-8",
         )
         points = self.tree.entry_points
         if not points:
             own = distributions(name=name, path=[str(self.below.site_packages)])
-            points = next((text for d in own if (text := d.read_text("entry_points.txt"))), "")
+            points = next(
+                (text for d in own if (text := d.read_text("entry_points.txt"))), ""
+            )
         (info / "entry_points.txt").write_text(points, "utf-8")
         (info / "INSTALLER").write_text("mmrepro\n")
         self._write_aliases()
@@ -166,11 +189,14 @@ class Overlay(Build):
         tail = self.below.site_packages.relative_to(self.below.path)
         parts = ", ".join(repr(part) for part in ("..", "..", below, *tail.parts))
         (self.site / LAYER_FILE).write_text(
-            f"import os, site, sys; site.addsitedir(os.path.join(sys.prefix, {parts}))\n"
+            "import os, site, sys; site.addsitedir(os.path.join(sys.prefix, "
+            f"{parts}))\n"
         )
         libraries = self.below.path / "venv" / "lib"
         for one in libraries.iterdir():
-            if not re.match(r"python\d", one.name):  # libraries that packages put beside Python's
+            if not re.match(
+                r"python\d", one.name
+            ):  # libraries that packages put beside Python's
                 there = Path("..", "..", "..", below, "venv", "lib", one.name)
                 (self.venv / "lib" / one.name).symlink_to(there)
 
@@ -188,8 +214,16 @@ class Overlay(Build):
         packages = versions(self.below.packages)
         python = self.below.python_version
         short = ".".join(python.split(".")[:2])
-        variables = {"python_version": short, "python_full_version": python, "extra": ""}
-        never = {canonicalize_name(o.split(" ;")[0]) for o in self.spec.overrides if NEVER in o}
+        variables = {
+            "python_version": short,
+            "python_full_version": python,
+            "extra": "",
+        }
+        never = {
+            canonicalize_name(o.split(" ;")[0])
+            for o in self.spec.overrides
+            if NEVER in o
+        }
         never |= {canonicalize_name(Requirement(o).name) for o in self.spec.overrides}
         never |= {canonicalize_name(name) for name in (*self.spec.drop, *OF_KERNELS)}
         cpu = self.spec.device == "cpu"
@@ -200,9 +234,15 @@ class Overlay(Build):
             name = canonicalize_name(one.name)
             if one.marker is not None and not one.marker.evaluate(variables):
                 continue
-            if name in packages and one.specifier.contains(packages[name], prereleases=True):
+            if name in packages and one.specifier.contains(
+                packages[name], prereleases=True
+            ):
                 continue
-            gpu = cpu and name not in packages and any(fnmatch(name, p) for p in cuda_only())
+            gpu = (
+                cpu
+                and name not in packages
+                and any(fnmatch(name, p) for p in cuda_only())
+            )
             if name in never or one.url or gpu:
                 self.left_out.append(f"{one.name}{one.specifier}")
             else:
@@ -212,8 +252,13 @@ class Overlay(Build):
     def _install_beside(self) -> None:
         wanted = self._wanted()
         if self.left_out:
-            why = f"for a GPU, or what the compiled files of {self.below.spec.release} go with"
-            self.reasons.append(Reason("left out", ", ".join(dict.fromkeys(self.left_out)), why))
+            why = (
+                f"for a GPU, or what the compiled files of {self.below.spec.release} "
+                "go with"
+            )
+            self.reasons.append(
+                Reason("left out", ", ".join(dict.fromkeys(self.left_out)), why)
+            )
         lock = self.below.lock_file.read_text("utf-8")
         if wanted:
             self.say(f"resolving {len(wanted)} requirements of the tree")
@@ -223,28 +268,49 @@ class Overlay(Build):
                 (self.folder / "beside.lock").write_text(beside, "utf-8")
                 install = ["pip", "install", "--python", str(self.python), "--no-deps"]
                 until = ["--exclude-newer", self.cutoff]
-                doing = f"installing what {self.spec.engine} {self.version} wants besides"
-                self._uv([*install, "--require-hashes", *until, "-r", "beside.lock"], doing)
-                added = [line.split()[0] for line in beside.splitlines() if line[:1].strip(" #")]
+                doing = (
+                    f"installing what {self.spec.engine} {self.version} wants besides"
+                )
+                self._uv(
+                    [*install, "--require-hashes", *until, "-r", "beside.lock"], doing
+                )
+                added = [
+                    line.split()[0]
+                    for line in beside.splitlines()
+                    if line[:1].strip(" #")
+                ]
                 names = {one.partition("==")[0] for one in added}
                 rest = [p for p in self.packages if p.partition("==")[0] not in names]
                 self.packages = sorted([*rest, *added])
-                why = f"the tree asks for it, and {self.below.spec.release} has none that fits"
+                why = (
+                    f"the tree asks for it, and {self.below.spec.release} has none "
+                    "that fits"
+                )
                 self.reasons.append(Reason("installed beside", ", ".join(added), why))
         head = f"# Python: tree {self.tree.digest}; the rest: {self.below.path.name}\n"
         (self.folder / LOCK_FILE).write_text(head + lock, "utf-8")
 
     def _resolved(self, wanted: list[str]) -> str:
-        """Locked requirements that are to be installed beside: those that ``below`` has in that
-        very version are left out. Its other packages stay as they are where that can be."""
+        """Locked requirements that are to be installed beside: those that ``below`` has
+        in that very version are left out. Its other packages stay as they are where
+        that can be."""
         has = versions(self.below.packages)
         names = {canonicalize_name(Requirement(line).name) for line in wanted}
-        kernels = {n: v for n, v in has.items() if n in OF_KERNELS or n.startswith("nvidia-")}
+        kernels = {
+            n: v for n, v in has.items() if n in OF_KERNELS or n.startswith("nvidia-")
+        }
         others = {n: v for n, v in has.items() if n not in names}
         (self.folder / "requirements.in").write_text("\n".join(wanted) + "\n", "utf-8")
         overrides = "".join(f"{one}\n" for one in self.spec.overrides)
         (self.folder / "overrides.in").write_text(overrides, "utf-8")
-        compile_ = ["pip", "compile", "-q", "--python", str(self.python), "--generate-hashes"]
+        compile_ = [
+            "pip",
+            "compile",
+            "-q",
+            "--python",
+            str(self.python),
+            "--generate-hashes",
+        ]
         compile_ += ["--no-header", "--no-annotate", "--exclude-newer", self.cutoff]
         compile_ += ["--override", "overrides.in"] if overrides else []
         compile_ += ["--constraint", "constraints.in", "requirements.in"]

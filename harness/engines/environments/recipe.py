@@ -54,9 +54,9 @@ TORCH_MODULE = "torch/lib/libtorch_python.so"
 class Build:
     """One build in ``folder``: each step is a method, in the order of ``run``.
 
-    Steps leave their results behind: ``release`` and ``torch`` are what was found, ``packages`` and
-    ``cutoff`` the latest resolution, ``changed`` what it changed in the requirements.
-    """
+    Steps leave their results behind: ``release`` and ``torch`` are what was found,
+    ``packages`` and ``cutoff`` the latest resolution, ``changed`` what it changed in
+    the requirements."""
 
     source: Source = "index"
     release: releases.Release
@@ -74,7 +74,9 @@ class Build:
         self.cutoff = ""
         self.changed: list[Reason] = []
         self.unfit: list[str] = []  # Pythons that were tried in vain
-        self.host_packages: list[str] = []  # not in it: the host's, whose site-packages it sees
+        self.host_packages: list[
+            str
+        ] = []  # not in it: the host's, whose site-packages it sees
         self.rate = 0.0  # bytes a second of the engine's wheel
 
     def run(self) -> Manifest:
@@ -82,8 +84,8 @@ class Build:
         self._find()
         if self.spec.device == "cuda" and not nvidia_driver():
             raise UnloadableWheel(
-                f"The wheel {self.release.wheel.filename} cannot be loaded on this host: there is "
-                "no NVIDIA driver (libcuda.so.1).",
+                f"The wheel {self.release.wheel.filename} cannot be loaded on this "
+                "host: there is no NVIDIA driver (libcuda.so.1).",
                 hint="use --device cpu, or a machine with a GPU",
             )
         self.folder.mkdir()
@@ -112,11 +114,14 @@ class Build:
             **self._lent(),
         )
         (self.folder / USE_FILE).touch()
-        (self.folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1) + "\n")
+        (self.folder / MANIFEST_FILE).write_text(
+            manifest.model_dump_json(indent=1) + "\n"
+        )
         return manifest
 
     def _fill_for_some_python(self) -> None:
-        """For the first one for which every requirement has a wheel, or can be built here."""
+        """For the first one for which every requirement has a wheel, or can be built
+        here."""
         first: UnfitPython | None = None
         while True:
             try:
@@ -130,7 +135,8 @@ class Build:
                 self.reasons = [*self.spec.reasons, *self.release.reasons, why]
 
     def _another_python(self, why: str) -> bool:
-        """Begin again with the next one that the engine's wheel fits; False: there is none."""
+        """Begin again with the next one that the engine's wheel fits; False: there is
+        none."""
         if self.spec.commit or self.release.python not in releases.pythons(self.spec):
             return False
         self.unfit.append(self.release.python)
@@ -167,7 +173,9 @@ class Build:
                 self.torch, self.spec, self.release, self.say
             )
 
-    def _uv(self, arguments: list[str], doing: str = "", progress: Progress | None = None) -> str:
+    def _uv(
+        self, arguments: list[str], doing: str = "", progress: Progress | None = None
+    ) -> str:
         # From within the build folder, so that no project of the user's is picked up.
         return run_uv(
             arguments,
@@ -179,7 +187,13 @@ class Build:
 
     def _make_venv(self) -> None:
         # --relocatable: the folder gets its final name when all is whole.
-        arguments = ["venv", "--relocatable", "--python", self.release.python, str(self.venv)]
+        arguments = [
+            "venv",
+            "--relocatable",
+            "--python",
+            self.release.python,
+            str(self.venv),
+        ]
         self._uv(arguments, f"making a virtual environment for {self.spec.project}")
 
     def _install_wheel(self) -> None:
@@ -210,7 +224,9 @@ class Build:
             self.rate = rate_of(wheel.size or 0, time.monotonic() - began)
 
     def _write_wheel_lock(self) -> None:
-        wheel = self.release.wheel  # its own version: the hash of X+cu129 is none of ==X
+        wheel = (
+            self.release.wheel
+        )  # its own version: the hash of X+cu129 is none of ==X
         line = f"{self.spec.project}=={wheel.version} --hash=sha256:{wheel.sha256}\n"
         (self.folder / "wheel.lock").write_text(line)
 
@@ -230,7 +246,9 @@ class Build:
         return {glob: sorted(place.glob(glob)) for glob in self.spec.extensions}
 
     def _unloadable(self, detail: list[str], library: str = "") -> UnloadableWheel:
-        absent = library or next((m[1] for one in detail if (m := loading.ABSENT.search(one))), "")
+        absent = library or next(
+            (m[1] for one in detail if (m := loading.ABSENT.search(one))), ""
+        )
         if package := loading.SYSTEM_PACKAGES.get(absent):
             hint = f"apt install {package}"
         else:
@@ -239,14 +257,21 @@ class Build:
             step = f"--release {other}, the same release built again" if other else ""
             hint = f"try {step or 'another --release'}{newer}"
         return UnloadableWheel(
-            f"The wheel {self.release.wheel.filename} cannot be loaded on this host: {detail[0]}.",
+            (
+                f"The wheel {self.release.wheel.filename} cannot be loaded on this "
+                f"host: {detail[0]}."
+            ),
             hint=hint,
             detail=detail,
         )
 
     def _other_build(self) -> str:
         """A later build of the same release, or ``""``."""
-        return "" if self.spec.commit else releases.repackaged(self.spec, self.release.python)
+        return (
+            ""
+            if self.spec.commit
+            else releases.repackaged(self.spec, self.release.python)
+        )
 
     def _resolve(self) -> None:
         """Write the lock file."""
@@ -268,7 +293,9 @@ class Build:
         text += (self.folder / "wheel.lock").read_text()
         (self.folder / LOCK_FILE).write_text(text)
         lines = text.splitlines()
-        self.packages = sorted(line.split()[0] for line in lines if line[:1].strip(" #"))
+        self.packages = sorted(
+            line.split()[0] for line in lines if line[:1].strip(" #")
+        )
 
     def _install_packages(self) -> None:
         until = ["--exclude-newer", self.cutoff, *self.torch.options]
@@ -279,12 +306,16 @@ class Build:
             install = ["pip", "install", "--no-deps", "-r", lock.name]
         else:
             lock = self.folder / LOCK_FILE
-            if not (self.torch.local and self.spec.project == "torch"):  # that has no upload time
+            if not (
+                self.torch.local and self.spec.project == "torch"
+            ):  # that has no upload time
                 day = self.release.wheel_cutoff.isoformat()
                 until += ["--exclude-newer-package", f"{self.spec.project}={day}"]
             install = ["pip", "sync", lock.name]
         arguments = [*install, "--python", str(self.python), "--require-hashes", *until]
-        doing = f"installing the requirements of {self.spec.project} {self.spec.installed}"
+        doing = (
+            f"installing the requirements of {self.spec.project} {self.spec.installed}"
+        )
         described = ["--python", str(self.python), "--no-deps", *until, lock.name]
         plan = plan_of(self._uv, arguments, described, self.rate)
         require_space(self.folder.parent, self.spec.disk_bytes, cold=plan.files > 0)
@@ -292,7 +323,8 @@ class Build:
         self._uv(arguments, doing)
 
     def _write_stubs(self) -> list[Path]:
-        """Give torch the names of the libraries that were left out although it links them."""
+        """Give torch the names of the libraries that were left out although it links
+        them."""
         if not stubbed(self.spec):
             return []
         stubs = write_stubs(site_packages(self.venv) / TORCH_MODULE)
@@ -302,11 +334,14 @@ class Build:
         return stubs
 
     def _check_torch(self, stubs: Sequence[Path]) -> None:
-        """Where torch does not load without a library that was left out, install it after all."""
+        """Where torch does not load without a library that was left out, install it
+        after all."""
         if not unused(self.spec):
             return
         if library := loading.missing_library(self.python, "torch"):
-            self.say(Notice(f"torch wants {library} even on a CPU: nothing is left out"))
+            self.say(
+                Notice(f"torch wants {library} even on a CPU: nothing is left out")
+            )
             self.slim = False
             for path in {*stubs, *(stub.resolve() for stub in stubs)}:
                 path.unlink()
@@ -325,11 +360,15 @@ class Build:
                 f"Summary: another name of {self.spec.project}, written by mmrepro\n"
             )
             (info / "INSTALLER").write_text("mmrepro\n")
-            listed = "".join(f"{info.name}/{f},,\n" for f in ("METADATA", "INSTALLER", "RECORD"))
+            listed = "".join(
+                f"{info.name}/{f},,\n" for f in ("METADATA", "INSTALLER", "RECORD")
+            )
             (info / "RECORD").write_text(listed)
 
     def _metadata(self) -> str:
-        installed = distributions(name=self.spec.project, path=[str(site_packages(self.venv))])
+        installed = distributions(
+            name=self.spec.project, path=[str(site_packages(self.venv))]
+        )
         for one in installed:
             if text := one.read_text("METADATA"):
                 return text

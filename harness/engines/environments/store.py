@@ -1,4 +1,5 @@
-"""The environments on disk: which there are, how large, how to remove them, room for another."""
+"""The environments on disk: which there are, how large, how to remove them, room for
+another."""
 
 from __future__ import annotations
 
@@ -22,29 +23,35 @@ from pydantic import ValidationError
 BUILDING, REMOVING, LOCKS = ".building-", ".removing-", ".locks"
 IN_USE = "it is in use"
 
-# What even an environment needs whose every file is a hard link into uv's cache: the links
-# themselves (60 000 files), .pyc files and the engine's own caches.
+# What even an environment needs whose every file is a hard link into uv's cache: the
+# links themselves (60 000 files), .pyc files and the engine's own caches.
 FLOOR_BYTES = 1 * 1024**3
 
 
 def lock_path(folder: Path) -> Path:
-    """Lock of whoever builds or removes ``folder``. Lock files stay: removing one is a race."""
+    """Lock of whoever builds or removes ``folder``. Lock files stay: removing one is a
+    race."""
     return folder.parent / LOCKS / f"{folder.name}.lock"
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest; None: no whole environment is there (or one that this version cannot read, or
-    what it stands on is gone)."""
+    """The manifest; None: no whole environment is there (or one that this version
+    cannot read, or what it stands on is gone)."""
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes())
     except (OSError, ValidationError):
         return None
     below = manifest.below
-    return manifest if not below or (folder.parent / below / MANIFEST_FILE).is_file() else None
+    return (
+        manifest
+        if not below or (folder.parent / below / MANIFEST_FILE).is_file()
+        else None
+    )
 
 
 def site_packages(venv: Path) -> Path:
-    """Where the packages of a virtual environment are. Raises EnvironmentBuildError: nowhere."""
+    """Where the packages of a virtual environment are. Raises EnvironmentBuildError:
+    nowhere."""
     folders = sorted(venv.glob("lib/python*/site-packages"))
     if not folders:
         raise EnvironmentBuildError(
@@ -55,20 +62,25 @@ def site_packages(venv: Path) -> Path:
 
 
 def dead_folders(folder: Path) -> list[Path]:
-    """What broken-off builds and removals of ``folder`` left. Only for the holder of its lock."""
+    """What broken-off builds and removals of ``folder`` left. Only for the holder of
+    its lock."""
     marks = (f"{BUILDING}{folder.name}-", f"{REMOVING}{folder.name}-")
     try:
-        names = [path for path in folder.parent.iterdir() if path.name.startswith(marks)]
+        names = [
+            path for path in folder.parent.iterdir() if path.name.startswith(marks)
+        ]
     except OSError:
         return []
-    # A folder of that very name without a manifest cannot come from a rename: it is damaged.
+    # A folder of that very name without a manifest cannot come from a rename: it is
+    # damaged.
     damaged = [folder] if folder.exists() and read_manifest(folder) is None else []
     return [*names, *damaged]
 
 
 @dataclass(frozen=True)
 class Size:
-    """Bytes on disk. ``own``: what removal frees; the rest is shared with uv's cache."""
+    """Bytes on disk. ``own``: what removal frees; the rest is shared with uv's
+    cache."""
 
     apparent: int
     own: int
@@ -98,7 +110,8 @@ class Pruned:
 
 
 def disk_size(folder: Path) -> Size:
-    """Size of all below ``folder``; a file with a second hard link is counted as shared."""
+    """Size of all below ``folder``; a file with a second hard link is counted as
+    shared."""
     apparent = own = 0
     seen: set[int] = set()
     for base, _, names in os.walk(folder):
@@ -118,7 +131,8 @@ def disk_size(folder: Path) -> Size:
 
 
 def list_environments(*, sizes: bool = True) -> list[Stored]:
-    """All whole environments, by name. ``sizes`` False leaves out the walk over their files."""
+    """All whole environments, by name. ``sizes`` False leaves out the walk over their
+    files."""
     stored = []
     for folder in folders_in(environments_root()):
         manifest = None if folder.name.startswith(".") else read_manifest(folder)
@@ -148,10 +162,10 @@ def prune(
 ) -> Pruned:
     """Remove the leftovers of broken builds, and the environments that are meant.
 
-    Meant are all with ``everything``; else those of ``engine`` (and ``release``) if given, called
-    one of ``names`` if given, and not used for ``older_than_days`` if given; with none of these,
-    leftovers alone. One that is being built or used is kept, and ``kept`` says so.
-    """
+    Meant are all with ``everything``; else those of ``engine`` (and ``release``) if
+    given, called one of ``names`` if given, and not used for ``older_than_days`` if
+    given; with none of these, leftovers alone. One that is being built or used is kept,
+    and ``kept`` says so."""
     root = environments_root()
     done = Pruned()
     chosen = everything or bool(engine) or bool(names) or older_than_days is not None
@@ -173,10 +187,16 @@ def prune(
         )
 
     there = {path: read_manifest(path) for path in folders_in(root)}
-    bases = {m.below: p.name for p, m in there.items() if m and m.below and not meant(p, m)}
+    bases = {
+        m.below: p.name for p, m in there.items() if m and m.below and not meant(p, m)
+    }
     for path, manifest in there.items():
         if path.name.startswith((BUILDING, REMOVING)):
-            key = path.name.removeprefix(BUILDING).removeprefix(REMOVING).rpartition("-")[0]
+            key = (
+                path.name.removeprefix(BUILDING)
+                .removeprefix(REMOVING)
+                .rpartition("-")[0]
+            )
             _remove(path, root / key, done, dry_run=dry_run)
         elif not path.name.startswith("."):
             if manifest is None:
@@ -203,7 +223,8 @@ def _remove(path: Path, folder: Path, done: Pruned, *, dry_run: bool) -> bool:
                 return False
             freed = disk_size(path).own
             if not dry_run:
-                # Renamed first: a removal that is broken off never leaves half an environment.
+                # Renamed first: a removal that is broken off never leaves half an
+                # environment.
                 doomed = path
                 if not path.name.startswith(REMOVING):
                     doomed = folder.with_name(f"{REMOVING}{folder.name}-{os.getpid()}")
@@ -237,16 +258,20 @@ def _unused(path: Path) -> Iterator[bool]:
 
 
 def used_by(folder: Path) -> list[int]:
-    """Processes that run from ``folder``, by their arguments or by what they have mapped."""
-    return [pid for pid, words in _processes(folder) if os.fsencode(f"{folder}/") in words]
+    """Processes that run from ``folder``, by their arguments or by what they have
+    mapped."""
+    return [
+        pid for pid, words in _processes(folder) if os.fsencode(f"{folder}/") in words
+    ]
 
 
 def _processes(root: Path) -> list[tuple[int, bytes]]:
-    """Processes whose arguments or mapped files name something below ``root``, and those.
+    """Processes whose arguments or mapped files name something below ``root``, and
+    those.
 
-    Mapped files count because vLLM's processes give themselves other names. Reading them takes
-    0.1 s for each process that has torch loaded, so one call serves all folders.
-    """
+    Mapped files count because vLLM's processes give themselves other names. Reading
+    them takes 0.1 s for each process that has torch loaded, so one call serves all
+    folders."""
     needle = os.fsencode(f"{root}/")
     found = []
     for pid in filter(lambda one: one != os.getpid(), processes.pids()):
@@ -271,17 +296,18 @@ def uv_cache_dir() -> Path | None:
 
 
 def free_bytes(path: Path) -> int:
-    """Free for us on the file system of ``path`` or of its nearest parent that exists."""
+    """Free for us on the file system of ``path`` or of its nearest parent that
+    exists."""
     return shutil.disk_usage(_existing(path)).free
 
 
 def require_space(root: Path, needed: int = 0, *, cold: bool = False) -> None:
     """Refuse an environment that would not fit.
 
-    Args:
-        needed: bytes of the unpacked environment. They are needed once if uv's cache lacks the
-            packages (``cold``), and once more if the cache is on another file system than
-            ``root``, since files cannot be hard-linked across.
+    Args: needed: bytes of the unpacked environment. They are needed once if uv's cache
+        lacks the
+            packages (``cold``), and once more if the cache is on another file system
+            than ``root``, since files cannot be hard-linked across.
 
     Raises:
         NoSpace: with what is needed, where, and what is free.
@@ -292,7 +318,9 @@ def require_space(root: Path, needed: int = 0, *, cold: bool = False) -> None:
     places = [(root, FLOOR_BYTES + own, "the cache folder")]
     if cache is not None and cold:
         places.append((cache, needed + (0 if apart else FLOOR_BYTES), "uv's cache"))
-    hint = "mmrepro env prune --all --uv-cache, or set MMREPRO_CACHE_DIR to a larger disk"
+    hint = (
+        "mmrepro env prune --all --uv-cache, or set MMREPRO_CACHE_DIR to a larger disk"
+    )
     for path, bytes_, what in places:
         _require(path, bytes_, what, "the environment needs", hint)
 
@@ -306,7 +334,10 @@ def require_free(folder: Path, needed: int) -> None:
 def _require(path: Path, needed: int, what: str, who: str, hint: str) -> None:
     if (free := free_bytes(path)) < needed:
         raise NoSpace(
-            f"The disk of {what} has {units.size(free)} free; {who} {units.size(needed)}.",
+            (
+                f"The disk of {what} has {units.size(free)} free; {who} "
+                f"{units.size(needed)}."
+            ),
             hint=hint,
         )
 

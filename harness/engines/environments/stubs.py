@@ -1,11 +1,11 @@
-"""A shared library of names alone, in place of NVIDIA's where an environment is for a CPU.
+"""A shared library of names alone, in place of NVIDIA's where an environment is for a
+CPU.
 
-``import torch`` links CUDA's libraries, 1.7 GB to download; on a CPU it asks them for a device, and
-whether one is capturing. One small ELF file defines the names that torch's libraries take from
-them, and is there under each of their file names: every name is a function that returns
-``cudaErrorNoDevice``, or the words for it. ELF: System V ABI, "Object Files"; symbol versions:
-Linux Standard Base, "Symbol Versioning".
-"""
+``import torch`` links CUDA's libraries, 1.7 GB to download; on a CPU it asks them for a
+device, and whether one is capturing. One small ELF file defines the names that torch's
+libraries take from them, and is there under each of their file names: every name is a
+function that returns ``cudaErrorNoDevice``, or the words for it. ELF: System V ABI,
+"Object Files"; symbol versions: Linux Standard Base, "Symbol Versioning"."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ from pathlib import Path
 
 FILE = "libmmrepro_no_cuda.so"
 
-_NO_DEVICE = 100  # cudaErrorNoDevice, of the CUDA Runtime API; no library's code for success
+_NO_DEVICE = (
+    100  # cudaErrorNoDevice, of the CUDA Runtime API; no library's code for success
+)
 _WORDS = b"no CUDA: mmrepro's environment for a CPU has stubs of it\0"
 _TEXT_AT = 16  # where the second function of the code begins, after the first
-_CODE: Mapping[int, bytes] = {  # by e_machine (x86-64, aarch64): "return 100", "return _WORDS"
+_CODE: Mapping[
+    int, bytes
+] = {  # by e_machine (x86-64, aarch64): "return 100", "return _WORDS"
     62: (b"\xb8" + struct.pack("<I", _NO_DEVICE) + b"\xc3").ljust(_TEXT_AT, b"\x90")
     + (b"\x48\x8d\x05" + struct.pack("<I", 1) + b"\xc3" + _WORDS),
     183: struct.pack("<IIII", 0x52800000 | _NO_DEVICE << 5, 0xD65F03C0, 0, 0)
@@ -31,7 +35,14 @@ _SAYS = re.compile(r".*(?:String|Name)|ncclGetLastError")  # functions that retu
 _HEADERS = 64 + 4 * 56  # of the file and its four segments; the code follows
 _PAGE = 0x10000  # the largest of either processor
 _PT_LOAD, _PT_DYNAMIC, _PT_GNU_STACK = 1, 2, 0x6474E551
-_DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_SYMENT, _DT_SONAME = 4, 5, 6, 10, 11, 14
+_DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_SYMENT, _DT_SONAME = (
+    4,
+    5,
+    6,
+    10,
+    11,
+    14,
+)
 _DT_VERSYM, _DT_VERDEF, _DT_VERDEFNUM = 0x6FFFFFF0, 0x6FFFFFFC, 0x6FFFFFFD
 
 _SHT_DYNAMIC, _SHT_DYNSYM, _SHT_VERNEED, _SHT_VERSYM = 6, 11, 0x6FFFFFFE, 0x6FFFFFFF
@@ -41,17 +52,20 @@ _SYMBOL = re.compile(r"_*(?:cu|nv|nccl)")  # of those without a version
 
 
 def write_stubs(module: Path) -> list[Path]:
-    """Write, beside ``module``, the libraries of NVIDIA that it and its neighbours are linked to.
+    """Write, beside ``module``, the libraries of NVIDIA that it and its neighbours are
+    linked to.
 
-    Returns them; none where it is linked to none, or is no module for x86-64 or aarch64.
-    """
+    Returns them; none where it is linked to none, or is no module for x86-64 or
+    aarch64."""
     read: dict[str, _Module] = {}
     names = [module.name]
     for name in names:  # it grows
         if name not in read and (module.parent / name).is_file():
             read[name] = _read(module.parent / name)
             names += read[name].needed
-    libraries = sorted({name for name in names if _LIBRARY.match(name) and name not in read})
+    libraries = sorted(
+        {name for name in names if _LIBRARY.match(name) and name not in read}
+    )
     machine = read[module.name].machine if module.name in read else 0
     if not libraries or machine not in _CODE:
         return []
@@ -64,7 +78,8 @@ def write_stubs(module: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class _Module:
-    """What a library asks for: file names, and NVIDIA's symbols with their versions or ""."""
+    """What a library asks for: file names, and NVIDIA's symbols with their versions or
+    ""."""
 
     machine: int
     needed: list[str]
@@ -72,15 +87,24 @@ class _Module:
 
 
 def _read(path: Path) -> _Module:
-    """Read the tables of a 64-bit little-endian ELF file; another file asks for nothing."""
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    """Read the tables of a 64-bit little-endian ELF file; another file asks for
+    nothing."""
+    with (
+        path.open("rb") as stream,
+        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
         if data[:6] != b"\x7fELF\x02\x01":
             return _Module(0, [], set())
         (machine,) = struct.unpack_from("<H", data, 18)
         (at,) = struct.unpack_from("<Q", data, 40)
         (count,) = struct.unpack_from("<H", data, 60)
-        headers = [struct.unpack_from("<IIQQQQIIQQ", data, at + 64 * i) for i in range(count)]
-        sections = {kind: (offset, size, link) for _, kind, _, _, offset, size, link, *_ in headers}
+        headers = [
+            struct.unpack_from("<IIQQQQIIQQ", data, at + 64 * i) for i in range(count)
+        ]
+        sections = {
+            kind: (offset, size, link)
+            for _, kind, _, _, offset, size, link, *_ in headers
+        }
 
         def part(kind: int) -> tuple[bytes, int]:
             """A section of this kind, and the place of its strings."""
@@ -91,11 +115,17 @@ def _read(path: Path) -> _Module:
             return data[at : data.find(b"\0", at)].decode("ascii", "replace")
 
         dynamic, strings = part(_SHT_DYNAMIC)
-        needed = [text(strings + at) for tag, at in struct.iter_unpack("<QQ", dynamic) if tag == 1]
+        needed = [
+            text(strings + at)
+            for tag, at in struct.iter_unpack("<QQ", dynamic)
+            if tag == 1
+        ]
         versions = dict(_versions(*part(_SHT_VERNEED), text))
         symbols, strings = part(_SHT_DYNSYM)
         entries = struct.iter_unpack("<IBBHQQ", symbols)
-        marks = struct.iter_unpack("<H", part(_SHT_VERSYM)[0] or bytes(len(symbols) // 12))
+        marks = struct.iter_unpack(
+            "<H", part(_SHT_VERSYM)[0] or bytes(len(symbols) // 12)
+        )
         wanted = set()
         for (at, _, _, section, _, _), (mark,) in zip(entries, marks, strict=True):
             name = text(strings + at)
@@ -108,7 +138,8 @@ def _read(path: Path) -> _Module:
 def _versions(
     needs: bytes, strings: int, text: Callable[[int], str]
 ) -> Iterator[tuple[int, tuple[str, str]]]:
-    """By number, each version that a file takes from another: that file's name, its own."""
+    """By number, each version that a file takes from another: that file's name, its
+    own."""
     at = 0
     while needs:
         _, count, file, first, following = struct.unpack_from("<HHIII", needs, at)
@@ -123,10 +154,11 @@ def _versions(
 
 
 def _elf(machine: int, code: bytes, symbols: Sequence[tuple[str, str]]) -> bytes:
-    """A shared library in which each symbol (name, version or "") is a function of ``code``.
+    """A shared library in which each symbol (name, version or "") is a function of
+    ``code``.
 
-    Two segments: what is only read and run, and the dynamic section, which the loader writes to.
-    """
+    Two segments: what is only read and run, and the dynamic section, which the loader
+    writes to."""
     versions = sorted({version for _, version in symbols if version})
     strings = _Strings()
     soname = strings.add(FILE)

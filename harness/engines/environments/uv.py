@@ -1,9 +1,9 @@
 """Runs uv, reads its answers and words its errors for people.
 
-Every fact about a release (is there one, when was it uploaded, which wheel, which hash) comes from
-``uv pip compile --no-deps --format pylock.toml``, so no address of a registry is in this project:
-uv's own settings decide where packages come from. Checked with uv 0.13.8 and 0.13.9.
-"""
+Every fact about a release (is there one, when was it uploaded, which wheel, which hash)
+comes from ``uv pip compile --no-deps --format pylock.toml``, so no address of a
+registry is in this project: uv's own settings decide where packages come from. Checked
+with uv 0.13.8 and 0.13.9."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ DOWNLOADING = "downloading"
 """A phase that begins so is followed by many alike."""
 
 _READABLE = {"NO_COLOR": "1", "COLUMNS": "4096"}
-"""uv breaks its errors at ``COLUMNS``, so that what belongs together is on two lines."""
+"""uv breaks its errors at ``COLUMNS``, so that what belongs together is on two
+lines."""
 _DETAIL_LINES = 12
 _UNREACHABLE = re.compile(
     r"network was disabled|Failed to fetch|error sending request|dns error|tcp connect|"
@@ -53,7 +54,9 @@ _PYTHON = re.compile(
 _UNBUILT = re.compile(
     r"Failed to build `([^`]+)`\s+(?:cause: )?The build backend returned an error"
 )
-_FULL = re.compile(r"No space left on device|os error 28|Disk quota exceeded|os error 122")
+_FULL = re.compile(
+    r"No space left on device|os error 28|Disk quota exceeded|os error 122"
+)
 _DOWNLOAD = re.compile(r"^Downloading (\S+) \((\d+(?:\.\d+)?[KMG]?i?B)\)$")
 _DOWNLOADED = re.compile(r"^ ?Downloaded (\S+)$")
 _UNCACHED = re.compile(r"^DEBUG Identified uncached distribution: (\S+)$")
@@ -79,7 +82,8 @@ class UvFailed(Exception):
 
     @property
     def unknown(self) -> bool:
-        """There is no such release or project, whatever the interpreter; offline, none is known."""
+        """There is no such release or project, whatever the interpreter; offline, none
+        is known."""
         return _UNKNOWN.search(self.stderr) is not None
 
 
@@ -93,11 +97,13 @@ class Distribution:
     size: int | None = None
     """Bytes; None: the index does not say."""
     address: str = field(default="", repr=False)
-    """Where it lies, for a download of our own: it may hold a password, and is never kept."""
+    """Where it lies, for a download of our own: it may hold a password, and is never
+    kept."""
 
     @property
     def version(self) -> str:
-        """The version of a wheel, whose local label (``+cu129``) the request may lack."""
+        """The version of a wheel, whose local label (``+cu129``) the request may
+        lack."""
         return str(parse_wheel_filename(self.filename)[1])
 
 
@@ -152,11 +158,12 @@ def run_uv(
 ) -> str:
     """Run uv to its end and return its standard output.
 
-    Its standard error is read line by line: downloads and phases go to ``progress``. Whatever ends
-    this early (Ctrl-C too) ends uv first; after ``timeout_s`` seconds it is killed.
+    Its standard error is read line by line: downloads and phases go to ``progress``.
+    Whatever ends this early (Ctrl-C too) ends uv first; after ``timeout_s`` seconds it
+    is killed.
 
-    Raises:
-        UvFailed: uv ended with an error and ``doing`` is empty; else what :func:`explain` makes
+    Raises: UvFailed: uv ended with an error and ``doing`` is empty; else what
+        :func:`explain` makes
             of it: a NoSpace or an EnvironmentBuildError.
         EnvironmentBuildError: uv itself could not be started.
     """
@@ -173,12 +180,14 @@ def run_uv(
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                # A killed harness must not leave a uv behind that goes on filling the disk.
+                # A killed harness must not leave a uv behind that goes on filling the
+                # disk.
                 preexec_fn=die_with_parent,
             )
         except OSError as error:
             raise EnvironmentBuildError(
-                f"uv could not be started: {error}.", hint="pip install --force-reinstall uv"
+                f"uv could not be started: {error}.",
+                hint="pip install --force-reinstall uv",
             ) from error
         assert child.stdin is not None
         assert child.stderr is not None
@@ -212,7 +221,8 @@ def run_uv(
 
 
 class _Phases:
-    """Turns uv's lines into phases. Of its downloads the largest one is the one to wait for.
+    """Turns uv's lines into phases. Of its downloads the largest one is the one to wait
+    for.
 
     uv names only files of 1 MiB and more, each when it begins and when it is there.
     """
@@ -236,7 +246,9 @@ class _Phases:
             return f"{match[1].lower()} {match[2]} {match[3]}"
         else:
             return ""
-        name = max(self.under_way, key=lambda one: parse_size(self.under_way[one], least=0))
+        name = max(
+            self.under_way, key=lambda one: parse_size(self.under_way[one], least=0)
+        )
         others = len(self.under_way) - 1
         more = f" and {others} more" if others else ""
         share = f"; {self.done / self.begun:.0%} is there" if self.done else ""
@@ -246,24 +258,38 @@ class _Phases:
 def explain(failure: UvFailed, doing: str) -> NoSpace | EnvironmentBuildError:
     """uv's error as one of ours, with its root-cause lines and the next step."""
     lines = [line.strip() for line in failure.stderr.splitlines() if line.strip()]
-    causes = [one for one in lines if one.startswith(("error:", "cause:", "hint:", "Caused by"))]
+    causes = [
+        one
+        for one in lines
+        if one.startswith(("error:", "cause:", "hint:", "Caused by"))
+    ]
     detail = (causes or lines)[-_DETAIL_LINES:]
     if _FULL.search(failure.stderr):
         hint = "free some space, or: mmrepro env prune --all --uv-cache"
         return NoSpace(f"The disk became full while {doing}.", hint=hint, detail=detail)
     if package := _UNBUILT.search(failure.stderr):
-        message = f"{package[1]} has no wheel for this Python and could not be built, {doing}."
+        message = (
+            f"{package[1]} has no wheel for this Python and could not be "
+            f"built, {doing}."
+        )
         hint = "install another Python beside it, e.g. 3.11, or what the build asks for"
         return UnfitPython(message, hint=hint, detail=detail)
     message = f"uv failed while {doing}."
     hint = "the lines above are uv's own; `mmrepro check` shows what this machine lacks"
     if python := _PYTHON.search(failure.stderr):
-        message = f"Python {python[1]} is not here, and could not be downloaded, {doing}."
-        hint = f"install Python {python[1]}, or take a release with wheels for the one that is here"
+        message = (
+            f"Python {python[1]} is not here, and could not be downloaded, {doing}."
+        )
+        hint = (
+            f"install Python {python[1]}, or take a release with wheels for the one "
+            "that is here"
+        )
         return UnfitPython(message, hint=hint, detail=detail)
     if _UNREACHABLE.search(failure.stderr):
         message = f"The package index could not be reached while {doing}."
-        hint = "check the network or proxy; `mmrepro env list` shows what is already built"
+        hint = (
+            "check the network or proxy; `mmrepro env list` shows what is already built"
+        )
     return EnvironmentBuildError(message, hint=hint, detail=detail)
 
 
@@ -276,11 +302,18 @@ def uv_version() -> str:
 
 
 def interpreter_options(python: str, platform: str = "") -> list[str]:
-    """For whom uv resolves: ``python`` here (a path or a version), or a version on ``platform``,
-    another machine's as uv names it, e.g. ``x86_64-manylinux_2_28``."""
+    """For whom uv resolves: ``python`` here (a path or a version), or a version on
+    ``platform``, another machine's as uv names it, e.g. ``x86_64-manylinux_2_28``."""
     if platform:
-        # uv would else download an interpreter of that version, only to build sources with it.
-        return ["--python-version", python, "--python-platform", platform, "--no-python-downloads"]
+        # uv would else download an interpreter of that version, only to build sources
+        # with it.
+        return [
+            "--python-version",
+            python,
+            "--python-platform",
+            platform,
+            "--no-python-downloads",
+        ]
     return ["--python", python]
 
 
@@ -297,13 +330,21 @@ def release_files(
 
     Only files that fit that interpreter: see :func:`interpreter_options`.
 
-    Args:
-        options, variables: for uv; they may name another index than its own settings do.
+    Args: options, variables: for uv; they may name another index than its own settings
+        do.
 
-    Raises:
-        UvFailed: no such release, none for that interpreter, or the index cannot be reached.
+    Raises: UvFailed: no such release, none for that interpreter, or the index cannot be
+        reached.
     """
-    arguments = ["pip", "compile", "-q", "--no-deps", "--format", "pylock.toml", *options]
+    arguments = [
+        "pip",
+        "compile",
+        "-q",
+        "--no-deps",
+        "--format",
+        "pylock.toml",
+        *options,
+    ]
     arguments += ["--resolution", "lowest"] if lowest else []
     arguments += [*interpreter_options(python, platform), "-"]
     return locked(run_uv(arguments, stdin=requirement + "\n", extra=variables))[0]
@@ -328,7 +369,9 @@ def _distribution(entry: dict[str, object]) -> Distribution:
     hashes = entry.get("hashes")
     size = entry.get("size")
     return Distribution(
-        filename=unquote(str(entry.get("name") or address).partition("#")[0].rpartition("/")[2]),
+        filename=unquote(
+            str(entry.get("name") or address).partition("#")[0].rpartition("/")[2]
+        ),
         uploaded=uploaded if isinstance(uploaded, datetime) else None,
         sha256=str(hashes.get("sha256", "")) if isinstance(hashes, dict) else "",
         size=size if isinstance(size, int) else None,
@@ -336,10 +379,11 @@ def _distribution(entry: dict[str, object]) -> Distribution:
     )
 
 
-# ------------------------------------------------------------------ what uv will download
+# ---------------------------------------------------------------- what uv will download
 
 DISK_RATIO = 1.9
-"""Unpacked bytes to downloaded ones: 1.78 to 1.96 in environments of the four engines."""
+"""Unpacked bytes to downloaded ones: 1.78 to 1.96 in environments of the four
+engines."""
 
 ASSUMED_RATE = 12.5e6
 """Bytes a second (100 Mbit/s), where nothing large enough was downloaded yet."""
@@ -383,26 +427,34 @@ def plan_of(
 ) -> Download:
     """What an installation will download.
 
-    Args:
-        run: runs uv, as ``run_uv`` does.
-        install: the arguments of the installation. Raises as ``run`` where it cannot be planned.
-        described: arguments for ``uv pip compile`` with the same packages, for uv to describe.
-        rate: bytes a second, as far as known.
+    Args: run: runs uv, as ``run_uv`` does. install: the arguments of the installation.
+        Raises as ``run`` where it cannot be planned. described: arguments for ``uv pip
+        compile`` with the same packages, for uv to describe. rate: bytes a second, as
+        far as known.
     """
     phases: list[str] = []
-    run([*install, "--dry-run", "-v"], progress=phases.append, doing="planning the installation")
+    run(
+        [*install, "--dry-run", "-v"],
+        progress=phases.append,
+        doing="planning the installation",
+    )
     try:
-        packages = locked(run(["pip", "compile", "-q", "--format", "pylock.toml", *described]))
+        packages = locked(
+            run(["pip", "compile", "-q", "--format", "pylock.toml", *described])
+        )
     except UvFailed:
         packages = []  # it can be installed, so it will be
     # Several wheels that fit differ by little; where there is none it is the source.
     sizes = {
         f"{one.project}=={one.version}": max(
-            (file.size or 0 for file in one.wheels or filter(None, [one.sdist])), default=0
+            (file.size or 0 for file in one.wheels or filter(None, [one.sdist])),
+            default=0,
         )
         for one in packages
     }
-    names = [phase.removeprefix(UNCACHED) for phase in phases if phase.startswith(UNCACHED)]
+    names = [
+        phase.removeprefix(UNCACHED) for phase in phases if phase.startswith(UNCACHED)
+    ]
     counts = [match for phase in phases if (match := _COUNT.match(phase))]
     files = max([len(names), *(int(match[1]) for match in counts)])
     return Download(files, sum(sizes.get(name, 0) for name in names), rate)

@@ -1,8 +1,8 @@
-"""Compares an environment with what its wheels say of their files, without running any of it.
+"""Compares an environment with what its wheels say of their files, without running any
+of it.
 
-Each wheel brings a RECORD with the hash of each file. This finds what was damaged, changed, added
-or lost since; not what was changed together with its RECORD.
-"""
+Each wheel brings a RECORD with the hash of each file. This finds what was damaged,
+changed, added or lost since; not what was changed together with its RECORD."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ MAX_TEXT_BYTES = 64 << 20
 
 HASHES = ("sha256", "sha384", "sha512")
 UNHASHED = ("RECORD", "RECORD.jws", "RECORD.p7s", "METADATA", "INSTALLER")
-"""Of a dist-info, what may stand in a RECORD without a hash: the last two are those of an alias."""
+"""Of a dist-info, what may stand in a RECORD without a hash: the last two are those of
+an alias."""
 
 _OF_VENV = re.compile(
-    r"pyvenv\.cfg|CACHEDIR\.TAG|\.lock|\.gitignore|lib64|bin/(activate|deactivate|pydoc|python)[\w.]*"
+    r"pyvenv\.cfg|CACHEDIR\.TAG|\.lock|\.gitignore|lib64|bin/(activate|deactivate|pydoc"
+    r"|python)[\w.]*"
 )
 """What a virtual environment has before anything is installed."""
 
@@ -52,7 +54,8 @@ class Verification:
     files: int = 0
     """Files whose hash is that of their wheel."""
     unverified: int = 0
-    """Files that no wheel has a hash of: compiled by Python here (.pyc), or written by mmrepro."""
+    """Files that no wheel has a hash of: compiled by Python here (.pyc), or written by
+    mmrepro."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -70,7 +73,8 @@ class _Row:
 
 
 def verify(folder: Path) -> Verification:
-    """Compare all files of the environment in ``folder`` with its wheels' RECORDs and its lock.
+    """Compare all files of the environment in ``folder`` with its wheels' RECORDs and
+    its lock.
 
     Raises:
         EnvironmentBuildError: it has no site-packages.
@@ -81,7 +85,9 @@ def verify(folder: Path) -> Verification:
         found.problems.append("it is not whole: no manifest that can be read")
         return found
     if manifest.below:
-        found.problems.append("its Python is that of a source tree, which no wheel lists")
+        found.problems.append(
+            "its Python is that of a source tree, which no wheel lists"
+        )
         return found
     venv = folder / "venv"
     listed = _listed(venv, found)
@@ -96,14 +102,22 @@ def verify(folder: Path) -> Verification:
 def _compare_packages(folder: Path, manifest: Manifest, found: Verification) -> None:
     """Packages that are installed against those that the lock and the manifest have."""
     installed = set(_installed(folder / "venv"))
-    expected = {_normal(*line.split("==", 1)) for line in manifest.packages if "==" in line}
+    expected = {
+        _normal(*line.split("==", 1)) for line in manifest.packages if "==" in line
+    }
     for name in sorted(expected - installed):
         found.problems.append(f"{name} is missing")
     for name in sorted(installed - expected):
         if not _is_alias(name, manifest):
             found.problems.append(f"{name} is installed, and was not when it was built")
-    locks = [path for name in (LOCK_FILE, "wheel.lock") if (path := folder / name).is_file()]
-    locked = {_normal(*match.groups()) for path in locks for match in _LOCKED.finditer(_text(path))}
+    locks = [
+        path for name in (LOCK_FILE, "wheel.lock") if (path := folder / name).is_file()
+    ]
+    locked = {
+        _normal(*match.groups())
+        for path in locks
+        for match in _LOCKED.finditer(_text(path))
+    }
     for name in sorted(expected - locked):
         found.problems.append(f"{name} is not in {LOCK_FILE}")
 
@@ -139,9 +153,15 @@ def _listed(venv: Path, found: Verification) -> dict[str, _Row]:
             found.problems.append(f"{inside}/RECORD cannot be read: {error}")
             continue
         for row in rows:
-            path = os.path.normpath(f"{PurePosixPath(inside).parent}/{row[0]}") if row else ".."
+            path = (
+                os.path.normpath(f"{PurePosixPath(inside).parent}/{row[0]}")
+                if row
+                else ".."
+            )
             if path.startswith(("/", "..")) or len(row) < 3:
-                found.problems.append(f"{inside}/RECORD lists what is no file of the environment")
+                found.problems.append(
+                    f"{inside}/RECORD lists what is no file of the environment"
+                )
                 continue
             algorithm, _, digest = row[1].partition("=")
             size = int(row[2]) if row[2].isascii() and row[2].isdigit() else None
@@ -181,7 +201,9 @@ def _differs(path: Path, row: _Row) -> str:
         return "is listed without a hash that is safe"
     try:
         # A FIFO in its place would be waited for.
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = os.open(
+            path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )
         with os.fdopen(handle, "rb") as file:
             facts = os.fstat(handle)
             if not stat.S_ISREG(facts.st_mode):
@@ -209,7 +231,8 @@ def _needs_no_hash(venv: Path, path: str, listed: dict[str, _Row]) -> bool:
 
 
 def _own_files(venv: Path, there: set[str]) -> set[str]:
-    """What mmrepro itself put beside the packages, if it is what mmrepro would put there."""
+    """What mmrepro itself put beside the packages, if it is what mmrepro would put
+    there."""
     site = site_packages(venv)
     own = _stubs(site / TORCH_MODULE)
     host_file = site / HOST_FILE
@@ -228,7 +251,8 @@ def _names_folders(host_file: Path) -> bool:
 
 
 def _stubs(module: Path) -> set[Path]:
-    """The stand-ins for CUDA's libraries beside torch, if they are those that it gets."""
+    """The stand-ins for CUDA's libraries beside torch, if they are those that it
+    gets."""
     stub = module.parent / STUB_FILE
     if stub.is_symlink() or not stub.is_file():
         return set()
@@ -243,7 +267,9 @@ def _stubs(module: Path) -> set[Path]:
         if not made or Path(folder, STUB_FILE).read_bytes() != stub.read_bytes():
             return set()
     links = {module.parent / path.name for path in made}
-    return {stub} | {link for link in links if link.is_symlink() and _leads_to_stub(link)}
+    return {stub} | {
+        link for link in links if link.is_symlink() and _leads_to_stub(link)
+    }
 
 
 def _leads_to_stub(link: Path) -> bool:

@@ -1,8 +1,7 @@
 """What a tiny model offers to scenarios and engines, and how its folder is written.
 
-Whole or not at all; weights as safetensors, without torch; a byte-level tokenizer with the model's
-special tokens.
-"""
+Whole or not at all; weights as safetensors, without torch; a byte-level tokenizer with
+the model's special tokens."""
 
 import hashlib
 import json
@@ -23,7 +22,8 @@ Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 
 class TinyModel(ABC):
-    """A random-weight model in the format of Hugging Face; equal values give byte-equal files.
+    """A random-weight model in the format of Hugging Face; equal values give byte-equal
+    files.
 
     Attributes:
         kind: what it is, for reports.
@@ -63,13 +63,15 @@ class TinyModel(ABC):
         return written_whole(cache / self.key, self._write_into)
 
     def spread(self, name: str) -> tuple[float, float]:
-        """Mean and deviation of a weight's random values; a norm starts as the identity."""
+        """Mean and deviation of a weight's random values; a norm starts as the
+        identity."""
         if "norm" in name or ".ln_q." in name:
             return (0.0 if name.endswith("bias") else 1.0), 0.0
         return 0.0, self.std
 
     def image_size(self) -> tuple[int, int]:
-        """(width, height) in pixels of an image that becomes exactly ``image_tokens`` tokens."""
+        """(width, height) in pixels of an image that becomes exactly ``image_tokens``
+        tokens."""
         return (28, 28)
 
 
@@ -105,12 +107,11 @@ def write_weights(
 ) -> None:
     """A safetensors file of random bfloat16 weights.
 
-    The format: header length (8 bytes, little endian), JSON header, data. The library's own
-    writer takes numpy arrays, which have no bfloat16.
+    The format: header length (8 bytes, little endian), JSON header, data. The library's
+    own writer takes numpy arrays, which have no bfloat16.
 
-    Args:
-        shapes: names and shapes, in the order in which they are drawn.
-        spread: mean and standard deviation of a weight, by its name; deviation 0 draws nothing.
+    Args: shapes: names and shapes, in the order in which they are drawn. spread: mean
+        and standard deviation of a weight, by its name; deviation 0 draws nothing.
     """
     import numpy as np
 
@@ -120,7 +121,9 @@ def write_weights(
     for name, shape in shapes:
         mean, deviation = spread(name)
         if deviation:
-            values = random.standard_normal(shape, dtype=np.float32) * np.float32(deviation)
+            values = random.standard_normal(shape, dtype=np.float32) * np.float32(
+                deviation
+            )
             values += np.float32(mean)
         else:
             values = np.full(shape, mean, dtype=np.float32)
@@ -138,7 +141,8 @@ def write_weights(
 
 
 def named_after(prefix: str, *made_of: object) -> str:
-    """A folder's name: ``prefix`` and a hash of everything that decides the files in it."""
+    """A folder's name: ``prefix`` and a hash of everything that decides the files in
+    it."""
     text = json.dumps(made_of, sort_keys=True)
     return f"{prefix}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
@@ -148,7 +152,10 @@ def dump(path: Path, content: dict[str, object]) -> None:
 
 
 def write_text_model(
-    folder: Path, model: TinyModel, vocab_size: int, config: Callable[[dict[str, int]], object]
+    folder: Path,
+    model: TinyModel,
+    vocab_size: int,
+    config: Callable[[dict[str, int]], object],
 ) -> None:
     """Every file of a model that sees no images.
 
@@ -167,11 +174,12 @@ def write_text_model(
     write_weights(folder / model.weights_file, model.shapes(), model.seed, model.spread)
 
 
-# ------------------------------------------------------------------ weights that several have
+# ------------------------------------------------------------ weights that several have
 
 
 def patch_merger(prefix: str, width: int, hidden: int) -> Shapes:
-    """Weights of Qwen2-VL's merger, from the tower's ``width`` to the language model's."""
+    """Weights of Qwen2-VL's merger, from the tower's ``width`` to the language
+    model's."""
     merged = width * MERGE * MERGE
     yield f"{prefix}.ln_q.weight", (width,)
     yield f"{prefix}.ln_q.bias", (width,)
@@ -184,8 +192,8 @@ def patch_merger(prefix: str, width: int, hidden: int) -> Shapes:
 def tower_block(block: str, width: int, parts: tuple[str, str, str, str]) -> Shapes:
     """Weights of one block of a vision tower with biases.
 
-    ``parts``: what qkv, the attention's output and the two layers of the MLP are called.
-    """
+    ``parts``: what qkv, the attention's output and the two layers of the MLP are
+    called."""
     qkv, out, up, down = parts
     for norm in ("norm1", "norm2"):
         yield f"{block}.{norm}.weight", (width,)
@@ -229,7 +237,8 @@ BYTES = 256
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """A model's special tokens and what they are for; ``template`` is the chat template."""
+    """A model's special tokens and what they are for; ``template`` is the chat
+    template."""
 
     tokens: tuple[str, ...]
     template: str
@@ -297,7 +306,8 @@ DOTS_OCR = SpecialTokens(
         "{% elif 'text' in c %}{{ c['text'] }}{% endif %}"
         "{% endfor %}{% endif %}<|endofuser|>"
         "{% elif m['role'] == 'system' %}<|system|>{{ m['content'] }}<|endofsystem|>"
-        "{% else %}<|assistant|>{{ m['content'] }}<|endofassistant|>{% endif %}{% endfor %}"
+        "{% else %}<|assistant|>{{ m['content'] }}<|endofassistant|>{% endif %}{% "
+        "endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     ),
     eos="<|endofassistant|>",
@@ -305,17 +315,19 @@ DOTS_OCR = SpecialTokens(
     image="<|imgpad|>",
     video="<|video_pad|>",
 )
-"""Its prompts put two tokens before an image, as in the report: ``PlaceholderRange(offset=2``."""
+"""Its prompts put two tokens before an image, as in the report:
+``PlaceholderRange(offset=2``."""
 
 
 def write_tokenizer(
     folder: Path, vocab_size: int, special: SpecialTokens = QWEN2VL
 ) -> dict[str, int]:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json``; returns the special tokens' ids.
+    """Write ``tokenizer.json`` and ``tokenizer_config.json``; returns the special
+    tokens' ids.
 
-    The vocabulary is the 256 bytes, the special tokens, and filler tokens up to ``vocab_size``:
-    a tokenizer that knows every id the model can sample never fails to decode.
-    """
+    The vocabulary is the 256 bytes, the special tokens, and filler tokens up to
+    ``vocab_size``: a tokenizer that knows every id the model can sample never fails to
+    decode."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -323,12 +335,16 @@ def write_tokenizer(
     ids = {token: len(alphabet) + i for i, token in enumerate(special.tokens)}
     fillers = vocab_size - len(alphabet) - len(special.tokens)
     if fillers < 0:
-        raise ValueError(f"vocab_size must be at least {len(alphabet) + len(special.tokens)}")
+        raise ValueError(
+            f"vocab_size must be at least {len(alphabet) + len(special.tokens)}"
+        )
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in special.tokens])
-    filled = {f"<t{i}>": len(alphabet) + len(special.tokens) + i for i in range(fillers)}
+    filled = {
+        f"<t{i}>": len(alphabet) + len(special.tokens) + i for i in range(fillers)
+    }
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in filled])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
@@ -347,8 +363,9 @@ def write_tokenizer(
                 "single_word": False,
                 "special": token in ids,
             }
-            # The slow tokenizer knows no other added tokens; SGLang takes it when its fast image
-            # processor is off, and dies of an id that it cannot decode (0.5.6).
+            # The slow tokenizer knows no other added tokens; SGLang takes it when its
+            # fast image processor is off, and dies of an id that it cannot decode
+            # (0.5.6).
             for token, i in (ids | filled).items()
         },
         "image_token": special.image,

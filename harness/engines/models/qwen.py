@@ -1,9 +1,9 @@
 """Qwen2-VL and Qwen3 of two layers with random weights, written without torch.
 
-The architecture, names of weights and processor fields of Qwen2-VL are those of transformers'
-``Qwen2VLForConditionalGeneration`` (models/qwen2_vl), so every engine loads it as the real one. The
-Qwen3 has a small vision tower beside it: it is what minivllm serves.
-"""
+The architecture, names of weights and processor fields of Qwen2-VL are those of
+transformers' ``Qwen2VLForConditionalGeneration`` (models/qwen2_vl), so every engine
+loads it as the real one. The Qwen3 has a small vision tower beside it: it is what
+minivllm serves."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -36,7 +36,8 @@ def smart_resize(
 ) -> tuple[int, int]:
     """Height and width in pixels after the image processor's resize.
 
-    The rule of transformers ``models/qwen2_vl/image_processing_qwen2_vl.py:smart_resize``.
+    The rule of transformers
+    ``models/qwen2_vl/image_processing_qwen2_vl.py:smart_resize``.
 
     Raises:
         ValueError: a side is not positive, or the sides differ more than 200-fold.
@@ -60,13 +61,13 @@ def smart_resize(
 
 @dataclass(frozen=True)
 class QwenModel(TinyModel):
-    """A model whose images go through Qwen2-VL's processor; equal values give byte-equal files.
+    """A model whose images go through Qwen2-VL's processor; equal values give
+    byte-equal files.
 
-    Attributes:
-        image_tokens: most image tokens that one image becomes; images are resized to it.
-        seed: of the weights.
-        hidden: width of the language model; a multiple of 64.
-        std: standard deviation of the weights. 0.12 makes greedy answers depend on the image;
+    Attributes: image_tokens: most image tokens that one image becomes; images are
+        resized to it. seed: of the weights. hidden: width of the language model; a
+        multiple of 64. std: standard deviation of the weights. 0.12 makes greedy
+        answers depend on the image;
             transformers' 0.02 gives nearly flat logits.
     """
 
@@ -84,25 +85,32 @@ class QwenModel(TinyModel):
         return self.image_tokens * FACTOR * FACTOR
 
     def image_size(self) -> tuple[int, int]:
-        """(width, height) in pixels of an image that becomes exactly ``image_tokens`` tokens.
+        """(width, height) in pixels of an image that becomes exactly ``image_tokens``
+        tokens.
 
-        Raises:
-            ValueError: there is none, as for a prime above 200: the processor refuses images that
+        Raises: ValueError: there is none, as for a prime above 200: the processor
+            refuses images that
                 are more than 200 times as wide as high.
         """
         side = math.isqrt(self.image_tokens)
         rows = next(r for r in range(side, 0, -1) if self.image_tokens % r == 0)
         if self.image_tokens > MAX_RATIO * rows * rows:
-            raise ValueError(f"no image becomes exactly {self.image_tokens} tokens; take another")
+            raise ValueError(
+                f"no image becomes exactly {self.image_tokens} tokens; take another"
+            )
         return self.image_tokens // rows * FACTOR, rows * FACTOR
 
     def tokens_of(self, width: int, height: int) -> int:
-        """Image tokens of an image of that size in pixels, after the processor's resize."""
-        h, w = smart_resize(height, width, min_pixels=FACTOR * FACTOR, max_pixels=self.max_pixels)
+        """Image tokens of an image of that size in pixels, after the processor's
+        resize."""
+        h, w = smart_resize(
+            height, width, min_pixels=FACTOR * FACTOR, max_pixels=self.max_pixels
+        )
         return (h // FACTOR) * (w // FACTOR)
 
     def processor(self, temporal_patch: int) -> dict[str, object]:
-        """``preprocessor_config.json``; ``temporal_patch``: frames that one patch covers."""
+        """``preprocessor_config.json``; ``temporal_patch``: frames that one patch
+        covers."""
         return {
             "image_processor_type": "Qwen2VLImageProcessor",
             "processor_class": "Qwen2VLProcessor",
@@ -124,7 +132,8 @@ class QwenModel(TinyModel):
 __all__ = ["FACTOR", "FORMAT", "MERGE", "PATCH", "TinyQwen2VL", "smart_resize"]
 
 FORMAT = 4
-"""Raised when what the factory writes changes, so that old cached models are not reused."""
+"""Raised when what the factory writes changes, so that old cached models are not
+reused."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +163,9 @@ class TinyQwen2VL(QwenModel):
             folder / "generation_config.json",
             {"eos_token_id": [ids["<|im_end|>"]], "pad_token_id": ids["<|endoftext|>"]},
         )
-        write_weights(folder / "model.safetensors", self.shapes(), self.seed, self.spread)
+        write_weights(
+            folder / "model.safetensors", self.shapes(), self.seed, self.spread
+        )
 
     def _config(self, ids: dict[str, int]) -> dict[str, object]:
         heads = self.hidden // 64
@@ -201,11 +212,11 @@ class TinyQwen2VL(QwenModel):
 
 @dataclass(frozen=True)
 class TinyQwen3(TinyQwen2VL):
-    """The language model is transformers' ``Qwen3ForCausalLM`` (models/qwen3), weight for weight.
+    """The language model is transformers' ``Qwen3ForCausalLM`` (models/qwen3), weight
+    for weight.
 
-    The tower (``visual.*``) is minivllm's own: patches of 14 pixels, merged 2 x 2. Image sizes and
-    the tokens that they become follow the same rule as Qwen2-VL's.
-    """
+    The tower (``visual.*``) is minivllm's own: patches of 14 pixels, merged 2 x 2.
+    Image sizes and the tokens that they become follow the same rule as Qwen2-VL's."""
 
     kind: ClassVar[str] = "tiny Qwen3 with a vision tower, random weights"
 
@@ -226,7 +237,9 @@ class TinyQwen3(TinyQwen2VL):
         yield "visual.patch_embed.weight", (v, 3 * PATCH * PATCH)
         yield "visual.patch_embed.bias", (v,)
         for i in range(self.vision_depth):
-            yield from tower_block(f"visual.blocks.{i}", v, ("qkv", "proj", "fc1", "fc2"))
+            yield from tower_block(
+                f"visual.blocks.{i}", v, ("qkv", "proj", "fc1", "fc2")
+            )
         yield "visual.norm.weight", (v,)
         yield "visual.norm.bias", (v,)
         yield "visual.merge1.weight", (group, group)
@@ -238,7 +251,10 @@ class TinyQwen3(TinyQwen2VL):
             layer = f"model.layers.{i}"
             yield f"{layer}.self_attn.q_proj.weight", (self.heads * self.head_dim, h)
             for name in ("k_proj", "v_proj"):
-                yield f"{layer}.self_attn.{name}.weight", (self.kv_heads * self.head_dim, h)
+                yield (
+                    f"{layer}.self_attn.{name}.weight",
+                    (self.kv_heads * self.head_dim, h),
+                )
             yield f"{layer}.self_attn.o_proj.weight", (h, self.heads * self.head_dim)
             for name in ("q_norm", "k_norm"):
                 yield f"{layer}.self_attn.{name}.weight", (self.head_dim,)

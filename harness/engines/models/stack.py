@@ -1,13 +1,14 @@
-"""Text models of today's stack: mixtures of experts, hybrids with an MTP head, adapters, scorers.
+"""Text models of today's stack: mixtures of experts, hybrids with an MTP head,
+adapters, scorers.
 
-Names of weights and fields of configurations are those of transformers' ``Qwen3ForCausalLM``,
-``Qwen3MoeForCausalLM``, ``Qwen3NextForCausalLM``, ``Qwen3_5ForCausalLM`` and
-``GraniteMoeHybridForCausalLM`` (5.19), the head's those of vLLM's ``Qwen3NextMTP``
-(model_executor/models/qwen3_next_mtp.py, 0.32.0). Sizes are the least that the kernels of vLLM's
-CPU build take: heads of attention of 32 (``csrc/cpu`` has 32, 64, 80 …), heads of gated delta nets
-of 64 (``chunk_gated_delta_rule_cpu`` has 64 and 128), and those in bfloat16 only
-(model_executor/layers/mamba/ops/cpu/gdn_attention.py).
-"""
+Names of weights and fields of configurations are those of transformers'
+``Qwen3ForCausalLM``, ``Qwen3MoeForCausalLM``, ``Qwen3NextForCausalLM``,
+``Qwen3_5ForCausalLM`` and ``GraniteMoeHybridForCausalLM`` (5.19), the head's those of
+vLLM's ``Qwen3NextMTP`` (model_executor/models/qwen3_next_mtp.py, 0.32.0). Sizes are the
+least that the kernels of vLLM's CPU build take: heads of attention of 32 (``csrc/cpu``
+has 32, 64, 80 …), heads of gated delta nets of 64 (``chunk_gated_delta_rule_cpu`` has
+64 and 128), and those in bfloat16 only
+(model_executor/layers/mamba/ops/cpu/gdn_attention.py)."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -32,8 +33,9 @@ CONVOLUTION = 4
 @dataclass(frozen=True)
 class _TextModel(TinyModel):
     """Attributes:
-    std: standard deviation of the weights. At 0.5 greedy answers do not repeat themselves, and the
-        likeliest token leads by a nat: 28 to 31 of 32 tokens of an answer differ in the hybrids.
+    std: standard deviation of the weights. At 0.5 greedy answers do not repeat
+        themselves, and the likeliest token leads by a nat: 28 to 31 of 32 tokens of an
+        answer differ in the hybrids.
     """
 
     architecture: ClassVar[str]
@@ -51,7 +53,9 @@ class _TextModel(TinyModel):
 
     @property
     def key(self) -> str:
-        return named_after(f"tiny-{self.model_type.replace('_', '-')}", FORMAT, self._made_of())
+        return named_after(
+            f"tiny-{self.model_type.replace('_', '-')}", FORMAT, self._made_of()
+        )
 
     def _made_of(self) -> list[object]:
         return [self.architecture, asdict(self), self._config({})]
@@ -80,7 +84,9 @@ class _TextModel(TinyModel):
         yield f"{layer}.input_layernorm.weight", (self.hidden,)
         yield f"{layer}.post_attention_layernorm.weight", (self.hidden,)
 
-    def _attention(self, place: str, *, gated: bool = False, normed: bool = True) -> Shapes:
+    def _attention(
+        self, place: str, *, gated: bool = False, normed: bool = True
+    ) -> Shapes:
         """``gated``: the query's projection has a gate of the same size beside it."""
         h, d = self.hidden, self.head_dim
         yield f"{place}.q_proj.weight", (self.heads * d * (2 if gated else 1), h)
@@ -135,7 +141,8 @@ def experts(place: str, width: int, count: int, inner: int) -> Shapes:
 
 @dataclass(frozen=True)
 class TinyQwen3Text(_TextModel):
-    """What every engine serves: a Qwen3 without a tower, with heads that CPU kernels take."""
+    """What every engine serves: a Qwen3 without a tower, with heads that CPU kernels
+    take."""
 
     kind: ClassVar[str] = "tiny Qwen3 with random weights"
     architecture: ClassVar[str] = "Qwen3ForCausalLM"
@@ -184,12 +191,13 @@ class TinyQwen3Moe(_TextModel):
 
 @dataclass(frozen=True)
 class _DeltaNet(_TextModel):
-    """A hybrid: three layers of a gated delta net, one of gated attention, and an MTP head.
+    """A hybrid: three layers of a gated delta net, one of gated attention, and an MTP
+    head.
 
     Attributes:
-    decay: mean of the logarithm of how fast a state fades. At -6 a state remembers some hundred
-        tokens, as trained ones do; at 0.5 it has faded after three, and a wrong state, of another
-        request or of none, shows in no answer.
+    decay: mean of the logarithm of how fast a state fades. At -6 a state remembers some
+        hundred tokens, as trained ones do; at 0.5 it has faded after three, and a wrong
+        state, of another request or of none, shows in no answer.
     """
 
     bfloat16_only: ClassVar[bool] = True
@@ -220,7 +228,11 @@ class _DeltaNet(_TextModel):
         yield from self._norms(layer)
 
     def _delta_net(self, place: str) -> Shapes:
-        h, keys, values = self.hidden, self.key_heads * self.state, self.value_heads * self.state
+        h, keys, values = (
+            self.hidden,
+            self.key_heads * self.state,
+            self.value_heads * self.state,
+        )
         yield f"{place}.dt_bias", (self.value_heads,)
         yield f"{place}.A_log", (self.value_heads,)
         yield f"{place}.conv1d.weight", (2 * keys + values, 1, CONVOLUTION)
@@ -257,7 +269,9 @@ class _DeltaNet(_TextModel):
 
 @dataclass(frozen=True)
 class TinyQwen3Next(_DeltaNet):
-    kind: ClassVar[str] = "tiny Qwen3-Next (gated delta nets, experts, MTP) with random weights"
+    kind: ClassVar[str] = (
+        "tiny Qwen3-Next (gated delta nets, experts, MTP) with random weights"
+    )
     architecture: ClassVar[str] = "Qwen3NextForCausalLM"
     model_type: ClassVar[str] = "qwen3_next"
 
@@ -322,8 +336,8 @@ class TinyQwen35(_DeltaNet):
 
 @dataclass(frozen=True)
 class TinyGraniteHybrid(_TextModel):
-    """Three layers of Mamba2 and one of attention, whose heads are as wide as ``hidden / heads``:
-    the architecture knows no other width."""
+    """Three layers of Mamba2 and one of attention, whose heads are as wide as ``hidden
+    / heads``: the architecture knows no other width."""
 
     kind: ClassVar[str] = "tiny Granite hybrid (Mamba2) with random weights"
     architecture: ClassVar[str] = "GraniteMoeHybridForCausalLM"
@@ -336,7 +350,11 @@ class TinyGraniteHybrid(_TextModel):
     state: int = 16
 
     def spread(self, name: str) -> tuple[float, float]:
-        return (0.5, 0.3) if name.endswith(("A_log", "dt_bias", ".D")) else super().spread(name)
+        return (
+            (0.5, 0.3)
+            if name.endswith(("A_log", "dt_bias", ".D"))
+            else super().spread(name)
+        )
 
     def _types(self) -> Iterator[str]:
         for number in range(self.layers):

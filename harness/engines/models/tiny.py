@@ -1,16 +1,17 @@
-"""dots.ocr, text models, and the tiny models by name: random weights, written without torch.
+"""dots.ocr, text models, and the tiny models by name: random weights, written without
+torch.
 
 The names of weights and the fields of the configuration of dots.ocr are those of vLLM's
 ``DotsOCRForCausalLM`` (0.12.0, model_executor/models/dots_ocr.py,
-transformers_utils/configs/dotsocr.py), which are the published checkpoint's. As there, the
-configuration's class travels with the model (``configuration_dots.py``, needs
+transformers_utils/configs/dotsocr.py), which are the published checkpoint's. As there,
+the configuration's class travels with the model (``configuration_dots.py``, needs
 ``--trust-remote-code``).
 
-What matters in a text model is the KV geometry: layers, KV heads and head size decide how many
-bytes one block of the paged cache takes, the vocabulary how much memory LMDeploy keeps back for the
-forward pass. The rest is as small as it can be. Names of weights and configuration fields are those
-of transformers' ``LlamaForCausalLM`` and ``GemmaForCausalLM``.
-"""
+What matters in a text model is the KV geometry: layers, KV heads and head size decide
+how many bytes one block of the paged cache takes, the vocabulary how much memory
+LMDeploy keeps back for the forward pass. The rest is as small as it can be. Names of
+weights and configuration fields are those of transformers' ``LlamaForCausalLM`` and
+``GemmaForCausalLM``."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -159,7 +160,9 @@ class TinyDotsOCR(QwenModel):
                 "pad_token_id": DOTS_OCR.id_of(DOTS_OCR.pad),
             },
         )
-        write_weights(folder / "model.safetensors", self.shapes(), self.seed, self.spread)
+        write_weights(
+            folder / "model.safetensors", self.shapes(), self.seed, self.spread
+        )
 
     def _config(self) -> dict[str, object]:
         heads = self.hidden // 64
@@ -204,22 +207,25 @@ class TinyDotsOCR(QwenModel):
 
 
 FORMAT = 1
-"""Raised when what the factory writes changes, so that old cached models are not reused."""
+"""Raised when what the factory writes changes, so that old cached models are not
+reused."""
 
 
 @dataclass(frozen=True)
 class TinyText(TinyModel):
     """What the model is made from; equal values give byte-equal files.
 
-    Attributes:
-        architecture: ``llama`` has a head of its own, so that its greedy answers vary; its width
-            is ``kv_heads * head_dim``. ``gemma`` may be narrower than its heads (LMDeploy reads
-            ``head_dim`` from Gemma's configuration only), for real KV geometries at little cost.
+    Attributes: architecture: ``llama`` has a head of its own, so that its greedy
+        answers vary; its width
+            is ``kv_heads * head_dim``. ``gemma`` may be narrower than its heads
+            (LMDeploy reads ``head_dim`` from Gemma's configuration only), for real KV
+            geometries at little cost.
         kv_heads: as many as attention heads.
         hidden: width of a ``gemma``; not used for ``llama``.
-        std: standard deviation of the weights. transformers' 0.02 gives nearly flat logits.
-        name: begins the folder's name. LMDeploy chooses the chat template by words in the path:
-            ``internlm2`` and ``chat`` give InternLM2's.
+        std: standard deviation of the weights. transformers' 0.02 gives nearly flat
+            logits.
+        name: begins the folder's name. LMDeploy chooses the chat template by words in
+            the path: ``internlm2`` and ``chat`` give InternLM2's.
     """
 
     kind: ClassVar[str] = "tiny text model with random weights"
@@ -237,7 +243,11 @@ class TinyText(TinyModel):
 
     @property
     def width(self) -> int:
-        return self.kv_heads * self.head_dim if self.architecture == "llama" else self.hidden
+        return (
+            self.kv_heads * self.head_dim
+            if self.architecture == "llama"
+            else self.hidden
+        )
 
     @property
     def key(self) -> str:
@@ -260,8 +270,8 @@ class TinyText(TinyModel):
         write_text_model(folder, self, self.vocab_size, self._config)
 
     def spread(self, name: str) -> tuple[float, float]:
-        """Mean and deviation of a weight's random values. A norm starts as the identity, which
-        is 0 for Gemma: it multiplies by 1 + weight."""
+        """Mean and deviation of a weight's random values. A norm starts as the
+        identity, which is 0 for Gemma: it multiplies by 1 + weight."""
         if "norm" in name:
             return (1.0 if self.architecture == "llama" else 0.0), 0.0
         return 0.0, self.std
@@ -305,8 +315,9 @@ TINY: Final[Mapping[str, TinyModel]] = {
     "granite-hybrid": TinyGraniteHybrid(),
     "scorer": TinyScorer(),
 }
-"""By what a case, and ``--model`` of a replay, call them. The weights of ``qwen3-draft`` are those
-of ``qwen3-text``, 0.6 times as large: it proposes some 70 of 100 of its tokens."""
+"""By what a case, and ``--model`` of a replay, call them. The weights of
+``qwen3-draft`` are those of ``qwen3-text``, 0.6 times as large: it proposes some 70 of
+100 of its tokens."""
 
 ADAPTERS: Final[Mapping[str, TinyModel]] = {
     "lora-a": TinyAdapter(seed=5),
@@ -323,14 +334,17 @@ def named_in(texts: Iterable[str]) -> list[str]:
 
 
 def with_folders(text: str, cache: Path | None = None) -> str:
-    """``text`` with a folder for each ``{tiny:NAME}``, which is written below ``cache``; None: as a
-    script beside its model has it. Raises UsageError: no such model."""
+    """``text`` with a folder for each ``{tiny:NAME}``, which is written below
+    ``cache``; None: as a script beside its model has it. Raises UsageError: no such
+    model."""
 
     def folder(found: re.Match[str]) -> str:
         name = found[1]
         model = TINY.get(name) or ADAPTERS.get(name)
         if model is None:
-            raise UsageError(f"There is no tiny model {name}.", hint=", ".join([*TINY, *ADAPTERS]))
+            raise UsageError(
+                f"There is no tiny model {name}.", hint=", ".join([*TINY, *ADAPTERS])
+            )
         return f"{BESIDE}/{name}" if cache is None else str(model.write(cache))
 
     return _NAMED.sub(folder, text)

@@ -76,10 +76,11 @@ class EngineProcess:
         guardian: subprocess.Popen[bytes] | None = None,
         box: Box | None = None,
     ) -> None:
-        """``orders`` and ``events`` lead to the supervisor, ``guardian`` if it is our child.
+        """``orders`` and ``events`` lead to the supervisor, ``guardian`` if it is our
+        child.
 
-        ``box``: in which it all runs; the box ends with the engine where ``guardian`` is given.
-        """
+        ``box``: in which it all runs; the box ends with the engine where ``guardian``
+        is given."""
         self._order = order
         self._box = box
         self._orders = orders
@@ -93,7 +94,8 @@ class EngineProcess:
         threading.Thread(target=self._read, name="supervisor", daemon=True).start()
 
     def begin(self) -> None:
-        """Send the order, and return once the engine's process exists. Raises SupervisorError."""
+        """Send the order, and return once the engine's process exists. Raises
+        SupervisorError."""
         self._write(to_line(self._order))
         started = self._wait_for("started", START_TIMEOUT_S)
         if started is None:
@@ -101,14 +103,17 @@ class EngineProcess:
             with contextlib.suppress(OSError):
                 self._orders.close()  # it ends what it may have started
             raise SupervisorError(
-                f"The engine could not be started: {why or 'its supervisor gives no reason'}."
+                "The engine could not be started: "
+                f"{why or 'its supervisor gives no reason'}."
             )
         self.pid, self.engine_pid = started["supervisor"][0], started["engine"][0]
         if self._box is not None:
             try:
                 self.pid = self._box.outside(self.pid)
             except BoxEnded as error:
-                raise SupervisorError(f"The engine could not be started: {error}") from error
+                raise SupervisorError(
+                    f"The engine could not be started: {error}"
+                ) from error
             try:
                 self.engine_pid = self._box.outside(self.engine_pid)
             except BoxEnded:
@@ -125,7 +130,8 @@ class EngineProcess:
         return self._box.isolation if self._box is not None else ""
 
     def reach(self, port: int) -> None:
-        """Make the engine's ``port`` answer on this machine's loopback. Raises SupervisorError."""
+        """Make the engine's ``port`` answer on this machine's loopback. Raises
+        SupervisorError."""
         if self._box is None:
             return
         try:
@@ -139,10 +145,18 @@ class EngineProcess:
         with self._changed:
             if "exited" in self._events:
                 return int(self._events["exited"]["code"])
-            if "gone" in self._events and not self._report and "stopped" not in self._events:
+            if (
+                "gone" in self._events
+                and not self._report
+                and "stopped" not in self._events
+            ):
                 if self._box is not None and self._box.over:
-                    raise SupervisorError(f"The engine's box was ended: {self._box.over}.")
-                raise SupervisorError("The supervisor of the engine ended, and the engine with it.")
+                    raise SupervisorError(
+                        f"The engine's box was ended: {self._box.over}."
+                    )
+                raise SupervisorError(
+                    "The supervisor of the engine ended, and the engine with it."
+                )
             return None
 
     def process_ids(self) -> list[int]:
@@ -164,7 +178,9 @@ class EngineProcess:
             grace_s = self._order.grace_s if grace_s is None else grace_s
             self._write(f"stop {grace_s}\n".encode())  # it may have stopped by itself
             stopped = self._wait_for("stopped", grace_s + STOP_MARGIN_S)
-            self._report = StopReport(**stopped["report"]) if stopped else self._end_by_force()
+            self._report = (
+                StopReport(**stopped["report"]) if stopped else self._end_by_force()
+            )
             if self._box is not None and self._guardian is not None:
                 self._box.end()
         return self._report
@@ -173,13 +189,17 @@ class EngineProcess:
         """The supervisor does not answer: kill it, and its guardian cleans up."""
         if self._box is not None:
             self._box.end()
-            return StopReport(forced=["the supervisor did not answer, and its box was ended"])
+            return StopReport(
+                forced=["the supervisor did not answer, and its box was ended"]
+            )
         owned = dict(self._events["started"].values()) | processes.descendants(self.pid)
         if processes.alive(self.pid, owned[self.pid]):
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
         deadline = time.monotonic() + END_S
-        while left := [pid for pid, born in owned.items() if processes.alive(pid, born)]:
+        while left := [
+            pid for pid, born in owned.items() if processes.alive(pid, born)
+        ]:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.05)
@@ -189,7 +209,9 @@ class EngineProcess:
         )
 
     def _write(self, data: bytes) -> None:
-        with contextlib.suppress(OSError, ValueError):  # it ended, which `_wait_for` finds out
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # it ended, which `_wait_for` finds out
             self._orders.write(data)
             self._orders.flush()
 
@@ -225,13 +247,16 @@ def start_engine(
 ) -> EngineProcess:
     """Start ``argv`` under a supervisor of its own and return once the process exists.
 
-    ``box``: what it may see, to run in a box with its supervisor; None: it runs in none.
+    ``box``: what it may see, to run in a box with its supervisor; None: it runs in
+        none.
 
     Raises:
         SupervisorError: the supervisor or the engine's command could not be started.
         NoBox: no box can be made.
     """
-    order = launch_order(argv, env, cwd=cwd, log=log, grace_s=grace_s, boxed=box is not None)
+    order = launch_order(
+        argv, env, cwd=cwd, log=log, grace_s=grace_s, boxed=box is not None
+    )
     if box is not None:
         return _start_boxed(order, box)
     try:
@@ -244,7 +269,9 @@ def start_engine(
         )
     except OSError as error:
         shutil.rmtree(order.tmp, ignore_errors=True)
-        raise SupervisorError(f"The supervisor process could not be started: {error}.") from error
+        raise SupervisorError(
+            f"The supervisor process could not be started: {error}."
+        ) from error
     orders, events = cast(BinaryIO, guardian.stdin), cast(BinaryIO, guardian.stdout)
     process = EngineProcess(order, orders, events, guardian)
     process.begin()
@@ -272,7 +299,9 @@ def _start_boxed(order: LaunchOrder, box: BoxOrder) -> EngineProcess:
         os.close(log)
     guardian = running.process
     orders, events = cast(BinaryIO, guardian.stdin), cast(BinaryIO, guardian.stdout)
-    process = EngineProcess(replace(order, log_fd=log), orders, events, guardian, running)
+    process = EngineProcess(
+        replace(order, log_fd=log), orders, events, guardian, running
+    )
     try:
         process.begin()
     except SupervisorError:
@@ -282,7 +311,8 @@ def _start_boxed(order: LaunchOrder, box: BoxOrder) -> EngineProcess:
 
 
 def open_log(file: Path) -> int:
-    """A descriptor for what an engine writes, to be handed into a box. Raises SupervisorError."""
+    """A descriptor for what an engine writes, to be handed into a box. Raises
+    SupervisorError."""
     try:
         return os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     except OSError as error:
@@ -302,11 +332,11 @@ def launch_order(
 ) -> LaunchOrder:
     """An order with a temporary folder of its own, which a box makes for itself.
 
-    The engine gets a short temporary folder as ``TMPDIR``: its sockets live there, and a path of
-    a Unix socket holds 107 bytes.
+    The engine gets a short temporary folder as ``TMPDIR``: its sockets live there, and
+    a path of a Unix socket holds 107 bytes.
 
-    Raises:
-        SupervisorError: where ``log`` shall be there is something that is no plain file.
+    Raises: SupervisorError: where ``log`` shall be there is something that is no plain
+        file.
     """
     try:
         refuse_other_kinds(log)
@@ -332,8 +362,7 @@ def to_line(order: LaunchOrder | ForkServerOrder) -> bytes:
 def run_variables(env: Mapping[str, str], tmp: str) -> dict[str, str]:
     """``env`` with the variables that every run has for itself.
 
-    With ``SPT_NOENV`` setproctitle leaves the environment of a process that renames itself as it
-    is in /proc.
-    """
+    With ``SPT_NOENV`` setproctitle leaves the environment of a process that renames
+    itself as it is in /proc."""
     own = {name: value.replace(TMP_PLACEHOLDER, tmp) for name, value in env.items()}
     return {**own, "TMPDIR": tmp, "SPT_NOENV": "1"}

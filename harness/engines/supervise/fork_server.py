@@ -1,11 +1,12 @@
 """A fork server: it has imported an engine once and forks a server for each start.
 
-Runs under the engine's interpreter, in a folder of its own, and reads a :class:`ForkServerOrder`
-from standard input. It imports, looks whether what it became can be forked, writes ``facts.json``,
-and listens on the Unix socket ``socket``. Each connection becomes a guardian and a supervisor
-(supervisor.py), which forks the engine in turn, so that a forked server is owned and ended as any
-other is. A guardian of its own, forked before the imports, ends it and removes its folder when the
-owner is gone, however that ended.
+Runs under the engine's interpreter, in a folder of its own, and reads a
+:class:`ForkServerOrder` from standard input. It imports, looks whether what it became
+can be forked, writes ``facts.json``, and listens on the Unix socket ``socket``. Each
+connection becomes a guardian and a supervisor (supervisor.py), which forks the engine
+in turn, so that a forked server is owned and ended as any other is. A guardian of its
+own, forked before the imports, ends it and removes its folder when the owner is gone,
+however that ended.
 
 Standard library only; never a thread.
 """
@@ -35,7 +36,11 @@ from typing import NoReturn
 if __package__:
     from mmrepro.base import processes
     from mmrepro.engines.supervise import forked, supervisor
-    from mmrepro.engines.supervise.supervisor import ForkServerFacts, ForkServerOrder, LaunchOrder
+    from mmrepro.engines.supervise.supervisor import (
+        ForkServerFacts,
+        ForkServerOrder,
+        LaunchOrder,
+    )
 else:  # run under the engine's interpreter, its neighbours beside it
     import forked  # type: ignore[import-not-found,no-redef]
     import supervisor  # type: ignore[import-not-found,no-redef]
@@ -48,9 +53,9 @@ else:  # run under the engine's interpreter, its neighbours beside it
     processes = supervisor.processes
 
 FORK_SAFE = ("jemalloc_bg_thd",)
-"""Names of threads that may run while the process forks. jemalloc's purging thread, which Arrow
-starts, is stopped before a fork and marked as ended in the child (src/background_thread.c,
-background_thread_postfork_child)."""
+"""Names of threads that may run while the process forks. jemalloc's purging thread,
+which Arrow starts, is stopped before a fork and marked as ended in the child
+(src/background_thread.c, background_thread_postfork_child)."""
 JOINED_S = 1.0
 POLL_S = 0.5
 LOG_S = 10.0
@@ -75,14 +80,20 @@ class Forked:
 def main() -> None:
     order = ForkServerOrder(**json.loads(supervisor.first_line()))
     guardian, pipe = guard(owned=not order.idle_s)
-    facts = ForkServerFacts(pid := os.getpid(), processes.born(pid), order.label, order.idle_s)
+    facts = ForkServerFacts(
+        pid := os.getpid(), processes.born(pid), order.label, order.idle_s
+    )
     began = time.monotonic()
     preload(order, facts)
     forked.close_nvml()
     facts.imports_s = round(time.monotonic() - began, 3)
     settle()
     ours = {pipe, order.listener, order.facts_fd}
-    opened = {number: what for number, what in forked.open_files().items() if number not in ours}
+    opened = {
+        number: what
+        for number, what in forked.open_files().items()
+        if number not in ours
+    }
     inspect(facts, opened, guardian)
     if facts.refused:
         facts.write(order.facts_fd)
@@ -107,11 +118,12 @@ def main() -> None:
 
 
 def guard(*, owned: bool) -> tuple[int, int]:
-    """Fork the guardian, which waits for the end of whoever holds the other end of a pipe.
+    """Fork the guardian, which waits for the end of whoever holds the other end of a
+    pipe.
 
-    That is the owner, who holds our standard input's; if not ``owned``, it is this process alone.
-    Returns the guardian's pid and our end, which no child may have; -1 if it is the owner's.
-    """
+    That is the owner, who holds our standard input's; if not ``owned``, it is this
+    process alone. Returns the guardian's pid and our end, which no child may have; -1
+    if it is the owner's."""
     reader, writer = (os.dup(0), -1) if owned else os.pipe()
     parent, folder = os.getpid(), Path.cwd()
     if pid := os.fork():
@@ -136,7 +148,8 @@ def guard(*, owned: bool) -> tuple[int, int]:
 
 
 def preload(order: ForkServerOrder, facts: ForkServerFacts) -> None:
-    """Import the engine, and forget its main module, so that it is run as if for the first time."""
+    """Import the engine, and forget its main module, so that it is run as if for the
+    first time."""
     sys.path[:0] = order.path
     for name in (order.module, *order.preload):
         try:
@@ -144,16 +157,20 @@ def preload(order: ForkServerOrder, facts: ForkServerFacts) -> None:
         except Exception as error:
             facts.missing.append(name)
             if name == order.module:
-                facts.refused = f"{name} cannot be imported: {type(error).__name__}: {error}"
+                facts.refused = (
+                    f"{name} cannot be imported: {type(error).__name__}: {error}"
+                )
                 break
     sys.modules.pop(order.module, None)
     del sys.path[: len(order.path)]
 
 
 def settle() -> None:
-    """Before the first fork: nothing is left to be written twice, collected, or found again."""
+    """Before the first fork: nothing is left to be written twice, collected, or found
+    again."""
     with contextlib.suppress(ImportError):
-        # It finds its room in front of the variables, which a forked server has elsewhere.
+        # It finds its room in front of the variables, which a forked server has
+        # elsewhere.
         importlib.import_module("setproctitle").getproctitle()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -162,9 +179,13 @@ def settle() -> None:
 
 
 def serve(
-    listener: socket.socket, facts: ForkServerFacts, inherited: set[int], order: ForkServerOrder
+    listener: socket.socket,
+    facts: ForkServerFacts,
+    inherited: set[int],
+    order: ForkServerOrder,
 ) -> None:
-    """Fork a guardian for each connection, until nothing was asked for ``idle_s`` seconds."""
+    """Fork a guardian for each connection, until nothing was asked for ``idle_s``
+    seconds."""
     used = time.monotonic()
     while not order.idle_s or time.monotonic() - used < order.idle_s:
         reap()
@@ -192,7 +213,8 @@ def reap() -> None:
 
 
 def received_log(connection: socket.socket) -> int:
-    """The open file for the server's output: it comes before the order, with one byte of data."""
+    """The open file for the server's output: it comes before the order, with one byte
+    of data."""
     connection.settimeout(LOG_S)
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
     connection.settimeout(None)
@@ -202,7 +224,8 @@ def received_log(connection: socket.socket) -> int:
 
 
 def supervise(connection: int, inherited: set[int], log: int = -1) -> NoReturn:
-    """Be guardian and supervisor of one server; ``connection``: the socket of orders and events.
+    """Be guardian and supervisor of one server; ``connection``: the socket of orders
+    and events.
 
     ``log``: the open file for the server's output; -1: the order has its path.
 
@@ -237,8 +260,8 @@ def supervise(connection: int, inherited: set[int], log: int = -1) -> NoReturn:
 
 
 def become(order: LaunchOrder, log: int, inherited: set[int]) -> None:
-    """Make this process what a newly started one would be, but for its command line: session,
-    streams, folder, variables, random numbers."""
+    """Make this process what a newly started one would be, but for its command line:
+    session, streams, folder, variables, random numbers."""
     os.setsid()
     supervisor.die_with_parent()
     forked.default_signals()
@@ -256,8 +279,8 @@ def become(order: LaunchOrder, log: int, inherited: set[int]) -> None:
 
 
 def reseed() -> None:
-    """Random numbers of its own where a new process has them; torch's are the same in every new
-    process, and are set back to that."""
+    """Random numbers of its own where a new process has them; torch's are the same in
+    every new process, and are set back to that."""
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
@@ -289,21 +312,28 @@ def inspect(facts: ForkServerFacts, opened: dict[int, str], guardian: int) -> No
     ]
     facts.cold = bool(reasons)
     reasons += [
-        f"its imports opened {what}" for n, what in opened.items() if not _harmless(n, what)
+        f"its imports opened {what}"
+        for n, what in opened.items()
+        if not _harmless(n, what)
     ]
     children = processes.descendants(os.getpid()).keys() - {guardian}
-    reasons += [f"its imports started process {processes.label(pid)}" for pid in children]
+    reasons += [
+        f"its imports started process {processes.label(pid)}" for pid in children
+    ]
     if forked.cuda_initialised():
         reasons.append("its imports initialised CUDA")
     facts.refused = facts.refused or "; ".join(reasons)
 
 
 def _harmless(number: int, what: str) -> bool:
-    """Files that can only be read, and an eventfd: with no thread behind it, it stands for nothing
-    (SGLang 0.5.23 makes a ZeroMQ context without a socket as it is imported)."""
+    """Files that can only be read, and an eventfd: with no thread behind it, it stands
+    for nothing (SGLang 0.5.23 makes a ZeroMQ context without a socket as it is
+    imported)."""
     if what in (os.devnull, "/dev/urandom", "anon_inode:[eventfd]"):
         return True
-    flags = processes.read(os.getpid(), f"fdinfo/{number}").partition(b"flags:")[2].split()
+    flags = (
+        processes.read(os.getpid(), f"fdinfo/{number}").partition(b"flags:")[2].split()
+    )
     read_only = bool(flags) and int(flags[0], 8) & os.O_ACCMODE == os.O_RDONLY
     return read_only and S_ISREG(os.fstat(number).st_mode)
 
@@ -311,9 +341,10 @@ def _harmless(number: int, what: str) -> bool:
 def threads() -> dict[str, int]:
     """{name: number of threads} after a fork, the main thread apart.
 
-    A library with fork handlers may end its threads for a fork and start them again when it needs
-    them: OpenBLAS does (driver/others/blas_server.c). What a first fork leaves, no handler ends.
-    """
+    A library with fork handlers may end its threads for a fork and start them again
+    when it needs
+    them: OpenBLAS does (driver/others/blas_server.c). What a first fork leaves, no
+    handler ends."""
     if (pid := os.fork()) == 0:
         os._exit(0)
     os.waitpid(pid, 0)

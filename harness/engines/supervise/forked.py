@@ -1,8 +1,8 @@
-"""An engine's process and its children by ``fork``: one import of the engine instead of three.
+"""An engine's process and its children by ``fork``: one import of the engine instead of
+three.
 
-Runs under the engine's interpreter, as a script of start mode ``fork`` and as a part of a fork
-server. Standard library only.
-"""
+Runs under the engine's interpreter, as a script of start mode ``fork`` and as a part of
+a fork server. Standard library only."""
 
 from __future__ import annotations
 
@@ -35,19 +35,20 @@ STREAMS = [(stream, dict(vars(stream))) for stream in (sys.stdout, sys.stderr)]
 """As the interpreter made them."""
 
 CUDA_NOT_INITIALISED = (3, 34)
-"""What the driver says before ``cuInit``, or where only its stub is linked (cuda.h: CUresult)."""
+"""What the driver says before ``cuInit``, or where only its stub is linked (cuda.h:
+CUresult)."""
 NVML_USERS = 64
 
 FORKED = "mmrepro start: forked in place of a spawn: "
 
 
 def fork_instead_of_spawn() -> None:
-    """From now on a process that multiprocessing is asked to spawn is forked, and otherwise as a
-    spawned one: it has the files that it was given, no others, and signals have their defaults.
+    """From now on a process that multiprocessing is asked to spawn is forked, and
+    otherwise as a spawned one: it has the files that it was given, no others, and
+    signals have their defaults.
 
-    Locks, queues and ``get_start_method()`` stay those of "spawn". A process that has initialised
-    CUDA does spawn: CUDA cannot be used in its forks.
-    """
+    Locks, queues and ``get_start_method()`` stay those of "spawn". A process that has
+    initialised CUDA does spawn: CUDA cannot be used in its forks."""
     spawn = SpawnProcess._Popen
 
     def popen(process: Any) -> Any:
@@ -61,7 +62,8 @@ def fork_instead_of_spawn() -> None:
 
 
 class HandedOver(popen_spawn_posix.Popen):
-    """Pickles a process as "spawn" does, to learn which files it is given; starts nothing."""
+    """Pickles a process as "spawn" does, to learn which files it is given; starts
+    nothing."""
 
     def __init__(self, process: Any) -> None:
         self._fds: list[int] = []
@@ -106,10 +108,11 @@ class ForkedPopen(popen_fork.Popen):
 
 
 def let_go(kept: set[int]) -> None:
-    """Put /dev/null in the place of every socket, pipe and poll that is not in ``kept``.
+    """Put /dev/null in the place of every socket, pipe and poll that is not in
+    ``kept``.
 
-    The numbers stay taken: the parent's objects, which are here as well, may close them yet.
-    """
+    The numbers stay taken: the parent's objects, which are here as well, may close them
+    yet."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for number, what in open_files().items():
         if number not in kept and what.startswith(("socket:", "pipe:", "anon_inode:")):
@@ -129,7 +132,8 @@ def open_files() -> dict[int, str]:
 
 
 def default_signals() -> None:
-    """What ``exec`` and a new interpreter make of signals: handlers go, what is ignored stays."""
+    """What ``exec`` and a new interpreter make of signals: handlers go, what is ignored
+    stays."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if callable(signal.getsignal(number)):
@@ -139,8 +143,8 @@ def default_signals() -> None:
 
 
 def new_streams() -> None:
-    """Take away what was hung onto stdout and stderr: vLLM puts the process's name before each
-    line, and up to 0.12 it would put the child's behind its parent's."""
+    """Take away what was hung onto stdout and stderr: vLLM puts the process's name
+    before each line, and up to 0.12 it would put the child's behind its parent's."""
     for stream, attributes in STREAMS:
         vars(stream).clear()
         vars(stream).update(attributes)
@@ -148,32 +152,36 @@ def new_streams() -> None:
 
 
 def tell_stand_ins() -> None:
-    """A stand-in that reports itself does so in a forked process too (its ``forked``): the report
-    counts the processes of the engine that have it."""
+    """A stand-in that reports itself does so in a forked process too (its ``forked``):
+    the report counts the processes of the engine that have it."""
     for name, module in list(sys.modules.items()):
         if name.startswith(STAND_IN) and hasattr(module, "forked"):
             module.forked()
 
 
 def cuda_initialised() -> bool:
-    """Whether CUDA's driver is initialised in this process: its forks could not use the GPU.
+    """Whether CUDA's driver is initialised in this process: its forks could not use the
+    GPU.
 
-    ``torch.cuda.is_initialized()`` tells of torch's own contexts alone: pinned memory and
-    ``torch.cuda.is_available()`` initialise the driver past it. Open files do not tell: NVML, which
-    does no harm, opens the same (seen of torch 2.11.0, driver 580.159: tests/unit/nvml_h100.json).
-    """
+    ``torch.cuda.is_initialized()`` tells of torch's own contexts alone: pinned memory
+    and ``torch.cuda.is_available()`` initialise the driver past it. Open files do not
+    tell: NVML, which does no harm, opens the same (seen of torch 2.11.0, driver
+    580.159: tests/unit/nvml_h100.json)."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return True
     driver = loaded("libcuda.so.1")
     if driver is None:
         return False
-    return driver.cuCtxGetCurrent(ctypes.byref(ctypes.c_void_p())) not in CUDA_NOT_INITIALISED
+    return (
+        driver.cuCtxGetCurrent(ctypes.byref(ctypes.c_void_p()))
+        not in CUDA_NOT_INITIALISED
+    )
 
 
 def close_nvml() -> None:
-    """Shut NVML down where an import left it open, as ``torch.cuda.device_count()`` does: forks
-    would share its files. Whoever asks NVML again opens it anew."""
+    """Shut NVML down where an import left it open, as ``torch.cuda.device_count()``
+    does: forks would share its files. Whoever asks NVML again opens it anew."""
     nvml = loaded("libnvidia-ml.so.1")
     for _ in range(NVML_USERS):
         if nvml is None or nvml.nvmlShutdown() != 0:  # it counts who has opened it
@@ -194,7 +202,8 @@ def say(text: str) -> None:
 
 
 def run_as_main(module: str, arguments: list[str], path: list[str]) -> None:
-    """Run ``module`` and end the process as the interpreter would after ``python -m``."""
+    """Run ``module`` and end the process as the interpreter would after ``python
+    -m``."""
     code = 1
     for name in NEIGHBOURS:  # the engine may have modules of these names
         sys.modules.pop(name, None)
@@ -229,7 +238,10 @@ def finish(code: int) -> None:
 
 
 def main() -> None:
-    """The script of start mode ``fork``: ``PATH MODULE ARGUMENTS``, PATH as in ``$PATH``."""
+    """The script of start mode ``fork``: ``PATH MODULE ARGUMENTS``, PATH as in
+    ``$PATH``."""
     path, module, *arguments = sys.argv[1:]
     fork_instead_of_spawn()
-    run_as_main(module, arguments, [folder for folder in path.split(os.pathsep) if folder])
+    run_as_main(
+        module, arguments, [folder for folder in path.split(os.pathsep) if folder]
+    )

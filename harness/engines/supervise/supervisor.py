@@ -1,15 +1,16 @@
-"""The processes that own an engine: they end all of a run, whatever happens to the harness.
+"""The processes that own an engine: they end all of a run, whatever happens to the
+harness.
 
     guardian ── supervisor ── engine ── what the engine starts
 
-Started as a script (``__init__``), or forked by a fork server (``fork_server``), which then forks
-the engine in turn. Guardian and supervisor are child subreapers: a process whose parent ended
-becomes the supervisor's child, and the guardian's once the supervisor is gone. A run therefore owns
-what descends from them, and what the supervisor wrote down: pairs of process id and start time,
-since the kernel gives an id to another process later. The supervisor ends the run when its standard
-input ends, which means that the harness is gone; the guardian ends it when the supervisor is gone,
-after a SIGKILL as well.
-"""
+Started as a script (``__init__``), or forked by a fork server (``fork_server``), which
+then forks the engine in turn. Guardian and supervisor are child subreapers: a process
+whose parent ended becomes the supervisor's child, and the guardian's once the
+supervisor is gone. A run therefore owns what descends from them, and what the
+supervisor wrote down: pairs of process id and start time, since the kernel gives an id
+to another process later. The supervisor ends the run when its standard input ends,
+which means that the harness is gone; the guardian ends it when the supervisor is gone,
+after a SIGKILL as well."""
 
 from __future__ import annotations
 
@@ -64,12 +65,12 @@ class Entry:
 class LaunchOrder:
     """The first line that the supervisor reads.
 
-    ``argv`` is the engine's command line; with ``entry`` nothing is executed, the supervisor's own
-    process is forked and runs that. ``preface``: a file whose contents come first in the log, ""
-    for none. ``log`` receives stdout and stderr of the engine; in a box, which does not see that
-    path, it is the open file ``log_fd``. ``tmp`` is the run's own temporary folder, removed at the
-    end; ``grace_s`` is the time between SIGTERM and SIGKILL.
-    """
+    ``argv`` is the engine's command line; with ``entry`` nothing is executed, the
+    supervisor's own process is forked and runs that. ``preface``: a file whose contents
+    come first in the log, "" for none. ``log`` receives stdout and stderr of the
+    engine; in a box, which does not see that path, it is the open file ``log_fd``.
+    ``tmp`` is the run's own temporary folder, removed at the end; ``grace_s`` is the
+    time between SIGTERM and SIGKILL."""
 
     argv: list[str]
     env: dict[str, str]
@@ -92,9 +93,9 @@ class LaunchOrder:
 class StopReport:
     """What the end of an engine looked like.
 
-    ``forced``: processes that needed SIGKILL; ``shm_removed``: /dev/shm entries that the engine
-    left and the supervisor removed; ``left``: what is still there, which should be nothing.
-    """
+    ``forced``: processes that needed SIGKILL; ``shm_removed``: /dev/shm entries that
+    the engine left and the supervisor removed; ``left``: what is still there, which
+    should be nothing."""
 
     exit_code: int | None = None
     forced: list[str] = field(default_factory=list)
@@ -107,13 +108,12 @@ class StopReport:
 class ForkServerOrder:
     """The first line that a fork server reads.
 
-    ``module`` is what its servers run; ``preload`` what is imported besides, as far as the release
-    has it; ``idle_s``: it ends when nothing was started for so long; 0: with its owner, who holds
-    its standard input open.
+    ``module`` is what its servers run; ``preload`` what is imported besides, as far as
+    the release has it; ``idle_s``: it ends when nothing was started for so long; 0:
+    with its owner, who holds its standard input open.
 
-    In a box, which does not see the fork server's folder, ``listener`` is the listening socket and
-    ``facts_fd`` the open file of its facts; else both are -1.
-    """
+    In a box, which does not see the fork server's folder, ``listener`` is the listening
+    socket and ``facts_fd`` the open file of its facts; else both are -1."""
 
     module: str
     preload: list[str]
@@ -133,8 +133,8 @@ class ForkServerOrder:
 class ForkServerFacts:
     """What became of a fork server; written anew whenever it has forked a server.
 
-    Attributes:
-        born: its start time in clock ticks, so that no later process with the same id is taken
+    Attributes: born: its start time in clock ticks, so that no later process with the
+        same id is taken
             for it.
         label, idle_s: of its order.
         imports_s: seconds that the imports took.
@@ -161,12 +161,15 @@ class ForkServerFacts:
     cold: bool = False
 
     def write(self, descriptor: int = -1) -> None:
-        """Into the working directory, whole or not at all; or into an open file, in one write.
+        """Into the working directory, whole or not at all; or into an open file, in one
+        write.
 
-        An open file always has the same length, so that a reader never sees a part of it.
-        """
+        An open file always has the same length, so that a reader never sees a part of
+        it."""
         if descriptor >= 0:
-            os.pwrite(descriptor, json.dumps(asdict(self)).encode().ljust(FACTS_BYTES), 0)
+            os.pwrite(
+                descriptor, json.dumps(asdict(self)).encode().ljust(FACTS_BYTES), 0
+            )
             return
         temporary = Path(FACTS + ".tmp")
         temporary.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -181,14 +184,15 @@ class Launched(Protocol):
 
 
 Launch = Callable[[LaunchOrder, int], Launched]
-"""Starts the engine; its second argument is the file descriptor for its stdout and stderr."""
+"""Starts the engine; its second argument is the file descriptor for its stdout and
+stderr."""
 
 
 class Owned:
     """What a run owns: its processes, as {pid: start time}, and its shared memory.
 
-    ``notes``: the pipe to the guardian, which gets a line of each; -1: this is the guardian.
-    """
+    ``notes``: the pipe to the guardian, which gets a line of each; -1: this is the
+    guardian."""
 
     def __init__(self, shm_before: set[str], notes: int = -1) -> None:
         self.shm_before = shm_before
@@ -197,8 +201,9 @@ class Owned:
         self.shm: set[str] = set()
 
     def running(self) -> dict[int, int]:
-        """Living descendants, and those that were one: what descends from a process whose first
-        thread has ended is not found below it while its other threads run."""
+        """Living descendants, and those that were one: what descends from a process
+        whose first thread has ended is not found below it while its other threads
+        run."""
         found = processes.descendants(os.getpid())
         self._note(f"{pid} {born}" for pid, born in found.items() - self.known.items())
         both = (self.known | found).items()
@@ -206,12 +211,17 @@ class Owned:
         return self.known
 
     def scan(self) -> dict[int, int]:
-        """Return ``running``, after their shared memory was written down: it is found through the
-        processes that map it. What was there before the run belongs to others."""
+        """Return ``running``, after their shared memory was written down: it is found
+        through the processes that map it. What was there before the run belongs to
+        others."""
         running = self.running()
         for pid in running:
             mapped = processes.shared_memory(pid) - self.shm
-            new = {path for path in mapped if processes.shm_name(path) not in self.shm_before}
+            new = {
+                path
+                for path in mapped
+                if processes.shm_name(path) not in self.shm_before
+            }
             self._note(new)
             self.shm |= new
         return running
@@ -249,8 +259,11 @@ class Owned:
 
 
 class Supervisor:
-    def __init__(self, order: LaunchOrder, owned: Owned, launch: Launch, log: int = -1) -> None:
-        """``log``: the open file that the engine writes to; -1: the order's path is opened."""
+    def __init__(
+        self, order: LaunchOrder, owned: Owned, launch: Launch, log: int = -1
+    ) -> None:
+        """``log``: the open file that the engine writes to; -1: the order's path is
+        opened."""
         self.order = order
         self.log = log
         self.owned = owned
@@ -280,14 +293,22 @@ class Supervisor:
         os.makedirs(self.order.tmp, mode=0o700, exist_ok=True)  # noqa: PTH103
         if self.order.preface:
             shutil.copyfile(self.order.preface, self.order.log)
-        # A plain number: a forked engine leaves these frames with its files closed behind them.
+        # A plain number: a forked engine leaves these frames with its files closed
+        # behind them.
         log = self.log
         if log < 0:
             log = os.open(self.order.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         self.engine = self.launch(self.order, log)
         os.close(log)
-        pids = {"engine": self.engine.pid, "supervisor": os.getpid(), "guardian": os.getppid()}
-        self.say("started", **{name: [pid, processes.born(pid)] for name, pid in pids.items()})
+        pids = {
+            "engine": self.engine.pid,
+            "supervisor": os.getpid(),
+            "guardian": os.getppid(),
+        }
+        self.say(
+            "started",
+            **{name: [pid, processes.born(pid)] for name, pid in pids.items()},
+        )
 
     def _listen(self, seconds: float) -> None:
         """Read one command, or notice that the harness is gone."""
@@ -303,7 +324,9 @@ class Supervisor:
             self.say("detached")
         elif b"stop" in data:
             self.stop_asked = True
-            with contextlib.suppress(ValueError, IndexError):  # "stop SECONDS" sets the grace
+            with contextlib.suppress(
+                ValueError, IndexError
+            ):  # "stop SECONDS" sets the grace
                 self.grace_s = float(data.split(b"stop", 1)[1].split()[0])
         elif not data:
             self.stop_asked = True
@@ -323,9 +346,8 @@ class Supervisor:
     def stop(self) -> StopReport:
         """SIGTERM to the engine, then SIGKILL to all that is left of the run.
 
-        An orphaned run is not asked first: the polite way leaves a window in which a process
-        makes a semaphore and dies before it was found.
-        """
+        An orphaned run is not asked first: the polite way leaves a window in which a
+        process makes a semaphore and dies before it was found."""
         began = time.monotonic()
         self.owned.scan()
         if self.grace_s > 0 and self.engine is not None and self.exit_code is None:
@@ -341,8 +363,13 @@ class Supervisor:
             forced = killed | forced
             time.sleep(0.02)
             self._reap()
-        # Its first thread may be gone from sight while others still end: then there is no code yet.
-        while self.engine is not None and self.exit_code is None and time.monotonic() < deadline:
+        # Its first thread may be gone from sight while others still end: then there is
+        # no code yet.
+        while (
+            self.engine is not None
+            and self.exit_code is None
+            and time.monotonic() < deadline
+        ):
             self._reap()
             time.sleep(0.005)
         removed = self.owned.remove_shm()
@@ -351,7 +378,9 @@ class Supervisor:
         left_over = [processes.label(pid) for pid in self.owned.running()]
         left_over += [path for path in paths if os.path.exists(path)]  # noqa: PTH110
         seconds = round(time.monotonic() - began, 3)
-        return StopReport(self.exit_code, list(forced.values()), removed, left_over, seconds)
+        return StopReport(
+            self.exit_code, list(forced.values()), removed, left_over, seconds
+        )
 
     def say(self, event: str, **facts: object) -> None:
         with contextlib.suppress(OSError):
@@ -379,7 +408,8 @@ def stand_aside() -> None:
 
 
 def guard(notes: int, owned: Owned, tmp: str) -> NoReturn:
-    """Outlive the supervisor, a child of this process, and end what it leaves of its run.
+    """Outlive the supervisor, a child of this process, and end what it leaves of its
+    run.
 
     ``notes``: the pipe that ends with it, however it ends.
     """
@@ -389,8 +419,8 @@ def guard(notes: int, owned: Owned, tmp: str) -> NoReturn:
         noted += data
     owned.take(noted.decode("utf-8", "replace"))
     deadline = time.monotonic() + KILL_TIMEOUT_S
-    # One look may miss a process that changes its parent meanwhile: only a guardian without any
-    # child, which the kernel reports as an error, has nothing below it.
+    # One look may miss a process that changes its parent meanwhile: only a guardian
+    # without any child, which the kernel reports as an error, has nothing below it.
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < deadline:
             owned.kill()
@@ -403,7 +433,8 @@ def guard(notes: int, owned: Owned, tmp: str) -> NoReturn:
 
 
 def first_line() -> str:
-    """The first line of standard input, and not a byte more: what follows is for ``select``."""
+    """The first line of standard input, and not a byte more: what follows is for
+    ``select``."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -430,8 +461,8 @@ def execute(order: LaunchOrder, log: int) -> Launched:
 def main(launch: Launch = execute, log: int = -1) -> None:
     """Take an order from standard input, become its guardian, and fork its supervisor.
 
-    ``log``: the open file for what the engine writes, where it came with the order; -1: it did not.
-    """
+    ``log``: the open file for what the engine writes, where it came with the order; -1:
+    it did not."""
     order = LaunchOrder.from_line(first_line())
     log = log if log >= 0 else order.log_fd
     shm_before = processes.shm_names()

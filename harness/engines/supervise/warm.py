@@ -1,9 +1,8 @@
 """Fork servers, from the harness's side: start one, fork from it, keep it or end it.
 
-A fork server serves only starts that would have imported the same (``ForkServerSpec.key``). Those
-of one command are its own and end with it; kept ones live in a folder that commands share, until
-they were idle for too long.
-"""
+A fork server serves only starts that would have imported the same
+(``ForkServerSpec.key``). Those of one command are its own and end with it; kept ones
+live in a folder that commands share, until they were idle for too long."""
 
 from __future__ import annotations
 
@@ -37,20 +36,27 @@ from mmrepro.engines.supervise import (
     run_variables,
     to_line,
 )
-from mmrepro.engines.supervise.supervisor import FACTS, SOCKET, ForkServerFacts, ForkServerOrder
+from mmrepro.engines.supervise.supervisor import (
+    FACTS,
+    SOCKET,
+    ForkServerFacts,
+    ForkServerOrder,
+)
 
 SCRIPTS = Path(__file__).parent
 FORK_SERVER = (
     "import sys; sys.path.insert(0, sys.argv[1]); import fork_server; del sys.path[0]; "
     "fork_server.main()"
 )
-"""For ``python -c FORK_SERVER SCRIPTS WORDS``. The words, those that name the engine's server, are
-for whoever reads /proc: the kernel shows this command line for each fork as well."""
+"""For ``python -c FORK_SERVER SCRIPTS WORDS``. The words, those that name the engine's
+server, are for whoever reads /proc: the kernel shows this command line for each fork as
+well."""
 FORK = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); import forked; del sys.path[0]; forked.main()"
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); import forked; del "
+    "sys.path[0]; forked.main()"
 )
-"""For ``python -c FORK SCRIPTS PATH MODULE ARGUMENTS``. Without a main module of its own there is
-none that a child started with ``spawn`` would import again."""
+"""For ``python -c FORK SCRIPTS PATH MODULE ARGUMENTS``. Without a main module of its
+own there is none that a child started with ``spawn`` would import again."""
 LOG = "fork-server.log"
 MAX_FACTS, MAX_PREFACE = 1 << 20, 1 << 20
 IMPORT_TIMEOUT_S = 300.0
@@ -58,13 +64,33 @@ CONNECT_TIMEOUT_S = 10.0
 POLL_S = 0.02
 DEFAULT_LIMIT = 6
 MEMORY_SHARE = 0.25
-"""Part of this machine's memory that the fork servers of one command may take together."""
+"""Part of this machine's memory that the fork servers of one command may take
+together."""
 
 SHELL_VARIABLES = frozenset(
-    {"_", "PWD", "OLDPWD", "SHLVL", "TERM", "COLUMNS", "LINES", "WINDOWID", "STY", "TMUX",
-     "TMUX_PANE", "SSH_TTY", "SSH_CLIENT", "SSH_CONNECTION", "SSH_AUTH_SOCK", "XDG_SESSION_ID",
-     "MMREPRO_CACHE_DIR", "MMREPRO_START_MODE", "MMREPRO_WARM_IDLE", "MMREPRO_WARM_DIR"}
-)  # fmt: skip
+    {
+        "_",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "TERM",
+        "COLUMNS",
+        "LINES",
+        "WINDOWID",
+        "STY",
+        "TMUX",
+        "TMUX_PANE",
+        "SSH_TTY",
+        "SSH_CLIENT",
+        "SSH_CONNECTION",
+        "SSH_AUTH_SOCK",
+        "XDG_SESSION_ID",
+        "MMREPRO_CACHE_DIR",
+        "MMREPRO_START_MODE",
+        "MMREPRO_WARM_IDLE",
+        "MMREPRO_WARM_DIR",
+    }
+)
 """Of the variables that are inherited, those that no engine reads as it is imported."""
 
 
@@ -72,12 +98,11 @@ SHELL_VARIABLES = frozenset(
 class ForkServerSpec:
     """What a fork server is started with; two starts with equal keys can share one.
 
-    Attributes:
-        label: for people, e.g. ``vllm 0.23.0``.
-        words: what its command line ends with, by which the engine's adapter knows its server.
-        box: what it may see, to run in a box with all that it forks; None: it runs in none.
-        env: all variables; the temporary folder's place is ``{run-tmp}``.
-        digest: of code that is not in the environment: stand-ins, an engine of our own.
+    Attributes: label: for people, e.g. ``vllm 0.23.0``. words: what its command line
+        ends with, by which the engine's adapter knows its server. box: what it may see,
+        to run in a box with all that it forks; None: it runs in none. env: all
+        variables; the temporary folder's place is ``{run-tmp}``. digest: of code that
+        is not in the environment: stand-ins, an engine of our own.
     """
 
     label: str
@@ -92,12 +117,21 @@ class ForkServerSpec:
 
     @property
     def key(self) -> str:
-        env = {name: value for name, value in self.env.items() if name not in SHELL_VARIABLES}
+        env = {
+            name: value
+            for name, value in self.env.items()
+            if name not in SHELL_VARIABLES
+        }
         files = [*sorted(SCRIPTS.glob("*.py")), Path(processes.__file__)]
         scripts = [(path.name, path.read_text()) for path in files]
         content = [
-            *(str(self.python), self.module, self.preload, sorted(env.items())),
-            *(self.path, self.digest, scripts),
+            str(self.python),
+            self.module,
+            self.preload,
+            sorted(env.items()),
+            self.path,
+            self.digest,
+            scripts,
             [] if self.box is None else [str(path) for path in self.box.readable],
         ]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
@@ -105,8 +139,8 @@ class ForkServerSpec:
 
 @dataclass
 class ForkServer:
-    """A living fork server. ``born``: its start time in clock ticks, so that no later process with
-    the same id is taken for it."""
+    """A living fork server. ``born``: its start time in clock ticks, so that no later
+    process with the same id is taken for it."""
 
     label: str
     key: str
@@ -121,9 +155,17 @@ class ForkServer:
     def facts(self) -> ForkServerFacts:
         """As it last wrote them. Raises ForkServerDied."""
         try:
-            return ForkServerFacts(**json.loads(read_file(self.folder / FACTS, MAX_FACTS)))
-        except (OSError, ValueError, TypeError) as error:  # it ended, and its folder is gone
-            raise ForkServerDied(f"The fork server of {self.label} has ended.") from error
+            return ForkServerFacts(
+                **json.loads(read_file(self.folder / FACTS, MAX_FACTS))
+            )
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+        ) as error:  # it ended, and its folder is gone
+            raise ForkServerDied(
+                f"The fork server of {self.label} has ended."
+            ) from error
 
     @property
     def memory_bytes(self) -> int:
@@ -146,9 +188,15 @@ class ForkServer:
             return 0.0
 
     def start(
-        self, argv: list[str], entry: Entry, env: dict[str, str], *, cwd: Path, log: Path,
+        self,
+        argv: list[str],
+        entry: Entry,
+        env: dict[str, str],
+        *,
+        cwd: Path,
+        log: Path,
         grace_s: float = 10.0,
-    ) -> EngineProcess:  # fmt: skip
+    ) -> EngineProcess:
         """Fork a server from it, under a supervisor of its own.
 
         Raises:
@@ -176,14 +224,17 @@ class ForkServer:
         return process
 
     def _hand_over_log(self, link: socket.socket, log: Path) -> None:
-        """Send the open log into the box, with the fork server's own output in it already."""
+        """Send the open log into the box, with the fork server's own output in it
+        already."""
         descriptor = open_log(log)
         try:
             with (self.folder / LOG).open("rb") as preface:
                 os.write(descriptor, preface.read(MAX_PREFACE))
             socket.send_fds(link, [b"L"], [descriptor])
         except OSError as error:
-            raise ForkServerDied(f"The fork server of {self.label} does not answer.") from error
+            raise ForkServerDied(
+                f"The fork server of {self.label} does not answer."
+            ) from error
         finally:
             os.close(descriptor)
 
@@ -196,7 +247,9 @@ class ForkServer:
             link.connect(f"/proc/self/fd/{handle}/{SOCKET}")
         except OSError as error:
             link.close()
-            raise ForkServerDied(f"The fork server of {self.label} does not answer.") from error
+            raise ForkServerDied(
+                f"The fork server of {self.label} does not answer."
+            ) from error
         finally:
             if handle >= 0:
                 os.close(handle)
@@ -233,10 +286,14 @@ class Refused(Exception):
         self.cold = cold
 
 
-def begin_fork_server(spec: ForkServerSpec, folder: Path, idle_s: float = 0.0) -> ForkServer:
-    """Start a fork server in ``folder``, an empty one, and wait until it has imported everything.
+def begin_fork_server(
+    spec: ForkServerSpec, folder: Path, idle_s: float = 0.0
+) -> ForkServer:
+    """Start a fork server in ``folder``, an empty one, and wait until it has imported
+    everything.
 
-    With ``idle_s`` it outlives the caller; else it ends when the caller does, however that ends.
+    With ``idle_s`` it outlives the caller; else it ends when the caller does, however
+    that ends.
 
     Raises:
         Refused: it cannot be forked.
@@ -244,7 +301,9 @@ def begin_fork_server(spec: ForkServerSpec, folder: Path, idle_s: float = 0.0) -
     """
     if spec.box is not None:
         return _begin_boxed(spec, spec.box, folder)
-    order = ForkServerOrder(spec.module, list(spec.preload), list(spec.path), idle_s, spec.label)
+    order = ForkServerOrder(
+        spec.module, list(spec.preload), list(spec.path), idle_s, spec.label
+    )
     try:
         with (folder / LOG).open("wb") as log:
             child = subprocess.Popen(
@@ -285,7 +344,14 @@ def _begin_boxed(spec: ForkServerSpec, box: BoxOrder, folder: Path) -> ForkServe
         running = Box(
             replace(
                 box,
-                argv=(str(spec.python), "-c", FORK_SERVER, str(SCRIPTS), *spec.words, spec.label),
+                argv=(
+                    str(spec.python),
+                    "-c",
+                    FORK_SERVER,
+                    str(SCRIPTS),
+                    *spec.words,
+                    spec.label,
+                ),
                 env=run_variables(spec.env, str(TEMPORARY)),
                 readable=(*box.readable, SCRIPTS, Path(processes.__file__)),
                 door=True,
@@ -348,12 +414,16 @@ def _wait_for_facts(made: ForkServer, child: subprocess.Popen[bytes]) -> None:
         if child.poll() is not None and not _has_facts(made):
             lines = (made.folder / LOG).read_text(errors="replace").strip().splitlines()
             raise ForkServerDied(
-                f"The fork server of {made.label} ended with {child.returncode} as it imported.",
+                (
+                    f"The fork server of {made.label} ended with {child.returncode} as "
+                    "it imported."
+                ),
                 detail=lines[-6:],
             )
         if time.monotonic() > deadline:
             raise ForkServerDied(
-                f"The fork server of {made.label} did not import in {duration(IMPORT_TIMEOUT_S)}."
+                f"The fork server of {made.label} did not import in "
+                f"{duration(IMPORT_TIMEOUT_S)}."
             )
         time.sleep(POLL_S)
 
@@ -367,12 +437,12 @@ def _has_facts(made: ForkServer) -> bool:
 
 
 class ForkServers:
-    """The fork servers of one command, at most ``limit`` and within ``memory_bytes``: the least
-    recently used one goes when another is needed. Ends them all at its own end.
+    """The fork servers of one command, at most ``limit`` and within ``memory_bytes``:
+    the least recently used one goes when another is needed. Ends them all at its own
+    end.
 
-    With ``idle_s`` they are made in ``kept`` and outlive the command; those that are ``lent`` are
-    made there as well, for the commands that this one starts.
-    """
+    With ``idle_s`` they are made in ``kept`` and outlive the command; those that are
+    ``lent`` are made there as well, for the commands that this one starts."""
 
     def __init__(
         self,
@@ -389,7 +459,9 @@ class ForkServers:
         self.idle_s = idle_s
         self.lent = lent
         self._own: dict[str, ForkServer] = {}
-        self._lock = threading.RLock()  # two servers of one command may be started at a time
+        self._lock = (
+            threading.RLock()
+        )  # two servers of one command may be started at a time
 
     def __enter__(self) -> Self:
         return self
@@ -410,10 +482,13 @@ class ForkServers:
         mine = self._own.get(key)
         if mine is not None and mine.alive:
             return mine
-        return next((one for one in kept_fork_servers(self.kept) if one.key == key), None)
+        return next(
+            (one for one in kept_fork_servers(self.kept) if one.key == key), None
+        )
 
     def get(self, spec: ForkServerSpec) -> ForkServer:
-        """A living one for ``spec``, started if need be. Raises as ``begin_fork_server``."""
+        """A living one for ``spec``, started if need be. Raises as
+        ``begin_fork_server``."""
         with self._lock:
             parent = self.find(spec)
             if parent is not None:
@@ -426,7 +501,8 @@ class ForkServers:
             return made
 
     def _get_kept(self, spec: ForkServerSpec) -> ForkServer:
-        """One that commands share. What another command is just importing is waited for."""
+        """One that commands share. What another command is just importing is waited
+        for."""
         try:
             self.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
             with FileLock(self.kept / f"{spec.key}.lock"):
@@ -434,28 +510,39 @@ class ForkServers:
                 if parent is not None:
                     return parent
                 self._make_room()
-                # A name that no other has had: an ended one's guardian may still remove its folder.
+                # A name that no other has had: an ended one's guardian may still remove
+                # its folder.
                 folder = tempfile.mkdtemp(prefix=f"{spec.key}-", dir=self.kept)
                 made = begin_fork_server(spec, Path(folder), self.idle_s)
                 if not self.idle_s:
                     self._own[spec.key] = made
                 return made
         except OSError as error:
-            raise ForkServerDied(f"Nothing can be kept warm in {self.kept}: {error}.") from error
+            raise ForkServerDied(
+                f"Nothing can be kept warm in {self.kept}: {error}."
+            ) from error
 
     def _make_room(self) -> None:
-        """End the least recently used ones; another is taken to be as large as the largest."""
-        living = kept_fork_servers(self.kept) if self.idle_s else list(self._own.values())
-        living = sorted((one for one in living if one.alive), key=lambda one: one.last_used)
+        """End the least recently used ones; another is taken to be as large as the
+        largest."""
+        living = (
+            kept_fork_servers(self.kept) if self.idle_s else list(self._own.values())
+        )
+        living = sorted(
+            (one for one in living if one.alive), key=lambda one: one.last_used
+        )
         sizes = [one.memory_bytes for one in living]
-        while living and (len(living) >= self.limit or sum(sizes) + max(sizes) > self.memory_bytes):
+        while living and (
+            len(living) >= self.limit or sum(sizes) + max(sizes) > self.memory_bytes
+        ):
             living.pop(0).end()
             sizes.pop(0)
         self._own = {key: one for key, one in self._own.items() if one.alive}
 
 
 def kept_fork_servers(root: Path) -> list[ForkServer]:
-    """Those that live in ``root``, most recently used first; what dead ones left is removed."""
+    """Those that live in ``root``, most recently used first; what dead ones left is
+    removed."""
     parents = []
     for folder in folders_in(root):
         try:

@@ -1,4 +1,5 @@
-"""All that is written of a run: ``incident.json``, its folder, and what lies beside it."""
+"""All that is written of a run: ``incident.json``, its folder, and what lies beside
+it."""
 
 from mmrepro.base.records import (
     EVIDENCE_DIR as EVIDENCE_DIR,

@@ -1,4 +1,5 @@
-"""``summary.json`` of an acceptance: what was tried on a machine, what was expected and seen."""
+"""``summary.json`` of an acceptance: what was tried on a machine, what was expected and
+seen."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class Row(Record):
     source: Annotated[str, Field(description="where the expectation is from")] = ""
     seen: str
     status: Status
-    seconds: Annotated[float | None, Field(description="where it was timed by itself")] = None
+    seconds: Annotated[
+        float | None, Field(description="where it was timed by itself")
+    ] = None
 
 
 class StepRecord(Record):
@@ -39,14 +42,20 @@ class StepRecord(Record):
 
     step: str
     title: str
-    key: Annotated[str, Field(description="of what is run; another key is another step")]
+    key: Annotated[
+        str, Field(description="of what is run; another key is another step")
+    ]
     command: Annotated[str, Field(description="as a person types it")] = ""
     created: Moment
     seconds: float = 0.0
-    exit_code: Annotated[int | None, Field(description="None: it was ended, or never begun")] = None
+    exit_code: Annotated[
+        int | None, Field(description="None: it was ended, or never begun")
+    ] = None
     whole: Annotated[bool, Field(description="it came to its end: not run again")]
     over_budget: bool = False
-    incident: Annotated[str, Field(description="its folder, below that of the summary")] = ""
+    incident: Annotated[
+        str, Field(description="its folder, below that of the summary")
+    ] = ""
     rows: list[Row]
 
 
@@ -68,7 +77,8 @@ class GpuUse(Record):
 
 
 class PartRecord(Record):
-    """``result.json`` of a part: written last, when all its steps are whole or given up."""
+    """``result.json`` of a part: written last, when all its steps are whole or given
+    up."""
 
     schema_version: Literal[1] = 1
     part: str
@@ -105,7 +115,9 @@ class Acceptance(Document, kind="acceptance"):
         Literal["complete", "interrupted", "failed"],
         Field(description="complete: every step came to its end"),
     ] = "interrupted"
-    seconds: Annotated[float, Field(description="of this command; of all, see the steps")]
+    seconds: Annotated[
+        float, Field(description="of this command; of all, see the steps")
+    ]
     budget_s: float
     device: Device
     command: str

@@ -1,4 +1,5 @@
-"""What a log tells of the end of a server, as data: what ``mmrepro logs --json`` prints."""
+"""What a log tells of the end of a server, as data: what ``mmrepro logs --json``
+prints."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Certainty(StrEnum):
 
 
 class CauseClass(StrEnum):
-    """What ended or stopped a server, by its log. The names are stable (docs/logs.md)."""
+    """What ended or stopped a server, by its log. The names are stable
+    (docs/logs.md)."""
 
     GPU_FAULT = "gpu-fault"
     OUT_OF_GPU_MEMORY = "out-of-gpu-memory"
@@ -59,7 +61,9 @@ CAUSE_WORDS: dict[CauseClass, str] = {
     CauseClass.DIED_WITHOUT_A_WORD: "a process is gone, and the log does not show why",
     CauseClass.MACHINE_LIMIT: "a limit of the machine is reached",
     CauseClass.NETWORK: "the network between its processes failed",
-    CauseClass.ENGINE_DEFECT: "an exception of the engine that nothing ties to a request",
+    CauseClass.ENGINE_DEFECT: (
+        "an exception of the engine that nothing ties to a request"
+    ),
     CauseClass.KILLED_BY_INPUT: "a request ended the engine",
     CauseClass.PLACEHOLDER_COUNTS: "more or fewer embeddings than places for them",
     CauseClass.NEVER_FITS: "a request can never fit into the KV cache",
@@ -76,8 +80,12 @@ class StartCause(Record):
     """Why a start failed, below the class ``failed-start``."""
 
     name: Annotated[str, Field(description="stable, e.g. driver-too-old")]
-    sentence: Annotated[str, Field(description="for people, with the numbers of the log")]
-    numbers: Annotated[dict[str, str], Field(description="what the log says, by name")] = {}
+    sentence: Annotated[
+        str, Field(description="for people, with the numbers of the log")
+    ]
+    numbers: Annotated[
+        dict[str, str], Field(description="what the log says, by name")
+    ] = {}
     why: list[str] = []
     advice: list[str] = []
 
@@ -91,26 +99,38 @@ class Cause(Record):
     certainty: Certainty
     sentence: Annotated[str, Field(description="for people")] = ""
     exception: Annotated[
-        str, Field(description="the first one, type and message; empty: the log shows none")
+        str,
+        Field(description="the first one, type and message; empty: the log shows none"),
     ] = ""
-    process: Annotated[str, Field(description="that died or failed first; empty: unmarked")] = ""
+    process: Annotated[
+        str, Field(description="that died or failed first; empty: unmarked")
+    ] = ""
     time: Annotated[str, Field(description="as the log prints it; empty: none")] = ""
-    line: Annotated[int | None, Field(description="1-based; None: no single line tells")] = None
-    file: Annotated[str, Field(description="which of several; empty: there is one")] = ""
+    line: Annotated[
+        int | None, Field(description="1-based; None: no single line tells")
+    ] = None
+    file: Annotated[str, Field(description="which of several; empty: there is one")] = (
+        ""
+    )
     why: Annotated[list[str], Field(description="the lines that it rests on")] = []
     advice: Annotated[list[str], Field(description="what to do next")] = []
-    start: Annotated[StartCause | None, Field(description="of a failed start alone")] = None
+    start: Annotated[
+        StartCause | None, Field(description="of a failed start alone")
+    ] = None
 
 
 class ServerInLog(Record):
     """One server of a log: two replicas are two."""
 
-    name: Annotated[str, Field(description="service, pod or host; empty: there is one")] = ""
+    name: Annotated[
+        str, Field(description="service, pod or host; empty: there is one")
+    ] = ""
     engine: Annotated[str, Field(description="empty: not recognised")] = ""
     release: str = ""
     cause: Cause
     others: Annotated[
-        list[Cause], Field(description="what else the log tells that ends a server, as it came")
+        list[Cause],
+        Field(description="what else the log tells that ends a server, as it came"),
     ] = []
     last_progress: Annotated[LogLine | None, Field(description="before its end")] = None
     first_error: LogLine | None = None
@@ -121,7 +141,9 @@ class KnownFailure(Record):
 
     scenario: str
     title: str
-    fixed: Annotated[str, Field(description="release or state of its fix; empty: none")] = ""
+    fixed: Annotated[
+        str, Field(description="release or state of its fix; empty: none")
+    ] = ""
     workaround: str = ""
     because: list[str]
 
@@ -135,19 +157,24 @@ class LogReading(Document, kind="logs"):
     cause: Cause
     others: list[Cause] = []
     known: Annotated[
-        list[KnownFailure], Field(description="failures of this release with a line in the log")
+        list[KnownFailure],
+        Field(description="failures of this release with a line in the log"),
     ] = []
     last_progress: LogLine | None = None
     first_error: LogLine | None = None
     servers: list[ServerInLog]
-    unread: Annotated[str, Field(description="why it was not read to its end; empty: it was")] = ""
+    unread: Annotated[
+        str, Field(description="why it was not read to its end; empty: it was")
+    ] = ""
     log: Annotated[LogsData, Field(description="counts, last words, chosen patterns")]
     dumps: Annotated[
-        DumpReading | None, Field(description="stacks, metrics and others; None: there are none")
+        DumpReading | None,
+        Field(description="stacks, metrics and others; None: there are none"),
     ] = None
 
     @property
     def exit_code(self) -> int:
-        """0 it was read; 3 not to its end, or it is neither a log of a server nor a dump."""
+        """0 it was read; 3 not to its end, or it is neither a log of a server nor a
+        dump."""
         neither = self.cause.name is CauseClass.NOT_A_LOG and self.dumps is None
         return 3 if self.unread or neither else 0

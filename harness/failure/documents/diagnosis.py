@@ -57,7 +57,9 @@ STATE_WORDS: dict[ServerState, str] = {
     ServerState.WORKER_STUCK: "worker stuck: the others wait for one rank",
     ServerState.RANK_DIVERGED: "ranks diverged: some wait where others never arrive",
     ServerState.RANK_LOST: "rank lost: a worker process is gone",
-    ServerState.COLLECTIVE_WAITS: "collective waits: every rank is in it and none gets out",
+    ServerState.COLLECTIVE_WAITS: (
+        "collective waits: every rank is in it and none gets out"
+    ),
     ServerState.KERNEL_STUCK: "kernel stuck: every rank waits for its device",
     ServerState.TRANSFER_STUCK: "transfer stuck: a KV cache does not arrive",
     ServerState.FRONT_FROZEN: "the HTTP front is frozen",
@@ -76,7 +78,8 @@ COULD_NOT_TELL = frozenset(
 
 
 class LiveClass(StrEnum):
-    """What kind of failure it is, whether or not it is a known one; none, one or several."""
+    """What kind of failure it is, whether or not it is a known one; none, one or
+    several."""
 
     STEPS_STOPPED = "steps-stopped"
     KILLED_BY_INPUT = "killed-by-input"
@@ -102,12 +105,22 @@ CLASS_WORDS: dict[LiveClass, str] = {
     LiveClass.WORK_WITHOUT_CLIENTS: "work without clients: it works for nobody",
     LiveClass.GAUGES_LIE: "gauges lie: the metrics contradict the processes",
     LiveClass.MEMORY_GROWS: "memory grows with each request",
-    LiveClass.PLACEHOLDER_COUNTS: "placeholder counts: more or fewer embeddings than places",
-    LiveClass.GRAMMAR_LOOP: "grammar loop: a grammar is compiled or matched without end",
-    LiveClass.WORKER_STUCK: "worker stuck: one rank stands in its own code, the others wait for it",
-    LiveClass.RANK_DIVERGED: "ranks diverged: some wait in a collective that others never entered",
+    LiveClass.PLACEHOLDER_COUNTS: (
+        "placeholder counts: more or fewer embeddings than places"
+    ),
+    LiveClass.GRAMMAR_LOOP: (
+        "grammar loop: a grammar is compiled or matched without end"
+    ),
+    LiveClass.WORKER_STUCK: (
+        "worker stuck: one rank stands in its own code, the others wait for it"
+    ),
+    LiveClass.RANK_DIVERGED: (
+        "ranks diverged: some wait in a collective that others never entered"
+    ),
     LiveClass.RANK_LOST: "rank lost: a worker process is gone",
-    LiveClass.COLLECTIVE_WAITS: "collective waits: every rank is in it, and none gets out",
+    LiveClass.COLLECTIVE_WAITS: (
+        "collective waits: every rank is in it, and none gets out"
+    ),
     LiveClass.KERNEL_STUCK: "kernel stuck: every rank waits for its device",
     LiveClass.TRANSFER_STUCK: "transfer stuck: a KV cache does not arrive",
     LiveClass.HEARTBEAT_ONLY: "heartbeat only: a log line of a wait, and no fault",
@@ -122,7 +135,9 @@ class NamedClass(Record):
     sentence: Annotated[str, Field(description="what is wrong, for people")]
     why: Annotated[list[str], Field(description="the observations it rests on")] = []
     advice: Annotated[list[str], Field(description="what to do next")] = []
-    references: Annotated[list[str], Field(description="upstream threads, pages of ours")] = []
+    references: Annotated[
+        list[str], Field(description="upstream threads, pages of ours")
+    ] = []
 
 
 class Fit(StrEnum):
@@ -151,7 +166,8 @@ class TargetProcess(Record):
     name: str
     state: Annotated[str, Field(description="one letter, as in /proc/PID/stat")]
     inner_pid: Annotated[
-        int | None, Field(description="its pid inside its own pid namespace, where it has one")
+        int | None,
+        Field(description="its pid inside its own pid namespace, where it has one"),
     ] = None
 
 
@@ -165,28 +181,36 @@ class TargetFacts(Record):
     ]
     port: int | None = None
     listening: Annotated[
-        bool | None, Field(description="whether a socket listens there; None: cannot be seen")
+        bool | None,
+        Field(description="whether a socket listens there; None: cannot be seen"),
     ] = None
     root_pid: int | None = None
     found_by: Annotated[str, Field(description="how the processes were found")] = ""
     processes: list[TargetProcess] = []
     engine: str = ""
     engine_because: list[str] = []
-    core_role: Annotated[str, Field(description="role of the process that runs the model")] = ""
+    core_role: Annotated[
+        str, Field(description="role of the process that runs the model")
+    ] = ""
     release: str = ""
     release_from: str = ""
     command: list[str] = []
     site_packages: str = ""
     logs: list[str] = []
-    model: Annotated[str, Field(description="served model that the request asks for")] = ""
+    model: Annotated[
+        str, Field(description="served model that the request asks for")
+    ] = ""
 
     def role_of(self, pid: int | None) -> str:
         return next((p.role for p in self.processes if p.pid == pid), "")
 
     def is_core(self, role: str) -> bool:
-        """Whether ``role`` is the core's; a dead process keeps 15 characters of its name only."""
+        """Whether ``role`` is the core's; a dead process keeps 15 characters of its
+        name only."""
         wanted = self.core_role
-        return bool(wanted) and (wanted in role or (len(role) >= 6 and wanted.startswith(role)))
+        return bool(wanted) and (
+            wanted in role or (len(role) >= 6 and wanted.startswith(role))
+        )
 
     @property
     def cores(self) -> list[TargetProcess]:
@@ -229,24 +253,40 @@ STAND_WORDS: dict[Stand, str] = {
 class Rank(Record):
     """One process of a server of several, and what it is at."""
 
-    pid: Annotated[int | None, Field(description="None: it should be there, and is not")] = None
+    pid: Annotated[
+        int | None, Field(description="None: it should be there, and is not")
+    ] = None
     role: str
     kind: Annotated[
         Literal["front", "core", "worker", "coordinator", "detokenizer"],
-        Field(description="what it is for; a core that also runs the model is a worker"),
+        Field(
+            description="what it is for; a core that also runs the model is a worker"
+        ),
     ]
-    labels: Annotated[dict[str, int], Field(description="its rank by group: TP, PP, DP, EP …")] = {}
-    under: Annotated[int | None, Field(description="pid of the process that started it")] = None
+    labels: Annotated[
+        dict[str, int], Field(description="its rank by group: TP, PP, DP, EP …")
+    ] = {}
+    under: Annotated[
+        int | None, Field(description="pid of the process that started it")
+    ] = None
     state: Annotated[str, Field(description="one letter, as in /proc/PID/stat")] = ""
     cpu_pct: Annotated[float | None, Field(description="of one core")] = None
     call: Annotated[str, Field(description="system call that its thread waits in")] = ""
     stand: Stand = Stand.UNSEEN
-    what: Annotated[str, Field(description="the operation, or the function that it stands in")] = ""
-    place: Annotated[str, Field(description="function, file and line in its own code")] = ""
-    source: Annotated[str, Field(description="line of the engine's source that waits so")] = ""
+    what: Annotated[
+        str, Field(description="the operation, or the function that it stands in")
+    ] = ""
+    place: Annotated[
+        str, Field(description="function, file and line in its own code")
+    ] = ""
+    source: Annotated[
+        str, Field(description="line of the engine's source that waits so")
+    ] = ""
     thread: str = ""
     samples: int = 0
-    course: Annotated[list[str], Field(description="where it was in each sample, in order")] = []
+    course: Annotated[
+        list[str], Field(description="where it was in each sample, in order")
+    ] = []
 
     @property
     def words(self) -> str:
@@ -267,8 +307,12 @@ class RankLook(Record):
     """All processes of a server of several side by side."""
 
     ranks: list[Rank]
-    groups: Annotated[list[str], Field(description="``3 in all_reduce: Worker_TP0, …``")] = []
-    odd: Annotated[list[str], Field(description="roles of ranks that differ from the rest")] = []
+    groups: Annotated[
+        list[str], Field(description="``3 in all_reduce: Worker_TP0, …``")
+    ] = []
+    odd: Annotated[
+        list[str], Field(description="roles of ranks that differ from the rest")
+    ] = []
     edges: list[RankEdge] = []
 
 
@@ -283,8 +327,12 @@ class Assessment(Record):
     frames: Annotated[list[Frame], Field(description="innermost first")] = []
     seen: Annotated[int, Field(description="samples that show this stack")] = 0
     samples: int = 0
-    holder: Annotated[str, Field(description="who holds the lock, where that can be told")] = ""
-    advice: Annotated[list[str], Field(description="what to do, and what would tell more")] = []
+    holder: Annotated[
+        str, Field(description="who holds the lock, where that can be told")
+    ] = ""
+    advice: Annotated[
+        list[str], Field(description="what to do, and what would tell more")
+    ] = []
 
 
 class Match(Record):
@@ -311,13 +359,18 @@ class Effect(Record):
     """What the diagnosis did to the target and cost this machine."""
 
     seconds: float = 0.0
-    cpu_s: Annotated[float, Field(description="CPU of mmrepro and its helpers (py-spy)")] = 0.0
+    cpu_s: Annotated[
+        float, Field(description="CPU of mmrepro and its helpers (py-spy)")
+    ] = 0.0
     peak_rss_bytes: int = 0
     requests: Annotated[list[str], Field(description="every HTTP request sent")] = []
-    inferences: Annotated[int, Field(description="how many of them were completions")] = 0
+    inferences: Annotated[
+        int, Field(description="how many of them were completions")
+    ] = 0
     stack_samples: int = 0
     paused_s: Annotated[
-        float, Field(description="upper bound of the time for which the target was paused")
+        float,
+        Field(description="upper bound of the time for which the target was paused"),
     ] = 0.0
     log_bytes_read: int = 0
 
@@ -328,19 +381,25 @@ class Diagnosis(Document, kind="diagnosis"):
     target: TargetFacts
     assessment: Assessment
     dumps: Annotated[
-        DumpReading | None, Field(description="of files that were given; None: none was a dump")
+        DumpReading | None,
+        Field(description="of files that were given; None: none was a dump"),
     ] = None
     cause: Annotated[
-        Cause | None, Field(description="what its log tells of its end; None: no log, or it lives")
+        Cause | None,
+        Field(description="what its log tells of its end; None: no log, or it lives"),
     ] = None
     classes: Annotated[
-        list[NamedClass], Field(description="classes of failure, surest first; none: none is seen")
+        list[NamedClass],
+        Field(description="classes of failure, surest first; none: none is seen"),
     ] = []
     since: Annotated[str, Field(description="since when, and how that is known")] = ""
     ranks: Annotated[
-        RankLook | None, Field(description="of a server of several processes; None: of one")
+        RankLook | None,
+        Field(description="of a server of several processes; None: of one"),
     ] = None
-    matches: Annotated[list[Match], Field(description="every known failure, best fit first")] = []
+    matches: Annotated[
+        list[Match], Field(description="every known failure, best fit first")
+    ] = []
     unseen: Annotated[
         list[str], Field(description="what could not be seen, and how to allow it")
     ] = []

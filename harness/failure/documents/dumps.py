@@ -26,13 +26,20 @@ class ProcessStand(Record):
     role: Annotated[str, Field(description="empty: nothing names the process")] = ""
     tool: str
     reason: Annotated[str, Field(description="why it was written, e.g. a signal")] = ""
-    samples: Annotated[int, Field(description="dumps of it; of one, whether it stays is unknown")]
+    samples: Annotated[
+        int, Field(description="dumps of it; of one, whether it stays is unknown")
+    ]
     thread: str
-    running: Annotated[bool | None, Field(description="None: the tool does not print it")] = None
-    stays: Annotated[
-        bool | None, Field(description="in one place in every dump; None: fewer than three")
+    running: Annotated[
+        bool | None, Field(description="None: the tool does not print it")
     ] = None
-    frames: Annotated[list[Frame], Field(description="innermost first, at most 12")] = []
+    stays: Annotated[
+        bool | None,
+        Field(description="in one place in every dump; None: fewer than three"),
+    ] = None
+    frames: Annotated[
+        list[Frame], Field(description="innermost first, at most 12")
+    ] = []
     sentence: Annotated[str, Field(description="for people")]
 
 
@@ -60,19 +67,27 @@ class KnownFailure(Record):
 
 
 class DumpReading(Record):
-    """What the dumps show. What is not in them is unknown: nothing is frozen by one sample, and
-    nothing idle by its metrics."""
+    """What the dumps show. What is not in them is unknown: nothing is frozen by one
+    sample, and nothing idle by its metrics."""
 
     engine: str = ""
     release: str = ""
     files: list[DumpFile]
-    processes: Annotated[list[ProcessStand], Field(description="the engine's core first")] = []
-    counts: Annotated[list[str], Field(description="metrics, GPUs and requests, for people")] = []
-    failures: Annotated[list[KnownFailure], Field(description="that fit, best first")] = []
+    processes: Annotated[
+        list[ProcessStand], Field(description="the engine's core first")
+    ] = []
+    counts: Annotated[
+        list[str], Field(description="metrics, GPUs and requests, for people")
+    ] = []
+    failures: Annotated[
+        list[KnownFailure], Field(description="that fit, best first")
+    ] = []
     unseen: Annotated[list[str], Field(description="what else would help")] = []
 
     @property
     def sentence(self) -> str:
         """All of it in one line: what the processes do, and what is counted."""
         parts = [process.sentence.rstrip(".") for process in self.processes[:1]]
-        return "; ".join([*parts, *self.counts[:2]]) + "." if parts or self.counts else ""
+        return (
+            "; ".join([*parts, *self.counts[:2]]) + "." if parts or self.counts else ""
+        )

@@ -1,4 +1,5 @@
-"""A finding with what lies in its folder: read from its replay, its case and nothing else."""
+"""A finding with what lies in its folder: read from its replay, its case and nothing
+else."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from mmrepro.traffic.case.model import Case
 
 @dataclass(frozen=True)
 class LoadedFinding:
-    """A finding with the replay that it belongs to, and its case and folder if they are there."""
+    """A finding with the replay that it belongs to, and its case and folder if they are
+    there."""
 
     replay: Replay
     finding: Finding
@@ -31,7 +33,9 @@ class LoadedFinding:
 
 def load(place: Path) -> LoadedFinding:
     """The finding in ``place``, its own folder. Raises BadIncident: there is none."""
-    whole = Path(os.path.realpath(place))  # Path.resolve raises where links go in a circle
+    whole = Path(
+        os.path.realpath(place)
+    )  # Path.resolve raises where links go in a circle
     folder = whole if is_folder(whole) else whole.parent
     for above in folder.parents:
         if is_file(above / REPLAY_FILE):
@@ -47,7 +51,8 @@ def load(place: Path) -> LoadedFinding:
 
 
 def finding_of(replay: Replay, finding: Finding, directory: Path) -> LoadedFinding:
-    """``finding`` of the ``replay`` in ``directory``, with its case where that can be read."""
+    """``finding`` of the ``replay`` in ``directory``, with its case where that can be
+    read."""
     folder = directory / finding.folder
     if not finding.folder or folder.is_symlink():  # a link leads out of the replay
         return LoadedFinding(replay, finding, None)

@@ -1,4 +1,5 @@
-"""Several servers as data: what ``mmrepro diagnose URL URL… --json`` prints and keeps."""
+"""Several servers as data: what ``mmrepro diagnose URL URL… --json`` prints and
+keeps."""
 
 from __future__ import annotations
 
@@ -33,8 +34,12 @@ FLEET_WORDS: dict[FleetState, str] = {
     FleetState.ALL_WELL: "all well",
     FleetState.ODD_ONE_OUT: "odd one out: one server is unlike the others",
     FleetState.ALL_UNWELL: "all unwell: no server of this kind works",
-    FleetState.TRANSFER_STANDS: "transfer stands: no KV cache goes from prefill to decode",
-    FleetState.PREFILLS_LOCALLY: "prefills locally: a decode server computes its prompts itself",
+    FleetState.TRANSFER_STANDS: (
+        "transfer stands: no KV cache goes from prefill to decode"
+    ),
+    FleetState.PREFILLS_LOCALLY: (
+        "prefills locally: a decode server computes its prompts itself"
+    ),
     FleetState.UNKNOWN: "could not be told",
 }
 
@@ -44,16 +49,23 @@ class Scraped(Record):
 
     job: str = ""
     instance: str = ""
-    health: Annotated[str, Field(description="up, down, unknown; empty: it lists no targets")] = ""
+    health: Annotated[
+        str, Field(description="up, down, unknown; empty: it lists no targets")
+    ] = ""
     last_error: str = ""
-    seconds: Annotated[float, Field(description="between the two readings that it holds")] = 0.0
+    seconds: Annotated[
+        float, Field(description="between the two readings that it holds")
+    ] = 0.0
     running: list[float] = []
     waiting: list[float] = []
-    tokens: Annotated[list[float], Field(description="prompt and generated tokens, counted")] = []
+    tokens: Annotated[
+        list[float], Field(description="prompt and generated tokens, counted")
+    ] = []
 
     @property
     def stands(self) -> bool:
-        """Whether requests run or wait at both moments, and no token is counted between them."""
+        """Whether requests run or wait at both moments, and no token is counted between
+        them."""
         whole = [values for values in (self.running, self.waiting) if len(values) == 2]
         busy = [sum(values) for values in zip(*whole, strict=True)]
         still = len(self.tokens) == 2 and len(set(self.tokens)) == 1
@@ -67,13 +79,20 @@ class Member(Record):
     url: str
     part: Part = Part.REPLICA
     part_because: str = ""
-    diagnosis: Annotated[Diagnosis | None, Field(description="None: it could not be made")] = None
+    diagnosis: Annotated[
+        Diagnosis | None, Field(description="None: it could not be made")
+    ] = None
     error: str = ""
-    scraped: Annotated[Scraped | None, Field(description="None: no Prometheus was asked")] = None
+    scraped: Annotated[
+        Scraped | None, Field(description="None: no Prometheus was asked")
+    ] = None
     counted: Annotated[
-        dict[str, list[float]], Field(description="running, waiting, transfers …: each reading")
+        dict[str, list[float]],
+        Field(description="running, waiting, transfers …: each reading"),
     ] = {}
-    differs: Annotated[list[str], Field(description="in what it is unlike the others")] = []
+    differs: Annotated[
+        list[str], Field(description="in what it is unlike the others")
+    ] = []
 
     @property
     def well(self) -> bool | None:
@@ -91,8 +110,8 @@ class Member(Record):
         far = self.diagnosis is None or self.diagnosis.state in COULD_NOT_TELL
         if far and scraped is not None and scraped.stands:
             return (
-                f"requests run or wait, and no token was counted in {scraped.seconds:.0f} s, "
-                "by Prometheus"
+                "requests run or wait, and no token was counted in "
+                f"{scraped.seconds:.0f} s, by Prometheus"
             )
         return self.diagnosis.assessment.sentence if self.diagnosis else self.error
 
@@ -103,7 +122,9 @@ class Finding(Record):
     state: FleetState
     certainty: Certainty
     sentence: Annotated[str, Field(description="what is wrong, for people")]
-    servers: Annotated[list[str], Field(description="names of those that it is about")] = []
+    servers: Annotated[
+        list[str], Field(description="names of those that it is about")
+    ] = []
     why: list[str] = []
     advice: list[str] = []
 

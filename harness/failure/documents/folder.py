@@ -1,5 +1,5 @@
-"""The incident of a run while it grows, in its folder: made early, checked for space, written at
-every stage."""
+"""The incident of a run while it grows, in its folder: made early, checked for space,
+written at every stage."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def make_run_dir(out: Path | None, scenario: str, release: str) -> Path:
     folder = out if out is not None else new_folder(DEFAULT_ROOT, scenario, release)
     if is_there(folder / INCIDENT_FILE):
         raise UnwritableOutput(
-            f"{folder} already holds an incident.", hint="choose another --out, or remove it"
+            f"{folder} already holds an incident.",
+            hint="choose another --out, or remove it",
         )
     return prepared(folder, EVIDENCE_DIR)
 
@@ -45,15 +46,19 @@ def make_run_dir(out: Path | None, scenario: str, release: str) -> Path:
 def new_folder(root: str, scenario: str, release: str) -> Path:
     """A name below ``root`` that nothing has yet."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    return unused(Path(root) / re.sub(r"[^A-Za-z0-9.-]+", "-", f"{scenario}-{release}-{stamp}"))
+    return unused(
+        Path(root) / re.sub(r"[^A-Za-z0-9.-]+", "-", f"{scenario}-{release}-{stamp}")
+    )
 
 
 WORKING: Final = ("blocks", "episodes", "incidents", "plays", "runs")
-"""Folders that campaigns empty in theirs: a run that was killed may have left something there."""
+"""Folders that campaigns empty in theirs: a run that was killed may have left something
+there."""
 
 
 def refuse_taken(out: Path, names: Iterable[str] = WORKING) -> None:
-    """Raises UnwritableOutput: ``out``, in which a campaign is to begin, has such a folder already.
+    """Raises UnwritableOutput: ``out``, in which a campaign is to begin, has such a
+    folder already.
 
     What is in it is not the campaign's, which would empty it.
     """
@@ -66,7 +71,8 @@ def refuse_taken(out: Path, names: Iterable[str] = WORKING) -> None:
 
 
 def prepared(folder: Path, below: str = "") -> Path:
-    """``folder``, made with ``below`` in it, and seen to be writable and roomy; absolute.
+    """``folder``, made with ``below`` in it, and seen to be writable and roomy;
+    absolute.
 
     Raises:
         UnwritableOutput: it cannot be made or written.
@@ -99,19 +105,25 @@ def unused(path: Path) -> Path:
 
 
 def _full(folder: Path, free: int | None = None) -> NoSpace:
-    left = f" ({units.size(free)} are free, {units.size(NEEDED_BYTES)} are needed)" if free else ""
+    left = (
+        f" ({units.size(free)} are free, {units.size(NEEDED_BYTES)} are needed)"
+        if free
+        else ""
+    )
     return NoSpace(
         f"The disk that holds {folder} is full{left}.",
         hint="mmrepro env prune, or --out DIR on another disk",
     )
 
 
-# What this process has made, as it was then: where it lies, and which folder of the disk it is.
+# What this process has made, as it was then: where it lies, and which folder of the
+# disk it is.
 _MADE: dict[Path, tuple[int, int]] = {}
 
 
 def make_folders(folder: Path) -> None:
-    """Make ``folder`` and those above it that are missing; those are remembered as ours.
+    """Make ``folder`` and those above it that are missing; those are remembered as
+    ours.
 
     Raises:
         OSError: one cannot be made, or something else is there.
@@ -141,18 +153,21 @@ def remember_made(folder: Path) -> None:
 
 
 def made_here(folder: Path) -> bool:
-    """Whether this process made the folder that is there: only such a one is ever removed."""
+    """Whether this process made the folder that is there: only such a one is ever
+    removed."""
     try:
         facts = folder.lstat()
     except OSError:
         return False
-    # The folder that an incident tells of is resolved; the one that was made may not be.
+    # The folder that an incident tells of is resolved; the one that was made may not
+    # be.
     known = {_MADE.get(folder.absolute()), _MADE.get(folder.resolve())}
     return (facts.st_dev, facts.st_ino) in known
 
 
 def remove_made(folder: Path) -> None:
-    """Remove ``folder`` and those above it, as far as this process made them and they are empty."""
+    """Remove ``folder`` and those above it, as far as this process made them and they
+    are empty."""
     for one in (folder, *folder.absolute().parents):
         if not made_here(one):
             return
@@ -163,7 +178,8 @@ def remove_made(folder: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove what :func:`make_run_dir` made, and nothing that somebody else put there."""
+    """Remove what :func:`make_run_dir` made, and nothing that somebody else put
+    there."""
     with contextlib.suppress(OSError):
         (folder / INCIDENT_FILE).unlink(missing_ok=True)
     evidence = folder / EVIDENCE_DIR
@@ -173,8 +189,8 @@ def discard(folder: Path) -> None:
 def write_incident(incident: Incident, folder: Path, redactor: Redactor) -> Path:
     """Write ``incident.json`` whole or not at all; returns the folder that it is in.
 
-    When the disk is full the incident goes to the temporary folder instead: what was collected is
-    not lost.
+    When the disk is full the incident goes to the temporary folder instead: what was
+    collected is not lost.
 
     Raises:
         NoSpace: there is no room there either.
@@ -206,7 +222,9 @@ class Journal:
         folder: of the incident; another one once the disk is full.
     """
 
-    def __init__(self, incident: Incident, folder: Path, listener: Listener | None = None) -> None:
+    def __init__(
+        self, incident: Incident, folder: Path, listener: Listener | None = None
+    ) -> None:
         self.incident, self.folder = incident, folder
         self.recorder = Recorder(folder, listener)
         self._redactor = Redactor()
@@ -223,7 +241,8 @@ class Journal:
             self.incident.stages[name] = round(time.monotonic() - began, 2)
 
     def save(self) -> None:
-        """Write the incident as it is; a full disk moves it. Raises as ``write_incident``."""
+        """Write the incident as it is; a full disk moves it. Raises as
+        ``write_incident``."""
         folder = write_incident(self.incident, self.folder, self._redactor)
         if folder != self.folder:
             self.folder, self.incident.incident_dir = folder, str(folder)
@@ -243,7 +262,9 @@ class Journal:
             raise
         except BaseException as error:
             self.incident.failure_class = type(error).__name__
-            self._end("failed", f"mmrepro itself failed: {type(error).__name__}: {error}")
+            self._end(
+                "failed", f"mmrepro itself failed: {type(error).__name__}: {error}"
+            )
             raise
         self._end("complete")
 

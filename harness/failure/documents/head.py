@@ -1,4 +1,5 @@
-"""What a list shows of an incident, or of a campaign: the beginning of its file, no evidence."""
+"""What a list shows of an incident, or of a campaign: the beginning of its file, no
+evidence."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from pydantic_core import from_json
 CHUNK = 1 << 16
 MAX_BYTES = 128 << 20
 _EVIDENCE = b'\n "evidence": {'
-"""The last field of what ``write_incident`` writes, and nearly all of it. No text in the file holds
-a line break, so it can be nothing else."""
+"""The last field of what ``write_incident`` writes, and nearly all of it. No text in
+the file holds a line break, so it can be nothing else."""
 
 
 class _Named(BaseModel):
@@ -71,7 +72,8 @@ class Head(BaseModel):
 
     @property
     def outcome(self) -> str:
-        """The verdict's; of a run without one, how it ended: failed, interrupted, diagnosis."""
+        """The verdict's; of a run without one, how it ended: failed, interrupted,
+        diagnosis."""
         if self.verdict is not None and self.state == "complete":
             return self.verdict.outcome.value
         return "diagnosis" if self.diagnosis is not None else self.state
@@ -79,7 +81,8 @@ class Head(BaseModel):
 
 @dataclass(frozen=True)
 class Found:
-    """A folder with an incident; ``head`` is None where it cannot be read, and ``why`` tells."""
+    """A folder with an incident; ``head`` is None where it cannot be read, and ``why``
+    tells."""
 
     folder: Path
     head: Head | None
@@ -87,7 +90,8 @@ class Found:
 
 
 def read_head(folder: Path) -> Found:
-    """The head of the incident in ``folder``; reads no more of the file than that takes."""
+    """The head of the incident in ``folder``; reads no more of the file than that
+    takes."""
     try:
         return Found(folder, parsed(Head, _beginning(folder / INCIDENT_FILE)))
     except (OSError, ValueError) as error:
@@ -95,20 +99,24 @@ def read_head(folder: Path) -> Found:
 
 
 def record_folders(roots: Iterable[Path]) -> Iterator[tuple[Path, Collection[str]]]:
-    """Folders below ``roots`` (they included) that hold an incident or a campaign, each once, with
-    the names of their files. What lies within an incident is its evidence, and a campaign within a
-    campaign is a part of it. Links are not followed."""
+    """Folders below ``roots`` (they included) that hold an incident or a campaign, each
+    once, with the names of their files. What lies within an incident is its evidence,
+    and a campaign within a campaign is a part of it. Links are not followed."""
     seen: set[Path] = set()
     campaigns: set[Path] = set()
     for root in roots:
         for place, folders, files in os.walk(root):
             found = Path(place)
             incident = INCIDENT_FILE in files
-            too_deep = len(found.parts) - len(root.parts) >= DEEPEST  # os.walk calls itself
+            too_deep = (
+                len(found.parts) - len(root.parts) >= DEEPEST
+            )  # os.walk calls itself
             if incident or too_deep:
                 folders.clear()
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            if not incident and (campaigns & {*found.parents} or CAMPAIGN_FILES.isdisjoint(files)):
+            if not incident and (
+                campaigns & {*found.parents} or CAMPAIGN_FILES.isdisjoint(files)
+            ):
                 continue
             if not incident:
                 campaigns.add(found)
@@ -178,12 +186,15 @@ class CampaignHead(BaseModel):
             return f"{self.server.engine} {self.server.release}"
         if self.device:
             return f"on {self.device}"
-        return self.id + (f", {self.cells} cells" if isinstance(self.cells, int) else "")
+        return self.id + (
+            f", {self.cells} cells" if isinstance(self.cells, int) else ""
+        )
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A campaign; ``head`` is None where its document cannot be read, and ``why`` tells."""
+    """A campaign; ``head`` is None where its document cannot be read, and ``why``
+    tells."""
 
     folder: Path
     kind: Kind
@@ -197,8 +208,9 @@ class Listed:
 
 
 def campaigns_in(folder: Path, files: Collection[str]) -> Iterator[Listed]:
-    """The campaigns whose records are right in ``folder``, newest first. Of a document no more is
-    read than its beginning; of a ledger the lines on its nightly runs are looked for."""
+    """The campaigns whose records are right in ``folder``, newest first. Of a document
+    no more is read than its beginning; of a ledger the lines on its nightly runs are
+    looked for."""
     names = [name for name in DOCUMENTS if name in files]
     for name in names:
         try:
@@ -206,7 +218,9 @@ def campaigns_in(folder: Path, files: Collection[str]) -> Iterator[Listed]:
                 begins = from_json(file.read(CHUNK), allow_partial=True)
             # Others call a file summary.json too.
             if name != "summary.json" or "budget_s" in (begins or ()):
-                yield Listed(folder, DOCUMENTS[name], CampaignHead.model_validate(begins))
+                yield Listed(
+                    folder, DOCUMENTS[name], CampaignHead.model_validate(begins)
+                )
         except (OSError, ValueError) as error:
             why = str(getattr(error, "strerror", None) or error)
             yield Listed(folder, DOCUMENTS[name], None, f"{name}: {why}")
@@ -215,8 +229,8 @@ def campaigns_in(folder: Path, files: Collection[str]) -> Iterator[Listed]:
 
 
 def _nights(folder: Path) -> list[Listed]:
-    """The last line counts of each night. A line that cannot be read is somebody else's to report:
-    whoever opens the ledger hears which."""
+    """The last line counts of each night. A line that cannot be read is somebody else's
+    to report: whoever opens the ledger hears which."""
     found: dict[str, CampaignHead] = {}
     with contextlib.suppress(OSError), open_to_read(folder / LEDGER_FILE) as lines:
         for line in lines:
@@ -224,18 +238,22 @@ def _nights(folder: Path) -> list[Listed]:
                 with contextlib.suppress(ValueError):
                     head = CampaignHead.model_validate_json(line)
                     found[head.id] = head
-    newest = sorted(found.values(), key=lambda head: head.created.wall.timestamp(), reverse=True)
+    newest = sorted(
+        found.values(), key=lambda head: head.created.wall.timestamp(), reverse=True
+    )
     kinds = {kind.words[0]: kind for kind in DOCUMENTS.values()}
 
     def kind(head: CampaignHead) -> Kind:
-        """A bisection has a ledger too, and a kill may leave it without its document."""
+        """A bisection has a ledger too, and a kill may leave it without its
+        document."""
         return kinds.get("".join(head.command.split()[1:2]), NIGHTLY)
 
     return [Listed(folder, kind(head), head) for head in newest]
 
 
 def _beginning(path: Path) -> bytes:
-    """The file up to its evidence, as a JSON document of its own; all of one laid out otherwise."""
+    """The file up to its evidence, as a JSON document of its own; all of one laid out
+    otherwise."""
     text = bytearray()
     with open_to_read(path) as file:
         while chunk := file.read(CHUNK):

@@ -1,4 +1,5 @@
-"""What lies here: incidents and campaigns, and the names by which commands take them."""
+"""What lies here: incidents and campaigns, and the names by which commands take
+them."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ FINDING = re.compile(r"[fF][1-9]\d{0,5}")
 
 @dataclass(frozen=True)
 class Here:
-    """An incident or a campaign with its number: incidents come first, newest first, then the
-    campaigns."""
+    """An incident or a campaign with its number: incidents come first, newest first,
+    then the campaigns."""
 
     number: int
     of: Found | Listed
@@ -70,7 +71,9 @@ def here(roots: Sequence[Path] = ()) -> tuple[list[Here], list[Found]]:
             found.append((one.head.created.wall.timestamp(), one, one.head.id))
     found.sort(key=lambda one: one[0], reverse=True)
     campaigns.sort(key=lambda one: one.created, reverse=True)
-    rows: list[tuple[Found | Listed, str, str]] = [(one, "incident", id) for _, one, id in found]
+    rows: list[tuple[Found | Listed, str, str]] = [
+        (one, "incident", id) for _, one, id in found
+    ]
     rows += [(one, one.kind.name, one.head.id if one.head else "") for one in campaigns]
     return [Here(number, *row) for number, row in enumerate(rows, start=1)], broken
 
@@ -81,9 +84,13 @@ def places_of(roots: Sequence[Path]) -> list[Path]:
             raise UsageError(f"There is no folder {root}.")
     if roots:
         return list(roots)
-    others = sorted(path.parent for name in CAMPAIGN_FILES for path in Path().glob(f"*/{name}"))
+    others = sorted(
+        path.parent for name in CAMPAIGN_FILES for path in Path().glob(f"*/{name}")
+    )
     own = [Path()] if any(Path(name).is_file() for name in CAMPAIGN_FILES) else []
-    return [*dict.fromkeys([*(Path(n) for n in ROOTS if Path(n).is_dir()), *others, *own])]
+    return [
+        *dict.fromkeys([*(Path(n) for n in ROOTS if Path(n).is_dir()), *others, *own])
+    ]
 
 
 def _fits(one: Here, kind: str) -> bool:
@@ -107,11 +114,12 @@ def names(kind: str) -> list[str]:
 
 
 def place(given: Path, kind: str) -> Path:
-    """The folder that ``given`` names: a path, a number of ``mmrepro incidents``, an id, the name
-    of a folder, or ``last``. What is no name of anything here is a path, as it stands.
+    """The folder that ``given`` names: a path, a number of ``mmrepro incidents``, an
+    id, the name of a folder, or ``last``. What is no name of anything here is a path,
+    as it stands.
 
-    Raises:
-        UsageError: no such number, nothing that could be the last one, or a name that two have.
+    Raises: UsageError: no such number, nothing that could be the last one, or a name
+        that two have.
     """
     word = str(given)
     number = word.isdecimal() and len(word) < 7
@@ -125,18 +133,26 @@ def place(given: Path, kind: str) -> Path:
     if word == LAST:
         fits = [one for one in rows if _fits(one, kind)]
         if not fits:
-            raise UsageError(f"There is no {what} here that could be the last.", hint=LISTS)
+            raise UsageError(
+                f"There is no {what} here that could be the last.", hint=LISTS
+            )
         chosen = _last(fits) if kind == "record" else fits[0]
     elif number:
         if not 1 <= int(word) <= len(rows):
-            raise UsageError(f"There is no number {word} in a list of {len(rows)}.", hint=LISTS)
+            raise UsageError(
+                f"There is no number {word} in a list of {len(rows)}.", hint=LISTS
+            )
         chosen = rows[int(word) - 1]
         if not (_fits(chosen, kind) or kind == "unfinished"):
-            raise UsageError(f"Number {word} is no {what}, but {_a(chosen.kind)}.", hint=LISTS)
+            raise UsageError(
+                f"Number {word} is no {what}, but {_a(chosen.kind)}.", hint=LISTS
+            )
     else:
         named = [one for one in rows if word in (one.id, one.folder.name)]
         if len({one.folder for one in named}) > 1:
-            raise UsageError(f"{len(named)} incidents or campaigns are called {word}.", hint=LISTS)
+            raise UsageError(
+                f"{len(named)} incidents or campaigns are called {word}.", hint=LISTS
+            )
         if not named:
             known = [name for one in rows for name in (one.id, one.folder.name)]
             if guess := did_you_mean(word, known):
@@ -167,19 +183,25 @@ def _created(one: Here) -> float:
 
 
 def _called(word: str, rows: Sequence[Here]) -> Path:
-    """The folder of finding ``word`` (f1 of a replay, F1 of a fuzz session) of the newest campaign
-    that has such a one. Raises UsageError: none has."""
+    """The folder of finding ``word`` (f1 of a replay, F1 of a fuzz session) of the
+    newest campaign that has such a one. Raises UsageError: none has."""
     searches = [one for one in rows if _fits(one, "finding")]
     for one in sorted(searches, key=_created, reverse=True):
         if word[0] == "F":
             document = _read(Fuzz, one.folder / FUZZ_FILE)
-            places = {found.id: found.folder for found in document.found} if document else {}
+            places = (
+                {found.id: found.folder for found in document.found} if document else {}
+            )
         else:
             replay = _read(Replay, one.folder / REPLAY_FILE)
-            places = {found.id: found.folder for found in replay.findings} if replay else {}
+            places = (
+                {found.id: found.folder for found in replay.findings} if replay else {}
+            )
         if places.get(word):
             return one.folder / places[word]
-    raise UsageError(f"No replay or fuzz session here has a finding {word}.", hint=LISTS)
+    raise UsageError(
+        f"No replay or fuzz session here has a finding {word}.", hint=LISTS
+    )
 
 
 def _read(kind: type[DocumentT], file: Path) -> DocumentT | None:
@@ -190,7 +212,8 @@ def _read(kind: type[DocumentT], file: Path) -> DocumentT | None:
 
 
 def _finding(folder: Path) -> Path:
-    """The one finding of a replay or of a fuzz session in ``folder``, else ``folder`` itself.
+    """The one finding of a replay or of a fuzz session in ``folder``, else ``folder``
+    itself.
 
     Raises:
         UsageError: it has several.
@@ -198,9 +221,12 @@ def _finding(folder: Path) -> Path:
     if not any(is_file(folder / name) for name in (REPLAY_FILE, FUZZ_FILE)):
         return folder
     cases = [*folder.glob(f"*/{CASE_FILE}"), *folder.glob(f"*/*/{CASE_FILE}")]
-    found = sorted(one.parent for one in cases if is_file(one.parent.parent / REPLAY_FILE))
+    found = sorted(
+        one.parent for one in cases if is_file(one.parent.parent / REPLAY_FILE)
+    )
     if len(found) > 1:
         raise UsageError(
-            f"{folder} has {len(found)} findings.", hint=f"--from {shlex.quote(str(found[0]))}"
+            f"{folder} has {len(found)} findings.",
+            hint=f"--from {shlex.quote(str(found[0]))}",
         )
     return found[0] if found else folder

@@ -1,8 +1,9 @@
-"""What is written of many runs, night after night: one record a line, appended, never changed.
+"""What is written of many runs, night after night: one record a line, appended, never
+changed.
 
-A night runs cells; a cell is one square of the matrix and has one attempt or more. What follows
-from them (states, flakiness, what changed since the night before) is in ``mmrepro.history``.
-"""
+A night runs cells; a cell is one square of the matrix and has one attempt or more. What
+follows from them (states, flakiness, what changed since the night before) is in
+``mmrepro.history``."""
 
 from __future__ import annotations
 
@@ -30,32 +31,44 @@ class Cell(Record):
     variant: str = ""
     engine: str
     release: str
-    commit: Annotated[str, Field(description="of the engine, where its wheel is of one")] = ""
+    commit: Annotated[
+        str, Field(description="of the engine, where its wheel is of one")
+    ] = ""
     device: Literal["cpu", "cuda"]
     mitigations: tuple[str, ...] = ()
     server_args: tuple[str, ...] = ()
     options: Annotated[tuple[str, ...], Field(description="the scenario's own")] = ()
     flips: Annotated[
-        tuple[str, ...], Field(description="factors that are not left as in the failing baseline")
+        tuple[str, ...],
+        Field(description="factors that are not left as in the failing baseline"),
     ] = ()
 
     @property
     def row(self) -> str:
         """The scenario and all that is set for it: the same on every release."""
         name = f"{self.scenario} ({self.variant})" if self.variant else self.scenario
-        changed = [*(f"+{m}" for m in self.mitigations), *(f"--flip {f}" for f in self.flips)]
-        return " ".join([name, *changed, *self.options, shlex.join(self.server_args)]).strip()
+        changed = [
+            *(f"+{m}" for m in self.mitigations),
+            *(f"--flip {f}" for f in self.flips),
+        ]
+        return " ".join(
+            [name, *changed, *self.options, shlex.join(self.server_args)]
+        ).strip()
 
     @property
     def id(self) -> str:
         """Readable, a valid file name, and different for different cells."""
         words = [self.scenario, self.variant, *self.mitigations, *self.flips]
         words += [self.release, self.commit[:9]]
-        name = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(filter(None, [*words, self.device])))
+        name = re.sub(
+            r"[^A-Za-z0-9.]+", "-", "-".join(filter(None, [*words, self.device]))
+        )
         # Without flips the id is that of before there were any: a ledger goes by it.
         fields = self.model_dump(mode="json", exclude=None if self.flips else {"flips"})
         text = json.dumps(fields, sort_keys=True)
-        return f"{name.strip('-.')[:100]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        return (
+            f"{name.strip('-.')[:100]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        )
 
     @property
     def line(self) -> str:
@@ -75,7 +88,8 @@ class Lost(StrEnum):
 
 
 Role = Literal["planned", "retry", "confirm"]
-"""``planned``: the night's own (as often as ``repeat``); ``retry``: after infrastructure failed;
+"""``planned``: the night's own (as often as ``repeat``); ``retry``: after
+infrastructure failed;
 ``confirm``: after a surprise. All are kept."""
 
 
@@ -88,12 +102,14 @@ class NightState(StrEnum):
 
 
 class Night(Record):
-    """One campaign over a plan. Written as it begins and again as it ends; the last one counts."""
+    """One campaign over a plan. Written as it begins and again as it ends; the last one
+    counts."""
 
     kind: Literal["night"] = "night"
     schema_version: Literal[1] = LEDGER_VERSION
     id: Annotated[
-        str, Field(description="e.g. 2026-11-22", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+        str,
+        Field(description="e.g. 2026-11-22", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"),
     ]
     created: Moment
     finished: Moment | None = None
@@ -104,7 +120,9 @@ class Night(Record):
     host: HostFacts
     repeat: int = 1
     confirm: int = 3
-    every_h: Annotated[float | None, Field(description="hours until the next one is due")] = None
+    every_h: Annotated[
+        float | None, Field(description="hours until the next one is due")
+    ] = None
     shard: Annotated[str, Field(description="e.g. 1/3; empty: the whole plan")] = ""
     cells: Annotated[
         int | None, Field(description="of its plan, which follows; None: not counted")
@@ -117,9 +135,14 @@ class Planned(Record):
     kind: Literal["cell"] = "cell"
     night: str
     cell: Cell
-    expected: Annotated[Outcome | None, Field(description="by the scenario; None: nothing")] = None
+    expected: Annotated[
+        Outcome | None, Field(description="by the scenario; None: nothing")
+    ] = None
     affected: Annotated[
-        str, Field(description="releases that the scenario declares, a specifier: >=0.14,<0.24")
+        str,
+        Field(
+            description="releases that the scenario declares, a specifier: >=0.14,<0.24"
+        ),
     ] = ""
     title: Annotated[str, Field(description="of the scenario, one line")] = ""
 
@@ -129,7 +152,12 @@ class Measured(Record):
 
     metric: str
     change: Annotated[
-        float, Field(description="logarithm of new over old, turned so that more is worse: a mean")
+        float,
+        Field(
+            description=(
+                "logarithm of new over old, turned so that more is worse: a mean"
+            )
+        ),
     ]
     error: Annotated[float, Field(description="standard error of that mean")]
     blocks: Annotated[int, Field(description="pairs of servers it is the mean of")]
@@ -151,8 +179,12 @@ class Attempt(Record):
     conditions: Annotated[dict[str, Truth], Field(description="by id")] = {}
     lost: Annotated[Lost | None, Field(description="why there is no outcome")] = None
     error: str = ""
-    key: Annotated[str, Field(description="runs with one key are the same experiment")] = ""
-    parts: Annotated[dict[str, str], Field(description="what the key is made of, by name")] = {}
+    key: Annotated[
+        str, Field(description="runs with one key are the same experiment")
+    ] = ""
+    parts: Annotated[
+        dict[str, str], Field(description="what the key is made of, by name")
+    ] = {}
     fidelity: Fidelity | None = None
     start_mode: str = ""
     machine: str = ""
@@ -164,15 +196,16 @@ class Attempt(Record):
 
 class EventKind(StrEnum):
     BUG_RETURNED = "bug-returned"
-    """A new release or commit has a failure that an earlier one did not have any more."""
+    """A new release or commit has a failure that an earlier one did not have any
+    more."""
     FIXED_IN = "fixed-in"
     """A new release or commit no longer has it."""
     NEW_RELEASE = "new-release"
     NEW_RELEASE_AFFECTED = "new-release-affected"
     DIFFERENT_FAILURE = "different-failure"
     DRIFT = "drift"
-    """The same release has another verdict: the key's parts say what changed beside it, or, under
-    an unchanged key, something that is not in the key did."""
+    """The same release has another verdict: the key's parts say what changed beside it,
+    or, under an unchanged key, something that is not in the key did."""
     FLAKY = "flaky"
     """Both verdicts under one key."""
     COVERAGE_LOST = "coverage-lost"
@@ -185,14 +218,20 @@ class Event(Record):
     kind: Literal["event"] = "event"
     night: str
     what: EventKind
-    identity: Annotated[str, Field(description="the same every night that it is still so")]
-    cell: Annotated[str, Field(description="id of the cell that shows it; empty: of none")] = ""
+    identity: Annotated[
+        str, Field(description="the same every night that it is still so")
+    ]
+    cell: Annotated[
+        str, Field(description="id of the cell that shows it; empty: of none")
+    ] = ""
     engine: str = ""
     release: str = ""
     text: Annotated[str, Field(description="one plain sentence")]
     before: str = ""
     now: str = ""
-    changed: Annotated[list[str], Field(description="parts of the key that changed")] = []
+    changed: Annotated[
+        list[str], Field(description="parts of the key that changed")
+    ] = []
 
 
 Line = Annotated[Night | Planned | Attempt | Event, Field(discriminator="kind")]

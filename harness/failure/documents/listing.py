@@ -1,4 +1,5 @@
-"""A list of what ran here, as it is asked for; and the words that continue a campaign."""
+"""A list of what ran here, as it is asked for; and the words that continue a
+campaign."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from mmrepro.base import units
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import is_folder
 from mmrepro.base.records import Document
-from mmrepro.failure.documents.head import CampaignHead, Found, Head, Listed, campaigns_in
+from mmrepro.failure.documents.head import (
+    CampaignHead,
+    Found,
+    Head,
+    Listed,
+    campaigns_in,
+)
 from mmrepro.failure.documents.here import LISTS, Here, here, unfinished
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion
@@ -63,7 +70,8 @@ class Wanted:
         )
 
     def campaign(self, head: CampaignHead | None) -> bool:
-        """By what only an incident has, none is asked for; one that cannot be read always is."""
+        """By what only an incident has, none is asked for; one that cannot be read
+        always is."""
         if head is None:
             return True
         if self.engine or self.release or self.outcome:
@@ -79,7 +87,8 @@ def _releases(text: str) -> Callable[[str], bool]:
         known = SpecifierSet(text)
     except InvalidSpecifier:
         raise UsageError(
-            f"{text!r} is no range of releases.", hint=f"{LISTS} --release '>=0.14, <0.24'"
+            f"{text!r} is no range of releases.",
+            hint=f"{LISTS} --release '>=0.14, <0.24'",
         ) from None
 
     def contains(release: str) -> bool:
@@ -152,12 +161,15 @@ class Listing:
             found=len(self.incidents),
             incidents=[_incident_facts(*one) for one in self.incidents[:limit]],
             campaigns=[campaign_facts(*one) for one in self.campaigns[:limit]],
-            unreadable=[{"folder": str(one.folder), "why": one.why} for one in self.broken],
+            unreadable=[
+                {"folder": str(one.folder), "why": one.why} for one in self.broken
+            ],
         )
 
 
 def find(roots: Sequence[Path], wanted: Wanted) -> Listing:
-    """What is wanted of what lies below ``roots``. Raises as ``here`` and :class:`Wanted`."""
+    """What is wanted of what lies below ``roots``. Raises as ``here`` and
+    :class:`Wanted`."""
     rows, broken = here(roots)
     listing = Listing([], [], broken)
     for one in rows:
@@ -169,14 +181,15 @@ def find(roots: Sequence[Path], wanted: Wanted) -> Listing:
     return listing
 
 
-# --------------------------------------------------------------------------------- to continue
+# -------------------------------------------------------------------------- to continue
 
 IN_THE_PLAN: Final = ("--scenario", "--night", "--shard")
 """Options of a nightly run whose outcome is written down; no other kind has them."""
 
 
 def _left(folder: Path) -> tuple[Listed, CampaignHead]:
-    """The newest campaign there that has something left. Raises UsageError: there is none."""
+    """The newest campaign there that has something left. Raises UsageError: there is
+    none."""
     if not is_folder(folder):
         raise UsageError(f"There is no folder {folder}.", hint=LISTS)
     found = list(campaigns_in(folder, {path.name for path in folder.iterdir()}))
@@ -186,7 +199,9 @@ def _left(folder: Path) -> tuple[Listed, CampaignHead]:
     if not found:
         raise UsageError(f"{folder} holds no campaign to go on with.", hint=LISTS)
     if found[0].head is None:
-        raise UsageError(f"The {found[0].kind.name} in {folder} cannot be read: {found[0].why}.")
+        raise UsageError(
+            f"The {found[0].kind.name} in {folder} cannot be read: {found[0].why}."
+        )
     reports = {"matrix": "matrix report", "accept": "accept --again --out"}
     report = reports.get(found[0].kind.words[0], "report")
     raise UsageError(
@@ -196,10 +211,11 @@ def _left(folder: Path) -> tuple[Listed, CampaignHead]:
 
 
 def resume_words(folder: Path) -> list[str]:
-    """The words that continue the newest campaign in ``folder``, wherever that lies now.
+    """The words that continue the newest campaign in ``folder``, wherever that lies
+    now.
 
-    Raises:
-        UsageError: none there has something left, or what is written down is no command of one.
+    Raises: UsageError: none there has something left, or what is written down is no
+        command of one.
     """
     one, head = _left(folder)
     try:
@@ -211,7 +227,10 @@ def resume_words(folder: Path) -> list[str]:
         kind = (one.kind.also,)
     if program != "mmrepro" or tuple(given[: len(kind)]) != kind:
         raise UsageError(
-            f"What is written in {folder} does not say how to go on with its {one.kind.name}.",
+            (
+                f"What is written in {folder} does not say how to go on with its "
+                f"{one.kind.name}."
+            ),
             hint=f"mmrepro {' '.join(kind)} --help",
         )
     named = kind[0] in ("replay", "repro", "fuzz")

@@ -1,9 +1,9 @@
-"""The incident: one run, whole, as written to ``incident.json``. Reports are made from it alone.
+"""The incident: one run, whole, as written to ``incident.json``. Reports are made from
+it alone.
 
-Its birthday problem (how soon two of n random values of b bits are equal) is the ideal case: values
-drawn independently and uniformly from 2^bits. SHA-256 cut to 30 bits is that as far as anybody can
-tell.
-"""
+Its birthday problem (how soon two of n random values of b bits are equal) is the ideal
+case: values drawn independently and uniformly from 2^bits. SHA-256 cut to 30 bits is
+that as far as anybody can tell."""
 
 from __future__ import annotations
 
@@ -37,9 +37,16 @@ class ScenarioFacts(Record):
     variant: str = ""
     title: str
     summary: str
-    affected: Annotated[str, Field(description="version specifier of the affected releases")]
+    affected: Annotated[
+        str, Field(description="version specifier of the affected releases")
+    ]
     where: Annotated[
-        str, Field(description="the device on which alone it happens, in words; empty: everywhere")
+        str,
+        Field(
+            description=(
+                "the device on which alone it happens, in words; empty: everywhere"
+            )
+        ),
     ] = ""
     explanation: Annotated[str, Field(description="why it happens, in plain words")]
 
@@ -50,39 +57,77 @@ class WarmParentFacts(Record):
     pid: int
     kept: Annotated[bool, Field(description="it outlives the command")] = False
     imports_s: Annotated[float, Field(description="seconds that its imports took")]
-    memory_bytes: Annotated[int, Field(description="its share of memory (PSS) after them")]
-    threads: Annotated[dict[str, int], Field(description="its threads besides the first")] = {}
-    files: Annotated[list[str], Field(description="open besides the standard streams")] = []
-    missing: Annotated[list[str], Field(description="modules that the release lacks")] = []
-    served: Annotated[int, Field(description="servers forked from it before this one")] = 0
+    memory_bytes: Annotated[
+        int, Field(description="its share of memory (PSS) after them")
+    ]
+    threads: Annotated[
+        dict[str, int], Field(description="its threads besides the first")
+    ] = {}
+    files: Annotated[
+        list[str], Field(description="open besides the standard streams")
+    ] = []
+    missing: Annotated[
+        list[str], Field(description="modules that the release lacks")
+    ] = []
+    served: Annotated[
+        int, Field(description="servers forked from it before this one")
+    ] = 0
 
 
 class EngineFacts(Record):
     name: str
     release: str
-    commit: Annotated[str, Field(description="of the engine, where its wheel is of one")] = ""
+    commit: Annotated[
+        str, Field(description="of the engine, where its wheel is of one")
+    ] = ""
     wheel: WheelFacts | None = None
     python_of: Annotated[
-        str, Field(description="whose Python runs over whose compiled files; empty: one release's")
+        str,
+        Field(
+            description=(
+                "whose Python runs over whose compiled files; empty: one release's"
+            )
+        ),
     ] = ""
-    kernels: Annotated[str, Field(description="with python_of: release of the compiled files")] = ""
+    kernels: Annotated[
+        str, Field(description="with python_of: release of the compiled files")
+    ] = ""
     misfit: Annotated[
         str,
-        Field(description="what that Python asks of those files in vain: nothing is tested"),
+        Field(
+            description=(
+                "what that Python asks of those files in vain: nothing is tested"
+            )
+        ),
     ] = ""
     python: str = ""
-    resolved_until: Annotated[str, Field(description="the cutoff date of the resolution")] = ""
-    packages: Annotated[list[str], Field(description="name==version of everything resolved")] = []
-    packages_file: Annotated[str, Field(description="list with hashes, below evidence/")] = ""
-    command: Annotated[list[str], Field(description="as a cold start runs it; see start_mode")] = []
+    resolved_until: Annotated[
+        str, Field(description="the cutoff date of the resolution")
+    ] = ""
+    packages: Annotated[
+        list[str], Field(description="name==version of everything resolved")
+    ] = []
+    packages_file: Annotated[
+        str, Field(description="list with hashes, below evidence/")
+    ] = ""
+    command: Annotated[
+        list[str], Field(description="as a cold start runs it; see start_mode")
+    ] = []
     start_mode: Annotated[
-        str, Field(description="cold, fork or warm; what it replaces is among the settings")
+        str,
+        Field(description="cold, fork or warm; what it replaces is among the settings"),
     ] = ""
     warm_parent: WarmParentFacts | None = None
-    environment: Annotated[dict[str, str], Field(description="variables set for it")] = {}
-    settings: Annotated[list[Setting], Field(description="what differs from the defaults")] = []
+    environment: Annotated[
+        dict[str, str], Field(description="variables set for it")
+    ] = {}
+    settings: Annotated[
+        list[Setting], Field(description="what differs from the defaults")
+    ] = []
     start_seconds: float | None = None
-    start_stages: Annotated[dict[str, float], Field(description="seconds by stage")] = {}
+    start_stages: Annotated[
+        dict[str, float], Field(description="seconds by stage")
+    ] = {}
 
 
 class ModelFacts(Record):
@@ -98,7 +143,9 @@ class GateFacts(Record):
     passed: bool
     why: str
     latencies_s: list[float] = []
-    deadline_s: Annotated[float | None, Field(description="deadline derived for the check")] = None
+    deadline_s: Annotated[
+        float | None, Field(description="deadline derived for the check")
+    ] = None
     deadline_rule: str = ""
 
 
@@ -113,7 +160,8 @@ class SymptomRow(Record):
 
 
 def _from_base64(value: object) -> object:
-    """Bytes as they are; text (from JSON) is decoded. Raises ValueError: it is no base64."""
+    """Bytes as they are; text (from JSON) is decoded. Raises ValueError: it is no
+    base64."""
     return base64.b64decode(value, validate=True) if isinstance(value, str) else value
 
 
@@ -129,7 +177,10 @@ class Shown(Record):
         bytes,
         BeforeValidator(_from_base64),
         PlainSerializer(_to_base64, return_type=str, when_used="json"),
-        Field(description="a scenario's own picture, base64; may be empty", max_length=1 << 20),
+        Field(
+            description="a scenario's own picture, base64; may be empty",
+            max_length=1 << 20,
+        ),
     ] = b""
     file: Annotated[str, Field(description="the same below evidence/")] = ""
     text: Annotated[str, Field(description="e.g. the answer that came with it")] = ""
@@ -146,9 +197,13 @@ class Pool(Record):
 class Birthday(Record):
     """What the curve of the birthday problem is drawn from."""
 
-    bits: Annotated[int, Field(description="of the values that may be equal", ge=1, le=256)]
+    bits: Annotated[
+        int, Field(description="of the values that may be equal", ge=1, le=256)
+    ]
     pools: Annotated[list[Pool], Field(description="marked on the curve")] = []
-    seen: Annotated[list[Pool], Field(description="measured, such as a search's own")] = []
+    seen: Annotated[
+        list[Pool], Field(description="measured, such as a search's own")
+    ] = []
 
 
 class Exhibit(Record):
@@ -181,7 +236,13 @@ class KeyStack(Record):
 
     @classmethod
     def of(
-        cls, stack: ThreadStack, *, process: str, seen: int, samples: int, note: str = ""
+        cls,
+        stack: ThreadStack,
+        *,
+        process: str,
+        seen: int,
+        samples: int,
+        note: str = "",
     ) -> KeyStack:
         """A thread as one sample shows it."""
         return cls(
@@ -219,7 +280,9 @@ class SourceExcerpt(Record):
 class ClaimResult(Record):
     id: str
     text: str
-    source: Annotated[str, Field(description="where the claim is made, e.g. vllm#43941")]
+    source: Annotated[
+        str, Field(description="where the claim is made, e.g. vllm#43941")
+    ]
     status: ClaimStatus
     observed: str
 
@@ -231,12 +294,13 @@ class MitigationFacts(Record):
     effective: Annotated[
         bool | None,
         Field(
-            description="seen to prevent the failure in this run: symptom and cause are gone; "
-            "None: not applied, or it could not be told"
+            description="seen to prevent the failure in this run: symptom and cause "
+            "are gone; None: not applied, or it could not be told"
         ),
     ] = None
     hides: Annotated[
-        bool, Field(description="the symptom is gone, the cause was seen to be still there")
+        bool,
+        Field(description="the symptom is gone, the cause was seen to be still there"),
     ] = False
     observed: Annotated[str, Field(description="what its effect was told by")] = ""
     command: Annotated[str, Field(description="how to try it")]
@@ -256,11 +320,20 @@ class Incident(Document, kind="incident"):
         Literal["complete", "interrupted", "failed"],
         Field(description="failed: infrastructure; the rest is partial"),
     ]
-    failure: Annotated[str, Field(description="what went wrong in the harness or set-up")] = ""
+    failure: Annotated[
+        str, Field(description="what went wrong in the harness or set-up")
+    ] = ""
     failure_detail: list[str] = []
-    failure_class: Annotated[str, Field(description="of the error, e.g. UnloadableWheel")] = ""
+    failure_class: Annotated[
+        str, Field(description="of the error, e.g. UnloadableWheel")
+    ] = ""
     key: Annotated[
-        str, Field(description="digest of decided_by; runs with one key are the same experiment")
+        str,
+        Field(
+            description=(
+                "digest of decided_by; runs with one key are the same experiment"
+            )
+        ),
     ] = ""
     decided_by: Annotated[
         dict[str, str], Field(description="all that decides the outcome, by name")
@@ -276,7 +349,11 @@ class Incident(Document, kind="incident"):
     gate: GateFacts | None = None
     deadline_s: Annotated[
         float | None,
-        Field(description="that the check went by: the gate's, or what the scenario made of it"),
+        Field(
+            description=(
+                "that the check went by: the gate's, or what the scenario made of it"
+            )
+        ),
     ] = None
     verdict: Verdict | None = None
     symptoms: list[SymptomRow] = []
@@ -287,13 +364,17 @@ class Incident(Document, kind="incident"):
     claims: list[ClaimResult] = []
     mitigations: list[MitigationFacts] = []
     references: list[Reference] = []
-    stages: Annotated[dict[str, float], Field(description="seconds spent, by stage")] = {}
+    stages: Annotated[
+        dict[str, float], Field(description="seconds spent, by stage")
+    ] = {}
     left_behind: Annotated[
-        list[str], Field(description="processes, ports, shared memory left after the stop")
+        list[str],
+        Field(description="processes, ports, shared memory left after the stop"),
     ] = []
     server: ServerFacts | None = None
     diagnosis: Annotated[
-        Diagnosis | None, Field(description="of a live server; then there is no verdict")
+        Diagnosis | None,
+        Field(description="of a live server; then there is no verdict"),
     ] = None
     evidence: Evidence = Evidence()
 
@@ -305,7 +386,8 @@ class Incident(Document, kind="incident"):
 MAX_BITS = 256
 
 _CERTAIN = 40.0
-"""e^-40: the chance of no collision below which its complement is 1.0 in floating point."""
+"""e^-40: the chance of no collision below which its complement is 1.0 in floating
+point."""
 
 
 def collision_probability(images: int, bits: int) -> float:
@@ -327,11 +409,11 @@ def collision_probability(images: int, bits: int) -> float:
 def images_for(probability: float, bits: int) -> int:
     """The fewest images that give at least ``probability`` of a collision.
 
-    For 0.5 and 30 bits that is 38 582; the usual sqrt(2 m ln 2) gives 38 581.4, and 38 581 images
-    reach 0.499988.
+    For 0.5 and 30 bits that is 38 582; the usual sqrt(2 m ln 2) gives 38 581.4, and 38
+    581 images reach 0.499988.
 
-    Raises:
-        ValueError: ``probability`` is not between 0 and 1, or ``bits`` is not in 1..256.
+    Raises: ValueError: ``probability`` is not between 0 and 1, or ``bits`` is not in
+        1..256.
     """
     space = _space(bits)
     if not 0.0 <= probability <= 1.0:
@@ -354,9 +436,10 @@ def images_for(probability: float, bits: int) -> int:
 def cross_probability(first: int, second: int, bits: int) -> float:
     """Probability that some value of one pool equals some value of another pool.
 
-    ``first`` and ``second`` are the pools' sizes; equal values within a pool do not count. Given
-    that the first pool's values differ (at 2^30, of 100 000 all but about five do) it is
-    1 - (1 - first/m)^second, which overstates the truth by less than first/m of itself.
+    ``first`` and ``second`` are the pools' sizes; equal values within a pool do not
+    count. Given that the first pool's values differ (at 2^30, of 100 000 all but about
+    five do) it is 1 - (1 - first/m)^second, which overstates the truth by less than
+    first/m of itself.
 
     Raises:
         ValueError: a size is negative, or ``bits`` is not in 1..256.
@@ -382,12 +465,14 @@ def _log_no_collision(images: int, space: int) -> float:
     """log of the product of (1 - i/space) for i < images; -inf where a factor is 0."""
     if images > space:
         return -math.inf
-    # log1p(-x) = -(x + x²/2 + x³/3 + …), summed over i: the power sums are exact integers.
+    # log1p(-x) = -(x + x²/2 + x³/3 + …), summed over i: the power sums are exact
+    # integers.
     last = max(images - 1, 0)
     first = last * (last + 1) // 2
     log = -first / space
     if images << 10 > space and log > -_CERTAIN:
-        # Four terms are not enough for such large x; and there are at most some 80 000 of them.
+        # Four terms are not enough for such large x; and there are at most some 80 000
+        # of them.
         return math.fsum(math.log1p(-i / space) for i in range(1, images))
     second = last * (last + 1) * (2 * last + 1) // 6
     third = first * first

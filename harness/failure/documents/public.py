@@ -1,4 +1,5 @@
-"""What of an incident or a finding may leave the machine: other words and pictures, redacted."""
+"""What of an incident or a finding may leave the machine: other words and pictures,
+redacted."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ from mmrepro.traffic.case.files import read_case, read_contents, write_case
 from mmrepro.traffic.case.model import CASE_FILE, Case
 
 NOT_PLAYED: Final = (
-    "Texts and images are random ones of the same lengths, sizes and sharing; the failure was "
-    "seen with the real ones, and the random ones were not played"
+    "Texts and images are random ones of the same lengths, sizes and sharing; the "
+    "failure was seen with the real ones, and the random ones were not played"
 )
 
 
@@ -43,7 +44,8 @@ MAX_DEPTH: Final = 100
 
 
 def harmless_locals(dump: Any) -> Any:
-    """py-spy's JSON: ``locals`` of a frame is a list of objects with ``name`` and ``repr``."""
+    """py-spy's JSON: ``locals`` of a frame is a list of objects with ``name`` and
+    ``repr``."""
     if isinstance(dump, list):
         return [harmless_locals(item) for item in dump]
     if isinstance(dump, dict):
@@ -54,11 +56,13 @@ def harmless_locals(dump: Any) -> Any:
     return dump
 
 
-# ------------------------------------------------------------------------------- a finding
+# ---------------------------------------------------------------------------- a finding
 
 
 @contextmanager
-def public(loaded: LoadedFinding, redactor: Redactor | None = None) -> Iterator[LoadedFinding]:
+def public(
+    loaded: LoadedFinding, redactor: Redactor | None = None
+) -> Iterator[LoadedFinding]:
     """``loaded`` for others, while its pictures are needed."""
     redactor = redactor or Public()
     if loaded.case is not None:
@@ -74,11 +78,14 @@ def public(loaded: LoadedFinding, redactor: Redactor | None = None) -> Iterator[
             finding.limits.append(NOT_PLAYED)
             for one in finding.expectations:
                 one.text = None  # the answer to other words
-        yield LoadedFinding(replay, finding, _without_keys(case, redactor), Path(temporary))
+        yield LoadedFinding(
+            replay, finding, _without_keys(case, redactor), Path(temporary)
+        )
 
 
 def register(case: Case, redactor: Redactor) -> None:
-    """Make ``redactor`` know every text of ``case``: messages, prompts, recorded answers."""
+    """Make ``redactor`` know every text of ``case``: messages, prompts, recorded
+    answers."""
     for op in case.operations:
         for message in op.messages or []:
             for part in message.parts():
@@ -90,7 +97,8 @@ def register(case: Case, redactor: Redactor) -> None:
 
 
 def _public_case(loaded: LoadedFinding, case: Case, folder: Path) -> tuple[Case, bool]:
-    """The case that may go out, written to ``folder``; whether a play of it has failed."""
+    """The case that may go out, written to ``folder``; whether a play of it has
+    failed."""
     own = loaded.folder / PUBLIC_DIR if loaded.folder is not None else None
     if own is not None and (own / CASE_FILE).is_file():
         case, place = read_case(own)
@@ -107,7 +115,8 @@ def _public_case(loaded: LoadedFinding, case: Case, folder: Path) -> tuple[Case,
 
 
 def _without_keys(case: Case, redactor: Redactor) -> Case:
-    """``case`` with the server's settings and the requests' parameters redacted; the words stay."""
+    """``case`` with the server's settings and the requests' parameters redacted; the
+    words stay."""
     changes = {
         "title": redactor.redact(case.title),
         "server": redactor.redact_model(case.server),
@@ -120,7 +129,7 @@ def _without_keys(case: Case, redactor: Redactor) -> Case:
     return case.model_copy(update=changes)
 
 
-# ------------------------------------------------------------------------------- a raw file
+# --------------------------------------------------------------------------- a raw file
 
 
 class NotPublic(Exception):
@@ -137,7 +146,9 @@ def public_text(path: Path, home: Path, redactor: Redactor) -> tuple[str, str]:
         if not stat.S_ISREG(path.lstat().st_mode):  # opening a device may act
             raise NotPublic("a link or no plain file")
         # A link may take the file's place, or its folder's, before it is open.
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = os.open(
+            path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )
         with os.fdopen(handle, "rb") as file:
             opened = Path(os.path.realpath(f"/proc/self/fd/{handle}"))
             if opened != home / path.name:
@@ -161,7 +172,8 @@ def public_text(path: Path, home: Path, redactor: Redactor) -> tuple[str, str]:
     if "-stacks-" in path.name:
         if (dump := _json(text)) is None:
             raise NotPublic(
-                "no JSON that can be read: the values of local variables cannot be left out"
+                "no JSON that can be read: the values of local variables cannot be "
+                "left out"
             )
         text = json.dumps(harmless_locals(dump), indent=1)
         note = "values of local variables are left out, numbers and digests apart"
@@ -188,7 +200,11 @@ def _labels(metric: re.Match[str], redactor: Redactor) -> str:
 
     def one(match: re.Match[str]) -> str:
         name, value = match.groups()
-        shown = value if label(name, value, served) else redactor.placeholder("label", value)
+        shown = (
+            value
+            if label(name, value, served)
+            else redactor.placeholder("label", value)
+        )
         return f'{name}="{shown}"'
 
     return _METRIC_LABEL.sub(one, metric[0])

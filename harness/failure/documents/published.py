@@ -1,8 +1,7 @@
 """What of a document may leave: all that is printed, drawn or packed is made of this.
 
-A document on disk keeps what it is judged by. Kinds of records are known by their names, so that
-nothing is loaded for those that a document has not.
-"""
+A document on disk keeps what it is judged by. Kinds of records are known by their
+names, so that nothing is loaded for those that a document has not."""
 
 from __future__ import annotations
 
@@ -38,15 +37,19 @@ _SPOKEN: Final = ("cross-talk", "wrong-answer", "canary")
 """Classes of findings whose sentences quote answers."""
 _QUOTED: Final = re.compile(r"""(['"])((?:\\.|(?!\1)[^\\]){3,4000})\1""")
 _HARMLESS: Final = re.compile(
-    r"-?\d[\d_.eE+-]*|None|True|False|<[\w.]+(?: at 0x[0-9a-f]+| object at 0x[0-9a-f]+|: -?\d+"
+    r"-?\d[\d_.eE+-]*|None|True|False|<[\w.]+(?: at 0x[0-9a-f]+| object at 0x[0-9a-f]+"
+    r"|: -?\d+"
     r"|(?:,? \w+=-?\d[\d.e+-]*)+)>|(['\"]?[0-9a-f]{6,64}['\"]?)"
 )
 """Numbers, objects by their class, address and numbers, and what may be a digest."""
 
 
 def redact_log(text: str, redactor: Redactor) -> str:
-    """``text`` of a log: besides secrets, what an engine quotes of users and their requests."""
-    text = redactor.redact(text)  # what is registered first: a quotation may end within it
+    """``text`` of a log: besides secrets, what an engine quotes of users and their
+    requests."""
+    text = redactor.redact(
+        text
+    )  # what is registered first: a quotation may end within it
     text = redactor.hide("quoted", text, uncovered(text, hidden_in(text)))
     return redacted_words(text, redactor)
 
@@ -67,15 +70,15 @@ def uncovered(text: str, spans: Iterable[Span]) -> Iterator[Span]:
             yield begin, end
 
 
-# ----------------------------------------------------------------------------- any document
+# ------------------------------------------------------------------------- any document
 
 Loaded = TypeVar("Loaded")
 
 
 def published(loaded: Loaded, redactor: Redactor | None = None) -> Loaded:
-    """What of a document, or of a finding with its folder, may leave: all that is printed, drawn
-    or packed is made of this. The document on disk keeps what it is judged by.
-    """
+    """What of a document, or of a finding with its folder, may leave: all that is
+    printed, drawn or packed is made of this. The document on disk keeps what it is
+    judged by."""
     if type(loaded).__name__ == "LoadedFinding":
         whole: Any = loaded
         finding, replay = published(whole.finding), published(whole.replay)
@@ -90,8 +93,9 @@ def published(loaded: Loaded, redactor: Redactor | None = None) -> Loaded:
 
 
 class Public(Redactor):
-    """As a :class:`Redactor`, and what users wrote goes wherever a kind of record may hold it: by
-    its place, whatever it says. Of a log line the engine's own words stay."""
+    """As a :class:`Redactor`, and what users wrote goes wherever a kind of record may
+    hold it: by its place, whatever it says. Of a log line the engine's own words
+    stay."""
 
     @classmethod
     def after(cls, redactor: Redactor) -> Self:
@@ -107,15 +111,18 @@ class Public(Redactor):
         if type(model).__name__ == "Incident":
             self.names = _known(model)
         if type(model).__name__ == "Bisection":
-            self.know(point.commit for point in getattr(model, "points", ()) if point.commit)
+            self.know(
+                point.commit for point in getattr(model, "points", ()) if point.commit
+            )
         return super().redact_model(model)
 
     names: frozenset[str] = frozenset()
-    """Names that the report shows anyway, of the model and of a run's own requests: they stay where
-    an engine quotes them."""
+    """Names that the report shows anyway, of the model and of a run's own requests:
+    they stay where an engine quotes them."""
 
     def redact(self, text: str) -> str:
-        """As a redactor; a log line within another's sentence is read as such as well."""
+        """As a redactor; a log line within another's sentence is read as such as
+        well."""
         if (found := CARRIES.search(text)) is not None:
             at = found.start()
             spans = ((begin + at, end + at) for begin, end in hidden(text[at:]))
@@ -128,19 +135,25 @@ class Public(Redactor):
         text = made.text if isinstance(made, LogLine) else None
         if text is None:
             return made
-        places = [match.span() for match in _QUOTED_MARK.finditer(text)]  # of other lengths now
+        places = [
+            match.span() for match in _QUOTED_MARK.finditer(text)
+        ]  # of other lengths now
         return made.model_copy(update={"quoted": places})
 
     def name_file(self, path: str) -> None:
         """Register the name of a file, but for one that says nothing of anybody."""
         name = path.rpartition("/")[2]
-        if name not in self.names and not all(map(_is_plain, _NAME_PARTS.findall(name))):
+        if name not in self.names and not all(
+            map(_is_plain, _NAME_PARTS.findall(name))
+        ):
             self.add(name, "file")
 
     def quoted(self, text: str, spans: Iterable[Span]) -> str:
         """``text`` with a placeholder for each span that is no known name."""
         spans = uncovered(text, spans)
-        return self.hide("quoted", text, (s for s in spans if text[slice(*s)] not in self.names))
+        return self.hide(
+            "quoted", text, (s for s in spans if text[slice(*s)] not in self.names)
+        )
 
 
 _QUOTED_MARK: Final = re.compile(r"\[redacted:(?:quoted|prompt|answer)-\d{1,9}\]")
@@ -190,8 +203,12 @@ def _files_of(data: Any) -> Iterator[str]:
 
 
 def _known(incident: Any) -> frozenset[str]:
-    """Words of its command, what a run called its own requests (their ids, too) and its files."""
-    names = {*incident.engine.command, *(one.file for e in incident.exhibits for one in e.shown)}
+    """Words of its command, what a run called its own requests (their ids, too) and its
+    files."""
+    names = {
+        *incident.engine.command,
+        *(one.file for e in incident.exhibits for one in e.shown),
+    }
     names |= {raw for result in incident.evidence.probes for raw in result.raw}
     names |= {f"{one.name}.json" for one in incident.evidence.reproducers}
     names |= {incident.engine.packages_file.rpartition("/")[2]}
@@ -209,11 +226,16 @@ def _known(incident: Any) -> frozenset[str]:
 
 
 def _line(public: Public, line: LogLine) -> LogLine:
-    spans = [*hidden(line.text, line.source, line.level, line.quoted), *hidden_in(line.text)]
+    spans = [
+        *hidden(line.text, line.source, line.level, line.quoted),
+        *hidden_in(line.text),
+    ]
     return line.model_copy(update={"text": public.quoted(line.text, _apart(spans))})
 
 
-_EXCERPT: Final = re.compile(r"(?P<level>[A-Z]{4,8})?(?: ?\[(?P<source>[^\]\n]{1,200})\])? ?")
+_EXCERPT: Final = re.compile(
+    r"(?P<level>[A-Z]{4,8})?(?: ?\[(?P<source>[^\]\n]{1,200})\])? ?"
+)
 
 
 def _excerpt(public: Public, line: LogExcerpt) -> LogExcerpt:
@@ -257,26 +279,31 @@ _LABELS: Final = words_of("""
     dp_rank moe_ep_rank rank stage device gpu cache kind type source position is_mm dtype
 """)
 _VALUE: Final = re.compile(
-    r"-?[\d.e+-]*|(?i:true|false|none|auto|inf|nan|cpu|cuda|xxhash|sha256|builtin|xxhash_cbor"
+    r"-?[\d.e+-]*|(?i:true|false|none|auto|inf|nan|cpu|cuda|xxhash|sha256|builtin"
+    r"|xxhash_cbor"
     r"|sha256_cbor|fp8\w*|bf?loat16|float(?:16|32)|int8|all|align|lru)"
 )
 
 
 def label(name: str, value: str, served: Container[str] = ()) -> bool:
-    """Whether a label of a metric may leave: neither tenants nor adapters have a place in it."""
+    """Whether a label of a metric may leave: neither tenants nor adapters have a place
+    in it."""
     return name in _LABELS or value in served or bool(_VALUE.fullmatch(value))
 
 
 def _sample(public: Public, sample: MetricSample) -> MetricSample:
     labels = {
-        name: value if label(name, value, public.names) else public.placeholder("label", value)
+        name: value
+        if label(name, value, public.names)
+        else public.placeholder("label", value)
         for name, value in sample.labels.items()
     }
     return sample.model_copy(update={"labels": labels})
 
 
 def _answer(public: Public, answer: EndpointAnswer) -> EndpointAnswer:
-    """An error quotes what it refuses; a list of models has adapters of tenants in it."""
+    """An error quotes what it refuses; a list of models has adapters of tenants in
+    it."""
     if answer.status is not None and answer.status >= 400:
         return answer.model_copy(update={"body": redact_log(answer.body, public)})
 
@@ -290,11 +317,14 @@ def _answer(public: Public, answer: EndpointAnswer) -> EndpointAnswer:
     return answer.model_copy(update={"body": _MODELS.sub(one, answer.body)})
 
 
-_MODELS: Final = re.compile(r'("(?:id|root|parent)": ?")(?!modelperm-|/|\[redacted:)([^"\\]+)(?=")')
+_MODELS: Final = re.compile(
+    r'("(?:id|root|parent)": ?")(?!modelperm-|/|\[redacted:)([^"\\]+)(?=")'
+)
 
 
 def _cause(public: Public, cause: Cause) -> Cause:
-    """Of a document that was written before causes were made of an engine's own words."""
+    """Of a document that was written before causes were made of an engine's own
+    words."""
     changes = {"exception": redact_log(cause.exception, public)}
     return cause.model_copy(update=changes)
 
@@ -306,9 +336,12 @@ def _sighting(public: Public, seen: Sighting) -> Sighting:
 
 
 def _finding(public: Public, finding: Finding) -> Finding:
-    """Without answers to words that do not go out, nor what a server quotes of a request."""
+    """Without answers to words that do not go out, nor what a server quotes of a
+    request."""
     changes: dict[str, object] = {
-        "observed": {op: public_reply(text, public) for op, text in finding.observed.items()},
+        "observed": {
+            op: public_reply(text, public) for op, text in finding.observed.items()
+        },
         "log_lines": [redact_log(text, public) for text in finding.log_lines],
     }
     if finding.finding_class in _SPOKEN:
@@ -323,11 +356,11 @@ _STATUS: Final = re.compile(r"([1-5]\d\d|no answer)\b ?")
 
 
 def public_reply(text: str, redactor: Redactor) -> str:
-    """What came of a request: its status, and of an error's message what the engine says by itself.
+    """What came of a request: its status, and of an error's message what the engine
+    says by itself.
 
-    A request's words may stand in it without any quotation marks, so that only what comes before
-    the first sign that something is quoted stays.
-    """
+    A request's words may stand in it without any quotation marks, so that only what
+    comes before the first sign that something is quoted stays."""
     found = _STATUS.match(text)
     if found is None or found[1][0] == "n":
         return text
@@ -367,7 +400,10 @@ _VIEWS: Final[Mapping[str, Callable[[Public, Any], Any]]] = {
 
 
 def harmless(value: str, name: str) -> str:
-    """A number, or a digest where one is expected; nothing of what is called a secret."""
+    """A number, or a digest where one is expected; nothing of what is called a
+    secret."""
     found = _HARMLESS.fullmatch(value.strip())
-    known = found and (names_a_digest(name) or not found[1] or found[1].strip("'\"").isdigit())
+    known = found and (
+        names_a_digest(name) or not found[1] or found[1].strip("'\"").isdigit()
+    )
     return value if known and not names_a_secret(name) else LEFT_OUT

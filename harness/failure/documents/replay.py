@@ -1,5 +1,5 @@
-"""Replays and fuzzing sessions, as they are written to ``replay.json`` and ``fuzz.json``. Reports
-need the document, and the cases beside a replay."""
+"""Replays and fuzzing sessions, as they are written to ``replay.json`` and
+``fuzz.json``. Reports need the document, and the cases beside a replay."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from pydantic import Field, StringConstraints
 
 REPLAY_FILE = "replay.json"
 PUBLIC_DIR = "anonymised"
-"""Below a finding's folder: its case with other words and pictures, which was played and fails."""
+"""Below a finding's folder: its case with other words and pictures, which was played
+and fails."""
 VERDICTS_FILE = "verdicts.jsonl"
-"""Beside it: one line for each play that began and each that ended; ``--resume`` reads it."""
+"""Beside it: one line for each play that began and each that ended; ``--resume`` reads
+it."""
 
 
 class Expectation(Record):
     """What a script can hold against one answer: the cached tokens, or the text."""
 
     operation: str
-    cached_at_most: Annotated[int | None, Field(description="prompt tokens from the cache")] = None
+    cached_at_most: Annotated[
+        int | None, Field(description="prompt tokens from the cache")
+    ] = None
     text: Annotated[str | None, Field(description="of the answer, whole")] = None
 
 
@@ -34,15 +38,18 @@ class Sighting(Record):
     bucket: Annotated[
         str,
         Field(
-            description="what makes two failures the same one: class, and exception and top engine "
-            "frames where there are some"
+            description="what makes two failures the same one: class, and exception "
+            "and top engine frames where there are some"
         ),
     ]
     operations: Annotated[list[str], Field(description="whose answers show it")] = []
     said: Annotated[str, Field(description="one sentence: what was observed")]
-    expected: Annotated[str, Field(description="one sentence: what a sound engine does")] = ""
+    expected: Annotated[
+        str, Field(description="one sentence: what a sound engine does")
+    ] = ""
     expectations: Annotated[
-        list[Expectation], Field(description="the same for reproduce.py, where it has numbers")
+        list[Expectation],
+        Field(description="the same for reproduce.py, where it has numbers"),
     ] = []
 
 
@@ -60,7 +67,9 @@ class Step(Record):
     """One step of the shrinking: what was left out, and what the plays said."""
 
     what: str
-    kept: Annotated[bool, Field(description="the smaller case fails likewise, and is kept")]
+    kept: Annotated[
+        bool, Field(description="the smaller case fails likewise, and is kept")
+    ]
     requests: Annotated[int, Field(description="in the case that was played")]
     failed: int
     plays: int
@@ -70,10 +79,17 @@ class Step(Record):
 class Needed(Record):
     """Why something is in the shrunk case."""
 
-    what: Annotated[str, Field(description="an operation's id, a server option, a parameter")]
+    what: Annotated[
+        str, Field(description="an operation's id, a server option, a parameter")
+    ]
     why: Annotated[str, Field(description="what the plays without it showed")]
     by: Annotated[
-        str, Field(description='operation that it was argued by, being alike; "": played itself')
+        str,
+        Field(
+            description=(
+                'operation that it was argued by, being alike; "": played itself'
+            )
+        ),
     ] = ""
 
 
@@ -90,7 +106,8 @@ class Finding(Record):
         list[str], Field(description="of the case that is left: whose answers show it")
     ] = []
     also: Annotated[
-        list[str], Field(description="what else the same requests show; the class comes first")
+        list[str],
+        Field(description="what else the same requests show; the class comes first"),
     ] = []
     known: Annotated[str | None, Field(description="a scenario's name")] = None
     known_variant: str = ""
@@ -99,32 +116,44 @@ class Finding(Record):
         str, Field(description="folder of an earlier finding here with the same bucket")
     ] = ""
     confirmed: Annotated[
-        bool, Field(description="seen again on fresh servers, as often as was asked for")
+        bool,
+        Field(description="seen again on fresh servers, as often as was asked for"),
     ] = False
     rate: Rate
     requests: Annotated[int, Field(description="in the case that is left")]
     requests_before: int
-    shrunk: Annotated[bool, Field(description="nothing more can be left out, as was tried")] = False
+    shrunk: Annotated[
+        bool, Field(description="nothing more can be left out, as was tried")
+    ] = False
     steps: list[Step] = []
     needed: list[Needed] = []
     starts: Annotated[int, Field(description="of servers, for this finding")] = 0
     seconds: float = 0.0
     folder: Annotated[
-        str, StringConstraints(pattern=r"^[A-Za-z0-9]{0,64}$"), Field(description="the replay's")
+        str,
+        StringConstraints(pattern=r"^[A-Za-z0-9]{0,64}$"),
+        Field(description="the replay's"),
     ] = ""
-    case_file: Annotated[str, Field(description="the case that is left, below the folder")] = ""
+    case_file: Annotated[
+        str, Field(description="the case that is left, below the folder")
+    ] = ""
     server: ServerWanted
     observed: Annotated[
         dict[str, str],
         Field(
-            description="operation: what came of it in the last play: '200 …', '400 …', "
-            "'no answer in 6.0 s', 'left after …', 'not sent'"
+            description="operation: what came of it in the last play: '200 …', '400 "
+            "…', 'no answer in 6.0 s', 'left after …', 'not sent'"
         ),
     ] = {}
-    stack: Annotated[list[str], Field(description="where it stands, innermost first")] = []
+    stack: Annotated[
+        list[str], Field(description="where it stands, innermost first")
+    ] = []
     log_lines: list[str] = []
     diagnosis: Annotated[
-        str, Field(description="folder of the incident that a look at the server gave, below")
+        str,
+        Field(
+            description="folder of the incident that a look at the server gave, below"
+        ),
     ] = ""
     limits: list[str] = []
 
@@ -134,10 +163,13 @@ class Finding(Record):
 
     @property
     def known_name(self) -> str:
-        """The scenario and its variant, as ``mmrepro show`` takes them; empty: unknown."""
+        """The scenario and its variant, as ``mmrepro show`` takes them; empty:
+        unknown."""
         if not self.known:
             return ""
-        return f"{self.known} ({self.known_variant})" if self.known_variant else self.known
+        return (
+            f"{self.known} ({self.known_variant})" if self.known_variant else self.known
+        )
 
     @property
     def observation(self) -> str:
@@ -161,7 +193,9 @@ class PlayFacts(Record):
     start_s: float = 0.0
     seconds: float = 0.0
     early: bool = False
-    error: Annotated[str, Field(description="infrastructure: why it counts for nothing")] = ""
+    error: Annotated[
+        str, Field(description="infrastructure: why it counts for nothing")
+    ] = ""
 
 
 class Answer(Record):
@@ -171,9 +205,12 @@ class Answer(Record):
     method: str = "POST"
     path: str
     status: Annotated[
-        str, Field(description="'200', or stuck, left, unsent, broken, as the play saw it")
+        str,
+        Field(description="'200', or stuck, left, unsent, broken, as the play saw it"),
     ]
-    words: Annotated[str, Field(description="first words of the answer; of a refusal its text")]
+    words: Annotated[
+        str, Field(description="first words of the answer; of a refusal its text")
+    ]
     seconds: float | None = None
 
     @property
@@ -182,7 +219,7 @@ class Answer(Record):
         return self.status[:1] == "4"
 
 
-# ------------------------------------------------------------------------------ of a bug report
+# ---------------------------------------------------------------------- of a bug report
 
 
 class ReproVerdict(StrEnum):
@@ -210,7 +247,8 @@ class Replaced(Record):
     by: Annotated[str, Field(description='in its place; "": nothing')] = ""
     why: str
     essential: Annotated[
-        bool, Field(description="a failure may hang on it: without it, silence says nothing")
+        bool,
+        Field(description="a failure may hang on it: without it, silence says nothing"),
     ] = False
     model: Annotated[bool, Field(description="it is the model")] = False
 
@@ -229,8 +267,12 @@ class Claim(Record):
 
     classes: list[FindingClass] = []
     status: int | None = None
-    exceptions: Annotated[list[str], Field(description="classes of exceptions in it")] = []
-    hardware: Annotated[str, Field(description="its words that only a GPU can show")] = ""
+    exceptions: Annotated[
+        list[str], Field(description="classes of exceptions in it")
+    ] = []
+    hardware: Annotated[
+        str, Field(description="its words that only a GPU can show")
+    ] = ""
 
     @property
     def words(self) -> str:
@@ -251,16 +293,28 @@ class OnRelease(Record):
 class ReportFacts(Record):
     """The bug report that a replay tests: what it asks for, and what was made of it."""
 
-    source: Annotated[str, Field(description="name of the report's file, without folders")] = ""
-    server: Annotated[str, Field(description="the server's command, as it is written")] = ""
+    source: Annotated[
+        str, Field(description="name of the report's file, without folders")
+    ] = ""
+    server: Annotated[
+        str, Field(description="the server's command, as it is written")
+    ] = ""
     client: Annotated[str, Field(description="the client, as it is written")] = ""
     claim: Claim = Claim()
     replaced: list[Replaced] = []
-    notes: Annotated[list[str], Field(description="sentences on how it was read and run")] = []
-    isolation: Annotated[str, Field(description='how the client was run; "": none was')] = ""
+    notes: Annotated[
+        list[str], Field(description="sentences on how it was read and run")
+    ] = []
+    isolation: Annotated[
+        str, Field(description='how the client was run; "": none was')
+    ] = ""
     output: Annotated[str, Field(description="the last that the client printed")] = ""
-    died: Annotated[bool, Field(description="the server ended while the client ran")] = False
-    asked: Annotated[str, Field(description="--fixed: the release that is compared")] = ""
+    died: Annotated[
+        bool, Field(description="the server ended while the client ran")
+    ] = False
+    asked: Annotated[
+        str, Field(description="--fixed: the release that is compared")
+    ] = ""
     fixed: list[OnRelease] = []
     verdict: ReproVerdict | None = None
     said: Annotated[str, Field(description="the verdict in a sentence")] = ""
@@ -271,7 +325,9 @@ class Replay(CampaignDocument, kind="replay"):
 
     origin: Origin
     server: ServerWanted
-    requests: Annotated[int, Field(description="of the case, before anything was left out")]
+    requests: Annotated[
+        int, Field(description="of the case, before anything was left out")
+    ]
     images: int = 0
     time: Literal["real", "fast", "order"] = "fast"
     seed: int = 0
@@ -279,47 +335,62 @@ class Replay(CampaignDocument, kind="replay"):
     fidelity: Fidelity
     stand_ins: list[StandIn] = []
     settings: Annotated[
-        list[Setting], Field(description="of the server, what differs from the engine's defaults")
+        list[Setting],
+        Field(description="of the server, what differs from the engine's defaults"),
     ] = []
     wheel: WheelFacts | None = None
-    packages: Annotated[list[str], Field(description="name==version, of its environment")] = []
+    packages: Annotated[
+        list[str], Field(description="name==version, of its environment")
+    ] = []
     start_mode: str = ""
     deadline_s: float | None = None
     answers: Annotated[
         list[Answer], Field(description="of the first play: what each request tested")
     ] = []
     report: Annotated[
-        ReportFacts | None, Field(description="the bug report that it tests; null: none")
+        ReportFacts | None,
+        Field(description="the bug report that it tests; null: none"),
     ] = None
     plays: list[PlayFacts] = []
-    kept_s: Annotated[float, Field(description="in plays that an earlier call had made")] = 0.0
+    kept_s: Annotated[
+        float, Field(description="in plays that an earlier call had made")
+    ] = 0.0
     budget: Annotated[int, Field(description="most starts of servers")]
     findings: list[Finding] = []
     unconfirmed: Annotated[
         list[Sighting], Field(description="seen once, and not again: told, not counted")
     ] = []
     counted: Annotated[
-        dict[str, int], Field(description="seen and no finding: near-ties, batch numerics …")
+        dict[str, int],
+        Field(description="seen and no finding: near-ties, batch numerics …"),
     ] = {}
-    unseen: Annotated[list[str], Field(description="what could not be judged, and why")] = []
+    unseen: Annotated[
+        list[str], Field(description="what could not be judged, and why")
+    ] = []
     untestable: Annotated[
         list[str],
         Field(
-            description="what failed for the limits of this machine or of a stand-in: no finding"
+            description=(
+                "what failed for the limits of this machine or of a stand-in: "
+                "no finding"
+            )
         ),
     ] = []
     limits: list[str] = []
 
     @property
     def tested(self) -> list[Answer]:
-        """Answers of the first play that test something: those of mere looks (GET) only where
-        there are no others."""
+        """Answers of the first play that test something: those of mere looks (GET) only
+        where there are no others."""
         sent = [one for one in self.answers if one.status != "unsent"]
-        return [one for one in sent if one.method not in ("GET", "HEAD", "OPTIONS")] or sent
+        return [
+            one for one in sent if one.method not in ("GET", "HEAD", "OPTIONS")
+        ] or sent
 
     @property
     def nothing_tested(self) -> str:
-        """Why the requests tested nothing, in a sentence: all were refused; "": some did."""
+        """Why the requests tested nothing, in a sentence: all were refused; "": some
+        did."""
         told = self.tested
         if self.findings or self.unconfirmed or not told:
             return ""
@@ -327,13 +398,16 @@ class Replay(CampaignDocument, kind="replay"):
         if len(refused) < len(told):
             return ""
         first = refused[0]
-        others = f", and {len(refused) - 1} more were refused" if len(refused) > 1 else ""
+        others = (
+            f", and {len(refused) - 1} more were refused" if len(refused) > 1 else ""
+        )
         return f"nothing was tested: {first.operation} got {first.words}{others}"
 
     @property
     def exit_code(self) -> int:
-        """1: unknown and confirmed; 3: unproven only, nothing was tested, or not testable here; 0:
-        neither. Of a bug report: 1: reproduced; 0: it is not; 3: neither can be said."""
+        """1: unknown and confirmed; 3: unproven only, nothing was tested, or not
+        testable here; 0: neither. Of a bug report: 1: reproduced; 0: it is not; 3:
+        neither can be said."""
         if self.report is not None and self.report.verdict is not None:
             return REPRO_EXITS.get(self.report.verdict, 3)
         if any(f.confirmed and f.known is None for f in self.findings):
@@ -350,13 +424,16 @@ def bucket_words(buckets: list[str]) -> str:
         parts = bucket.split("/")
         kind = next((part for part in parts if part in list(FindingClass)), parts[0])
         place = parts[-1].rpartition(" > ")[2]
-        words.append(f"{kind} in {place}" if kind == FindingClass.HANG and place else kind)
+        words.append(
+            f"{kind} in {place}" if kind == FindingClass.HANG and place else kind
+        )
     return ", ".join(dict.fromkeys(words))
 
 
 FUZZ_FILE = "fuzz.json"
 EPISODES_FILE = "episodes.jsonl"
-"""Beside it: a line for each episode that began, ended, or was pursued; ``--resume`` reads it."""
+"""Beside it: a line for each episode that began, ended, or was pursued; ``--resume``
+reads it."""
 EPISODES_DIR = "episodes"
 """Below the session's folder: ``0007/case.json`` is what episode 7 sent."""
 
@@ -368,7 +445,9 @@ Place = Annotated[
 class Learnt(Record):
     """One number of the server that lengths are chosen around."""
 
-    name: Annotated[str, Field(description="context, KV cache, block, batch, or a refusal's")]
+    name: Annotated[
+        str, Field(description="context, KV cache, block, batch, or a refusal's")
+    ]
     tokens: int
     source: Annotated[str, Field(description="where it was told")]
 
@@ -376,35 +455,55 @@ class Learnt(Record):
 class Episode(Record):
     """One run of generated requests on one fresh server."""
 
-    number: Annotated[int, Field(description="0: the one that learns the server's limits")]
+    number: Annotated[
+        int, Field(description="0: the one that learns the server's limits")
+    ]
     kind: Literal["learning", "mixed", "steady", "many"]
     origin: Annotated[
-        str, Field(description='"new", or what it was changed from: "episode 3", a file\'s name')
+        str,
+        Field(
+            description=(
+                '"new", or what it was changed from: "episode 3", a file\'s name'
+            )
+        ),
     ] = "new"
     switches: Annotated[list[str], Field(description="what its requests may have")] = []
     requests: int
     state: Annotated[str, Field(description="how its play ended")] = ""
     answers: Annotated[
-        dict[str, int], Field(description="status, stuck, left, unsent or broken: requests")
+        dict[str, int],
+        Field(description="status, stuck, left, unsent or broken: requests"),
     ] = {}
-    buckets: Annotated[list[str], Field(description="of what the oracles hold against it")] = []
-    new: Annotated[int, Field(description="things seen that no episode before it showed")] = 0
-    compared: Annotated[bool, Field(description="its answers were held against a reference")] = (
-        False
-    )
+    buckets: Annotated[
+        list[str], Field(description="of what the oracles hold against it")
+    ] = []
+    new: Annotated[
+        int, Field(description="things seen that no episode before it showed")
+    ] = 0
+    compared: Annotated[
+        bool, Field(description="its answers were held against a reference")
+    ] = False
     starts: Annotated[int, Field(description="of servers, without what pursued it")] = 1
     seconds: float = 0.0
-    pursued: Annotated[Place, Field(description="folder of the replay that pursued it")] = ""
+    pursued: Annotated[
+        Place, Field(description="folder of the replay that pursued it")
+    ] = ""
 
 
 class Found(Record):
     """A finding, and where it came from."""
 
-    id: Annotated[str, Field(description="F1, F2 …, in the order in which they were seen")]
+    id: Annotated[
+        str, Field(description="F1, F2 …, in the order in which they were seen")
+    ]
     episode: int
-    after_s: Annotated[float, Field(description="seconds of fuzzing before it was first seen")]
+    after_s: Annotated[
+        float, Field(description="seconds of fuzzing before it was first seen")
+    ]
     replay: Annotated[Place, Field(description="folder of the replay that pursued it")]
-    folder: Annotated[Place, Field(description="of the finding: report, case, reproduce.py")]
+    folder: Annotated[
+        Place, Field(description="of the finding: report, case, reproduce.py")
+    ]
     finding: Finding
 
 
@@ -422,9 +521,13 @@ class Fuzz(CampaignDocument, kind="fuzz"):
     profile: str
     seed: int
     budget_s: float
-    elapsed_s: Annotated[float, Field(description="of the budget, earlier calls included")] = 0.0
+    elapsed_s: Annotated[
+        float, Field(description="of the budget, earlier calls included")
+    ] = 0.0
     blind: Annotated[bool, Field(description="nothing was named")] = False
-    source: Annotated[str, Field(description="--from: the file's name, without folders")] = ""
+    source: Annotated[
+        str, Field(description="--from: the file's name, without folders")
+    ] = ""
     host: HostFacts
     fidelity: Fidelity
     stand_ins: list[StandIn] = []
@@ -437,12 +540,18 @@ class Fuzz(CampaignDocument, kind="fuzz"):
     episodes: list[Episode] = []
     features: Annotated[
         dict[str, int],
-        Field(description="different things seen: log lines, answers, metrics, pairs of requests"),
+        Field(
+            description=(
+                "different things seen: log lines, answers, metrics, pairs of requests"
+            )
+        ),
     ] = {}
     found: list[Found] = []
     once: Annotated[list[SeenOnce], Field(description="seen once, and not again")] = []
     starts: Annotated[int, Field(description="of servers, all together")] = 0
-    pursuing_s: Annotated[float, Field(description="of elapsed_s, spent on findings")] = 0.0
+    pursuing_s: Annotated[
+        float, Field(description="of elapsed_s, spent on findings")
+    ] = 0.0
     counted: dict[str, int] = {}
     unseen: list[str] = []
     limits: list[str] = []

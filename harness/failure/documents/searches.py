@@ -1,5 +1,6 @@
-"""Bisections and ablations, as they are written to ``bisection.json`` and ``ablation.json``, and
-what the documents of campaigns have in common. Reports are made from a document alone."""
+"""Bisections and ablations, as they are written to ``bisection.json`` and
+``ablation.json``, and what the documents of campaigns have in common. Reports are made
+from a document alone."""
 
 from __future__ import annotations
 
@@ -8,7 +9,13 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from mmrepro.base.records import Document, Moment, Record, WheelFacts
-from mmrepro.failure.documents import ClaimResult, Fidelity, HostFacts, ScenarioFacts, StandIn
+from mmrepro.failure.documents import (
+    ClaimResult,
+    Fidelity,
+    HostFacts,
+    ScenarioFacts,
+    StandIn,
+)
 from mmrepro.failure.documents.ledger import Attempt
 from mmrepro.failure.signature import Outcome, Truth
 from pydantic import Field
@@ -50,10 +57,12 @@ class PointVerdict(StrEnum):
     BAD = "bad"
     """The failure, with its symptom and its cause."""
     GOOD = "good"
-    """Not reproduced, where the gate passed, the trigger arrived and the engine works after it."""
+    """Not reproduced, where the gate passed, the trigger arrived and the engine works
+    after it."""
     OTHER = "different-failure"
     UNTESTABLE = "untestable"
-    """No run reached a verdict: inconclusive, infrastructure, or a wheel that does not load."""
+    """No run reached a verdict: inconclusive, infrastructure, or a wheel that does not
+    load."""
     BOTH = "both"
     """Runs contradict each other."""
 
@@ -73,32 +82,47 @@ class Point(Record):
     """A release or commit, and what was seen of it."""
 
     name: Annotated[str, Field(description="the release, or the commit")]
-    release: Annotated[str, Field(description="that is installed; of a commit, its wheel's")] = ""
+    release: Annotated[
+        str, Field(description="that is installed; of a commit, its wheel's")
+    ] = ""
     commit: str = ""
     subject: Annotated[str, Field(description="of the commit")] = ""
-    uploaded: Annotated[str, Field(description="of the wheel, or the commit's date; RFC 3339")] = ""
-    declared: Annotated[bool, Field(description="the scenario declares it affected")] = False
-    verdict: Annotated[PointVerdict | None, Field(description="None: it was not run")] = None
+    uploaded: Annotated[
+        str, Field(description="of the wheel, or the commit's date; RFC 3339")
+    ] = ""
+    declared: Annotated[
+        bool, Field(description="the scenario declares it affected")
+    ] = False
+    verdict: Annotated[
+        PointVerdict | None, Field(description="None: it was not run")
+    ] = None
     why: str = ""
-    fetched: Annotated[bool, Field(description="its environment was made for this")] = False
+    fetched: Annotated[bool, Field(description="its environment was made for this")] = (
+        False
+    )
     wheel: WheelFacts | None = None
     fidelity: Fidelity | None = None
     runs: list[Attempt] = []
 
     @property
     def label(self) -> str:
-        """A release; of a commit its first digits, with the version that its wheel has."""
+        """A release; of a commit its first digits, with the version that its wheel
+        has."""
         if not self.commit:
             return self.name
         if ".src" in self.release:  # of a source tree: it names the commit as well
             return self.commit[:12]
-        return f"{self.commit[:12]} ({self.release})" if self.release else self.commit[:12]
+        return (
+            f"{self.commit[:12]} ({self.release})" if self.release else self.commit[:12]
+        )
 
 
 class Chance(Record):
     """One position of a boundary in the posterior."""
 
-    last_bad: Annotated[str, Field(description="the last point with the failure, going outward")]
+    last_bad: Annotated[
+        str, Field(description="the last point with the failure, going outward")
+    ]
     probability: float
 
 
@@ -106,34 +130,53 @@ class Side(Record):
     """What was found on one side of the known bad point."""
 
     conclusion: SideConclusion
-    first_bad: Annotated[str | None, Field(description="introduced: the first with it")] = None
-    first_good: Annotated[str | None, Field(description="fixed: the first without it")] = None
+    first_bad: Annotated[
+        str | None, Field(description="introduced: the first with it")
+    ] = None
+    first_good: Annotated[
+        str | None, Field(description="fixed: the first without it")
+    ] = None
     between: Annotated[
-        list[str], Field(description="the two testable points next to the boundary, older first")
+        list[str],
+        Field(description="the two testable points next to the boundary, older first"),
     ] = []
     one_of: Annotated[
         list[str], Field(description="in a range: the points of which one is the first")
     ] = []
     verified: Annotated[
-        bool, Field(description="nothing lies between, and both sides were run again and agree")
+        bool,
+        Field(
+            description="nothing lies between, and both sides were run again and agree"
+        ),
     ] = False
     runs: Annotated[int, Field(description="that were made for this side")] = 0
     before: Annotated[
-        str, Field(description="introduced: what the point before shows; good, different-failure")
+        str,
+        Field(
+            description=(
+                "introduced: what the point before shows; good, different-failure"
+            )
+        ),
     ] = ""
-    after: Annotated[str, Field(description="fixed: likewise of the point after it")] = ""
+    after: Annotated[
+        str, Field(description="fixed: likewise of the point after it")
+    ] = ""
     explanation: Annotated[str, Field(description="one plain sentence")] = ""
     notes: list[str] = []
     other_between: Annotated[
         list[str], Field(description="where the different failure gives way to good")
     ] = []
     returned: Annotated[
-        list[str], Field(description="points beyond the boundary that have the failure again")
+        list[str],
+        Field(description="points beyond the boundary that have the failure again"),
     ] = []
     posterior: Annotated[
-        list[Chance], Field(description="after a contradiction: where the boundary may lie")
+        list[Chance],
+        Field(description="after a contradiction: where the boundary may lie"),
     ] = []
-    rate: Annotated[float | None, Field(description="how often the failure shows")] = None
+    rate: Annotated[float | None, Field(description="how often the failure shows")] = (
+        None
+    )
 
 
 class Bisection(SearchDocument, kind="bisection"):
@@ -142,10 +185,18 @@ class Bisection(SearchDocument, kind="bisection"):
     by: By
     find: Find
     confidence: float
-    repeat: Annotated[int | None, Field(description="runs of each point; None: as needed")] = None
-    linear: Annotated[bool, Field(description="one after another, not a search")] = False
-    measure: Annotated[str, Field(description="the metric that moved; empty: a failure")] = ""
-    known_bad: Annotated[str, Field(description="the point that the search starts from")] = ""
+    repeat: Annotated[
+        int | None, Field(description="runs of each point; None: as needed")
+    ] = None
+    linear: Annotated[bool, Field(description="one after another, not a search")] = (
+        False
+    )
+    measure: Annotated[
+        str, Field(description="the metric that moved; empty: a failure")
+    ] = ""
+    known_bad: Annotated[
+        str, Field(description="the point that the search starts from")
+    ] = ""
     points: Annotated[list[Point], Field(description="oldest first")] = []
     introduced: Side | None = None
     fixed: Side | None = None
@@ -189,7 +240,8 @@ class CellState(StrEnum):
     UNDECIDED = "undecided"
     """Too little is known: the cause could not be seen, say, or the runs differ."""
     NOT_TESTED = "not-tested"
-    """A flip was not seen to take effect: whatever the run shows, it shows nothing of it."""
+    """A flip was not seen to take effect: whatever the run shows, it shows nothing of
+    it."""
     LOST = "lost"
     """No verdict was reached: infrastructure."""
 
@@ -219,22 +271,33 @@ Role = Literal["baseline", "alone", "together", "search"]
 class CellRun(Record):
     """One run of a cell, kept in the cache as it is."""
 
-    key: Annotated[str, Field(description="digest of all that decides the run's outcome")]
+    key: Annotated[
+        str, Field(description="digest of all that decides the run's outcome")
+    ]
     index: Annotated[int, Field(description="1 for the first run of its cell")]
     created: Moment
-    seconds: Annotated[float, Field(description="wall-clock seconds from start to reports")]
+    seconds: Annotated[
+        float, Field(description="wall-clock seconds from start to reports")
+    ]
     outcome: Outcome | None = None
     gate_passed: bool = False
-    symptom: Annotated[Truth, Field(description="all required conditions of the symptom")]
+    symptom: Annotated[
+        Truth, Field(description="all required conditions of the symptom")
+    ]
     symptom_observed: str = ""
-    cause: Annotated[Truth, Field(description="met: the cause is there, also without the symptom")]
+    cause: Annotated[
+        Truth, Field(description="met: the cause is there, also without the symptom")
+    ]
     cause_observed: str = ""
     explanation: str = ""
     without_effect: Annotated[
-        str, Field(description="flips that were not seen to take effect, and what was seen")
+        str,
+        Field(description="flips that were not seen to take effect, and what was seen"),
     ] = ""
     fidelity: Fidelity | None = None
-    start_mode: Annotated[str, Field(description='cold, fork or warm; "": none was used')] = ""
+    start_mode: Annotated[
+        str, Field(description='cold, fork or warm; "": none was used')
+    ] = ""
     stand_ins: list[StandIn] = []
     error: Annotated[str, Field(description="why there is no verdict")] = ""
     retried: Annotated[str, Field(description="why a first attempt was lost")] = ""
@@ -245,12 +308,16 @@ class CellRun(Record):
 class Cell(Record):
     """A set of flipped factors, and the runs with it."""
 
-    flips: Annotated[list[str], Field(description="names; all others are as in the baseline")]
+    flips: Annotated[
+        list[str], Field(description="names; all others are as in the baseline")
+    ]
     role: Role
     state: CellState
     why: str
     runs: list[CellRun]
-    reused: Annotated[int, Field(description="how many of the runs this call did not make")] = 0
+    reused: Annotated[
+        int, Field(description="how many of the runs this call did not make")
+    ] = 0
 
     def count(self, outcome: Outcome) -> int:
         return sum(run.outcome is outcome for run in self.runs)
@@ -262,7 +329,9 @@ class FactorResult(Record):
     failing: Annotated[str, Field(description="setting in the failing baseline")]
     setting: Annotated[str, Field(description="the other setting")]
     claim: Annotated[str, Field(description="what is said of it")] = ""
-    factor_class: Annotated[FactorClass | None, Field(description="None: not judged yet")] = None
+    factor_class: Annotated[
+        FactorClass | None, Field(description="None: not judged yet")
+    ] = None
     cures_alone: Annotated[bool | None, Field(description="None: not known")] = None
     needed: Annotated[
         bool | None,
@@ -277,7 +346,8 @@ class Cure(Record):
     flips: list[str]
     settings: str
     minimal: Annotated[
-        bool | None, Field(description="every smaller set was seen not to cure; None: not known")
+        bool | None,
+        Field(description="every smaller set was seen not to cure; None: not known"),
     ]
     why: str
 
@@ -288,7 +358,9 @@ class Ablation(SearchDocument, kind="ablation"):
     release: str
     fidelity: Fidelity | None = None
     repeat: Annotated[int, Field(description="runs of each cell")] = 1
-    threshold: Annotated[int, Field(description="failing runs that make a cell fail")] = 1
+    threshold: Annotated[
+        int, Field(description="failing runs that make a cell fail")
+    ] = 1
     factors: list[FactorResult]
     cells: list[Cell] = []
     left_out: Annotated[

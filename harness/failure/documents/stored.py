@@ -1,4 +1,5 @@
-"""Documents as they lie on disk, in a folder or in the file that ``mmrepro bundle`` makes of it."""
+"""Documents as they lie on disk, in a folder or in the file that ``mmrepro bundle``
+makes of it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ def load_document(directory: Path, file: str, kind: type[DocumentT]) -> Document
     if is_bundle(directory):
         return _read(read_listed(directory, file), directory, kind)
     path = directory if directory.name == file else directory / file
-    hint = "give the folder that the command named at its end; mmrepro incidents lists them"
+    hint = (
+        "give the folder that the command named at its end; mmrepro incidents "
+        "lists them"
+    )
     try:
         if not path.parent.exists():
             raise BadIncident(f"there is no folder {path.parent}", hint=hint)
@@ -43,7 +47,9 @@ def load_document(directory: Path, file: str, kind: type[DocumentT]) -> Document
             raise BadIncident(f"{path.parent} holds no {file}", hint=hint)
         data = read_file(path, MAX_BYTES)
     except OSError as error:
-        raise BadIncident(f"{path} cannot be read: {error.strerror or error}", hint=hint) from error
+        raise BadIncident(
+            f"{path} cannot be read: {error.strerror or error}", hint=hint
+        ) from error
     return _read(data, path, kind)
 
 
@@ -68,7 +74,9 @@ def _read(data: bytes, path: Path, kind: type[DocumentT]) -> DocumentT:
     except Unfit as error:
         raise BadIncident(
             f"{path} does not follow the {name} schema: {error}",
-            hint=f"mmrepro schema --of {name}; if the file was not edited, this is a bug",
+            hint=(
+                f"mmrepro schema --of {name}; if the file was not edited, this is a bug"
+            ),
             detail=error.problems[:20],
         ) from error
 
@@ -85,11 +93,14 @@ def replace_file(path: Path, text: str) -> None:
     except OSError as error:
         raise UnwritableOutput(
             f"{path} cannot be written: {error.strerror or error}",
-            hint=f"free some space or check the permissions, then: mmrepro report {path.parent}",
+            hint=(
+                "free some space or check the permissions, then: mmrepro report "
+                f"{path.parent}"
+            ),
         ) from error
 
 
-# ----------------------------------------------------------------------------------- bundles
+# ------------------------------------------------------------------------------ bundles
 
 MANIFEST_FILE: Final = "manifest.json"
 MAX_MEMBER_BYTES: Final = 128 << 20
@@ -131,7 +142,10 @@ def read_manifest(path: Path) -> BundleManifest:
         return parsed(BundleManifest, _member(path, MANIFEST_FILE, MAX_MANIFEST_BYTES))
     except Unfit as error:
         raise BadIncident(
-            f"{path} is no bundle of mmrepro: its {MANIFEST_FILE} does not fit the format: {error}",
+            (
+                f"{path} is no bundle of mmrepro: its {MANIFEST_FILE} does not fit "
+                f"the format: {error}"
+            ),
             hint="make it with: mmrepro bundle INCIDENT_DIR",
         ) from error
 
@@ -139,8 +153,8 @@ def read_manifest(path: Path) -> BundleManifest:
 def read_listed(path: Path, name: str) -> bytes:
     """The bundle's file ``name``, its checksum compared.
 
-    Raises:
-        BadIncident: no bundle, a broken file, or one that differs from its listed checksum.
+    Raises: BadIncident: no bundle, a broken file, or one that differs from its listed
+        checksum.
     """
     manifest = read_manifest(path)
     listed = {entry.name: entry for entry in manifest.files}
@@ -158,7 +172,11 @@ def read_listed(path: Path, name: str) -> bytes:
 def listed_names(path: Path) -> set[str]:
     """Names of the files that the bundle ``path`` lists; none where it is no bundle."""
     try:
-        return {entry.name for entry in read_manifest(path).files} if is_bundle(path) else set()
+        return (
+            {entry.name for entry in read_manifest(path).files}
+            if is_bundle(path)
+            else set()
+        )
     except BadIncident:
         return set()
 
@@ -171,10 +189,19 @@ def _member(path: Path, name: str, limit: int) -> bytes:
         raise BadIncident(
             f"{path} holds no {name}", hint="make it with: mmrepro bundle INCIDENT_DIR"
         ) from error
-    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError) as error:
-        # RuntimeError: encrypted; NotImplementedError (one of its kind): an unknown compression
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        zlib.error,
+        RuntimeError,
+        EOFError,
+        ValueError,
+    ) as error:
+        # RuntimeError: encrypted; NotImplementedError (one of its kind): an unknown
+        #     compression
         raise BadIncident(
-            f"{path} cannot be read: {error}", hint="get the file again from whoever made it"
+            f"{path} cannot be read: {error}",
+            hint="get the file again from whoever made it",
         ) from error
     if len(data) > limit:
         raise BadIncident(f"{name} in {path} is too large: over {size(limit)}")

@@ -1,7 +1,8 @@
-"""How an answer reads to a client, who may have asked for more than the engine can hold.
+"""How an answer reads to a client, who may have asked for more than the engine can
+hold.
 
-"Answered" is more than HTTP 200 here: an engine may put its error into the answer's text.
-"""
+"Answered" is more than HTTP 200 here: an engine may put its error into the answer's
+text."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +13,9 @@ from mmrepro.failure.signature.decide import Finding
 from mmrepro.failure.signature.views import Requests
 from mmrepro.traffic.evidence import Evidence, RequestRecord
 
-Kind = Literal["answered", "opaque 500", "opaque answer", "named answer", "refusal", "broken"]
+Kind = Literal[
+    "answered", "opaque 500", "opaque answer", "named answer", "refusal", "broken"
+]
 _LENGTH = re.compile(r"length|too long|exceed|INPUT_LENGTH", re.IGNORECASE)
 _MESSAGE = re.compile(r"""['"]message['"]:\s*['"](.+?)['"]\s*[,}]""")
 _CAUSE = re.compile(r"\bkv\b|cache|block|gpu memory", re.IGNORECASE)
@@ -22,9 +25,9 @@ _CAUSE = re.compile(r"\bkv\b|cache|block|gpu memory", re.IGNORECASE)
 class Grade:
     """How a client is told that a prompt does not fit.
 
-    ``opaque``: nothing says that it is the length. ``named answer``: a 200 whose text is an error
-    with the engine's status. ``refusal``: a proper error that says it is the length.
-    """
+    ``opaque``: nothing says that it is the length. ``named answer``: a 200 whose text
+    is an error with the engine's status. ``refusal``: a proper error that says it is
+    the length."""
 
     kind: Kind
     words: str
@@ -47,12 +50,17 @@ class Grade:
         )
         told = " and ".join(name for name, _, there in named if there) or "the length"
         lacks = "".join(lack for _, lack, there in named if there is False)
-        how = "explained" if self.kind == "refusal" else "explained, but as an answer with 200"
+        how = (
+            "explained"
+            if self.kind == "refusal"
+            else "explained, but as an answer with 200"
+        )
         return f"{self.words}: {how}; it names {told}{lacks}"
 
 
 def grade(record: RequestRecord, limit: float | None = None) -> Grade:
-    """How ``record`` reads. ``limit``: the longest prompt in tokens, as the engine has it."""
+    """How ``record`` reads. ``limit``: the longest prompt in tokens, as the engine has
+    it."""
     text = record.error or record.text
     message = _MESSAGE.search(text)
     shown = message[1] if message else text
@@ -60,7 +68,10 @@ def grade(record: RequestRecord, limit: float | None = None) -> Grade:
     kind = _kind(record, by_length=bool(_LENGTH.search(text)))
     words = f"HTTP {record.status} “{shown}” in {record.latency_s:.2f} s"
     if kind == "answered":
-        words = f"HTTP 200 with {record.completion_tokens} tokens in {record.latency_s:.2f} s"
+        words = (
+            f"HTTP 200 with {record.completion_tokens} tokens in "
+            f"{record.latency_s:.2f} s"
+        )
     elif kind == "broken":
         words = f"HTTP {record.status}, then {shown}"
     names_limit = None if limit is None else bool(re.search(rf"\b{limit:g}\b", text))
@@ -75,17 +86,25 @@ def _kind(record: RequestRecord, *, by_length: bool) -> Kind:
         return "refusal" if by_length else opaque
     if record.error:
         return "refusal" if record.stream and by_length else "broken"
-    if record.finish_reason == "error" or record.text.startswith("internal error happened"):
+    if record.finish_reason == "error" or record.text.startswith(
+        "internal error happened"
+    ):
         return "named answer" if by_length else "opaque answer"
     return "answered" if record.completion_tokens or record.text else "opaque answer"
 
 
 def given(*labels: str, or_explained: bool = False) -> Callable[[Evidence], Finding]:
-    """Whether each of these requests got tokens; ``or_explained``: or an error that says why."""
+    """Whether each of these requests got tokens; ``or_explained``: or an error that
+    says why."""
 
     def answered(evidence: Evidence) -> Finding:
         grades = {label: grade(Requests(evidence).first(label)) for label in labels}
-        met = all(g.kind == "answered" or (or_explained and g.explained) for g in grades.values())
-        return Finding.of(met, "; ".join(f"{label}: {told}" for label, told in grades.items()))
+        met = all(
+            g.kind == "answered" or (or_explained and g.explained)
+            for g in grades.values()
+        )
+        return Finding.of(
+            met, "; ".join(f"{label}: {told}" for label, told in grades.items())
+        )
 
     return answered

@@ -1,9 +1,9 @@
-"""Checks that several scenarios share: hangs that look healthy, and whether a digest that stacks
-show is one that logs name.
+"""Checks that several scenarios share: hangs that look healthy, and whether a digest
+that stacks show is one that logs name.
 
-Each says by the types of its parameters what it reads, and returns a finding; what is missing is
-raised by the views and makes the condition unknown. None is met by the absence of evidence.
-"""
+Each says by the types of its parameters what it reads, and returns a finding; what is
+missing is raised by the views and makes the condition unknown. None is met by the
+absence of evidence."""
 
 import re
 from collections import Counter
@@ -34,13 +34,14 @@ from mmrepro.traffic.evidence import Evidence, Missing
 BUSY_PCT = 50.0
 """A thread that spins takes a whole core; on a crowded machine it gets half of one."""
 QUEUED_PCT, STARVED_PCT, WANTED_PCT = 10.0, 5.0, 80.0
-"""% of the time without a core that is worth saying; least use, and use with waiting, of a thread
-that spins on an overloaded machine."""
+"""% of the time without a core that is worth saying; least use, and use with waiting,
+of a thread that spins on an overloaded machine."""
 IDLE_PCT = 30.0
 DEAD = ("Z", "X")
 """States of a process that runs no more: a zombie, and one that is gone."""
 TOKENS = ("prompt_tokens", "generation_tokens")
-"""Not of requests: a frozen vLLM counts as finished those that their clients give up."""
+"""Not of requests: a frozen vLLM counts as finished those that their clients give
+up."""
 
 
 def unanswered(requests: Requests) -> Finding:
@@ -50,7 +51,9 @@ def unanswered(requests: Requests) -> Finding:
         raise Missing("no request was sent in the trigger")
     hung = next((r for r in sent if r.timed_out), None)
     if hung is None:
-        return Finding.of(False, f"all {len(sent)} requests of the trigger ended in time")
+        return Finding.of(
+            False, f"all {len(sent)} requests of the trigger ended in time"
+        )
     text = f"{hung.label}: no answer in {hung.latency_s:.1f} s{usual(requests)}"
     return Finding.of(True, text)
 
@@ -64,12 +67,17 @@ def usual(requests: Requests) -> str:
 def probe_unanswered(inference: InferenceData) -> Finding:
     """A fresh small request after the trigger gets no answer either."""
     if inference.answered:
-        return Finding.of(False, f"a new request was answered in {inference.seconds:.2f} s")
+        return Finding.of(
+            False, f"a new request was answered in {inference.seconds:.2f} s"
+        )
     if inference.status is not None:
         return Finding.of(False, f"a new request got HTTP {inference.status}")
     told = f"a new request got no answer in {inference.seconds:.1f} s"
     if inference.cut:
-        told += f", of {inference.deadline_s:.0f}: the wait was cut, for all else was decided"
+        told += (
+            f", of {inference.deadline_s:.0f}: the wait was cut, for all else was "
+            "decided"
+        )
     elif inference.seconds < 0.9 * inference.deadline_s:
         return Finding.of(False, f"a new request failed at once: {inference.error}")
     return Finding.of(True, told)
@@ -78,20 +86,24 @@ def probe_unanswered(inference: InferenceData) -> Finding:
 def endpoints_green(http: HttpData) -> Finding:
     """The front says that all is well: every asked endpoint answers 200.
 
-    One that is late says nothing: the machine may be starved, and the front as well as ever.
-    """
+    One that is late says nothing: the machine may be starved, and the front as well as
+    ever."""
     if not http.answers:
         raise Missing("no endpoint was asked")
     told = ", ".join(f"{a.path} {a.status or a.error}" for a in http.answers)
     if all(a.status == 200 or a.timed_out for a in http.answers):
         late = ", ".join(a.path for a in http.answers if a.timed_out)
-        return Finding.unknown(f"{told}; late: {late}") if late else Finding.of(True, told)
+        return (
+            Finding.unknown(f"{told}; late: {late}") if late else Finding.of(True, told)
+        )
     return Finding.of(False, told)
 
 
 def queue_empty(metrics: Metrics, engine: Engine) -> Finding:
     """The scheduler reports nothing running and nothing waiting, in two readings."""
-    running, waiting = (metrics.readings(engine.metrics[name]) for name in ("running", "waiting"))
+    running, waiting = (
+        metrics.readings(engine.metrics[name]) for name in ("running", "waiting")
+    )
     text = f"running {_numbers(running)}, waiting {_numbers(waiting)} (two readings)"
     return Finding.of(not any(running) and not any(waiting), text)
 
@@ -109,7 +121,9 @@ def no_progress(metrics: Metrics, engine: Engine) -> Finding:
 
 
 def tokens_stand_still(metrics: Metrics, engine: Engine) -> Finding:
-    return _stand_still(metrics, engine, [name for name in TOKENS if name in engine.metrics])
+    return _stand_still(
+        metrics, engine, [name for name in TOKENS if name in engine.metrics]
+    )
 
 
 def _stand_still(metrics: Metrics, engine: Engine, counters: Sequence[str]) -> Finding:
@@ -130,11 +144,11 @@ def _stand_still(metrics: Metrics, engine: Engine, counters: Sequence[str]) -> F
 
 
 def core_burns_cpu(processes: Processes, engine: Engine) -> Finding:
-    """The engine's core process uses a core in user space; idle in the gate, it did not.
+    """The engine's core process uses a core in user space; idle in the gate, it did
+    not.
 
-    On a machine that is overloaded it cannot have a whole one: what it waited for is counted as
-    wanted, as long as it spent what it got in user space.
-    """
+    On a machine that is overloaded it cannot have a whole one: what it waited for is
+    counted as wanted, as long as it spent what it got in user space."""
     role = engine.core_role
     use = processes.of(role)[-1]
     if use.state in DEAD:
@@ -157,11 +171,14 @@ def core_burns_cpu(processes: Processes, engine: Engine) -> Finding:
 
 
 def core_busy(processes: Processes, engine: Engine) -> Finding:
-    """The engine's core process uses a core in user space; of a live server, where nothing is
-    known of how it was before. What it waited for counts as in ``core_burns_cpu``."""
+    """The engine's core process uses a core in user space; of a live server, where
+    nothing is known of how it was before. What it waited for counts as in
+    ``core_burns_cpu``."""
     uses = processes.of(engine.core_role)
     shares = ", ".join(f"{use.user_pct:.0f}" for use in uses)
-    text = f"{engine.core_role} {shares} % of a core in user space ({len(uses)} readings)"
+    text = (
+        f"{engine.core_role} {shares} % of a core in user space ({len(uses)} readings)"
+    )
     spins = spinning(processes.evidence, {use.pid for use in uses})
     if spins or any(use.user_pct >= BUSY_PCT or _wants_a_core(use) for use in uses):
         return Finding.of(True, text)
@@ -185,17 +202,24 @@ def core_gone(evidence: Evidence, engine: Engine) -> Finding:
         raise Missing(evidence.why_missing("processes", "check"))
     cores = core_processes(evidence, engine.core_role, "check")
     alive = [core.pid for core in cores if core.state not in DEAD]
-    said = f"{engine.core_role} {alive[-1]} is alive" if alive else f"no {engine.core_role} lives"
+    said = (
+        f"{engine.core_role} {alive[-1]} is alive"
+        if alive
+        else f"no {engine.core_role} lives"
+    )
     return Finding.of(not alive, said)
 
 
 def engine_works(evidence: Evidence, metrics: Metrics, engine: Engine) -> Finding:
-    """A fresh small request is answered; where none was sent, counters of work done move.
+    """A fresh small request is answered; where none was sent, counters of work done
+    move.
 
     Without a request, a core that spins while nothing is finished speaks against it.
     """
     for _, data in evidence.results(InferenceData, "check"):
-        told = f"answered in {data.seconds:.2f} s" if data.answered else data.error[:200]
+        told = (
+            f"answered in {data.seconds:.2f} s" if data.answered else data.error[:200]
+        )
         return Finding.of(data.answered, f"a small request: {told}")
     still = tokens_stand_still(metrics, engine)
     if still.truth is Truth.NOT_MET:
@@ -241,14 +265,15 @@ def added_but_unfinished(
 ) -> Finding:
     """The front logged more requests as added than the engine ever finished.
 
-    Whether a request that ended in an error counts as finished differs between releases, so those
-    are held against the finding: they alone do not make it.
-    """
+    Whether a request that ended in an error counts as finished differs between
+    releases, so those are held against the finding: they alone do not make it."""
     added = logs.count("added-request")
     done = metrics.readings(engine.metrics["finished"], least=1)[-1]
     if added == 0:
         raise Missing('the log has no line "Added request": is it at DEBUG level?')
-    failed = sum(1 for r in evidence.requests if r.status is not None and r.status >= 500)
+    failed = sum(
+        1 for r in evidence.requests if r.status is not None and r.status >= 500
+    )
     text = f'{added} requests logged as "Added request", {done:g} finished'
     if done < added <= done + failed:
         return Finding.unknown(f"{text}, {failed} failed: it may be those")
@@ -258,7 +283,9 @@ def added_but_unfinished(
 def engine_alive(evidence: Evidence) -> Finding:
     """The server did not end by itself, and was seen to run in the check."""
     if evidence.engine_exit is not None:
-        return Finding.of(False, f"the server's process ended with {evidence.engine_exit}")
+        return Finding.of(
+            False, f"the server's process ended with {evidence.engine_exit}"
+        )
     for _, data in evidence.results(ProcessesData, "check"):
         if any(process.state not in DEAD for process in data.processes):
             return Finding.of(True, "the server's process runs")
@@ -276,7 +303,8 @@ LOCAL = re.compile(r"['\"]([0-9a-f]{16,128})[.…]*['\"]?")
 def digest_in(value: str) -> str:
     """The digest that py-spy printed of a local; "" when it printed anything else.
 
-    A sample that pauses nothing may read a local while it is replaced, and prints whatever lay
+    A sample that pauses nothing may read a local while it is replaced, and prints
+    whatever lay
     there: another object, a number. That is no reading of the key.
     """
     digest = LOCAL.fullmatch(value.strip())
@@ -288,7 +316,8 @@ def short_hash(text: str) -> str:
 
 
 def same_digest(keys: Sequence[str], named: Collection[str], shown: str) -> Finding:
-    """Whether ``keys``, one of each sample that read it, are digests that the log names.
+    """Whether ``keys``, one of each sample that read it, are digests that the log
+    names.
 
     Unknown where the samples disagree: one of them may be torn, or the work goes on.
 
@@ -299,13 +328,15 @@ def same_digest(keys: Sequence[str], named: Collection[str], shown: str) -> Find
         return Finding.unknown("no stack sample shows the key")
     if not named:
         return Finding.unknown("the log names no digest to compare with")
-    often = ", ".join(f"{n} × {short_hash(key)}" for key, n in Counter(keys).most_common(5))
+    often = ", ".join(
+        f"{n} × {short_hash(key)}" for key, n in Counter(keys).most_common(5)
+    )
     text = f"{shown} {often}; the log names {', '.join(sorted(map(short_hash, named)))}"
     fits = {any(digest.startswith(key) for digest in named) for key in keys}
     return Finding.unknown(text) if len(fits) > 1 else Finding.of(fits.pop(), text)
 
 
-# ------------------------------------------------------------------ a thread that stays in a loop
+# -------------------------------------------------------- a thread that stays in a loop
 
 MIN_SAMPLES = 3
 """With fewer samples of a thread, where it always is cannot be told."""
@@ -314,12 +345,14 @@ ABSENT_SAMPLES = 10
 
 
 def stays_below(stacks: StacksData, path: Sequence[str]) -> Finding:
-    """Whether in every sample a thread is inside the functions of ``path``, outermost first; others
-    may lie between them."""
+    """Whether in every sample a thread is inside the functions of ``path``, outermost
+    first; others may lie between them."""
     samples = [sample for sample in stacks.samples if sample.threads]
     if len(samples) < MIN_SAMPLES:
         return Finding.unknown(f"{len(samples)} samples show stacks")
-    inside = sum(any(_goes_through(thread, path) for thread in s.threads) for s in samples)
+    inside = sum(
+        any(_goes_through(thread, path) for thread in s.threads) for s in samples
+    )
     text = f"{inside} of {len(samples)} samples inside {' > '.join(path)}"
     return Finding.of(inside == len(samples), text)
 
@@ -329,11 +362,14 @@ def _goes_through(thread: ThreadStack, path: Sequence[str]) -> bool:
     return all(name in inward for name in path)
 
 
-def stays_in(stacks: StacksData, thread: str, path: Sequence[str], callee: str) -> Finding:
-    """Whether the thread of function ``thread`` is inside ``path`` in every sample of it.
+def stays_in(
+    stacks: StacksData, thread: str, path: Sequence[str], callee: str
+) -> Finding:
+    """Whether the thread of function ``thread`` is inside ``path`` in every sample of
+    it.
 
-    In some of them it must be in ``callee``, and in some it must run: not in all, as it may wait
-    for the GIL in the middle of its loop.
+    In some of them it must be in ``callee``, and in some it must run: not in all, as it
+    may wait for the GIL in the middle of its loop.
 
     Args:
         path: bare names of functions that call each other, innermost first.
@@ -341,20 +377,30 @@ def stays_in(stacks: StacksData, thread: str, path: Sequence[str], callee: str) 
     """
     threads = stacks.threads(thread)
     if len(threads) < MIN_SAMPLES:
-        return Finding.unknown(f"{thread} in {len(threads)} of {len(stacks.samples)} samples")
+        return Finding.unknown(
+            f"{thread} in {len(threads)} of {len(stacks.samples)} samples"
+        )
     inside = [one for one in threads if one.within(*path)]
     running = sum(one.active is True for one in inside)
     calling = sum(one.within(callee, *path) for one in inside)
-    text = f"{len(inside)} of {len(threads)} samples in {path[0]}, {calling} in {callee}"
+    text = (
+        f"{len(inside)} of {len(threads)} samples in {path[0]}, {calling} in {callee}"
+    )
     stays = len(inside) == len(threads)
     if stays and not running and any(one.active is None for one in inside):
         return Finding.unknown(f"{text}; whether it runs is not shown")
-    return calls(f"{text}, {running} running", callee, calling, len(inside), stays and running > 0)
+    return calls(
+        f"{text}, {running} running",
+        callee,
+        calling,
+        len(inside),
+        stays and running > 0,
+    )
 
 
 def calls(text: str, callee: str, calling: int, inside: int, stays: bool) -> Finding:
-    """Whether a thread that ``stays`` in a loop calls ``callee``, as ``calling`` of its ``inside``
-    samples show; unknown where none does, and they are few."""
+    """Whether a thread that ``stays`` in a loop calls ``callee``, as ``calling`` of its
+    ``inside`` samples show; unknown where none does, and they are few."""
     if stays and not calling and inside < ABSENT_SAMPLES:
         return Finding.unknown(f"{text}: too few to say that {callee} is not called")
     return Finding.of(stays and calling > 0, text)

@@ -1,7 +1,8 @@
-"""Whose answer it was: greedy answers compared exactly, token by token with their logprobs.
+"""Whose answer it was: greedy answers compared exactly, token by token with their
+logprobs.
 
-Only answers that were computed alike are alike: with as many prompt tokens taken from the cache.
-"""
+Only answers that were computed alike are alike: with as many prompt tokens taken from
+the cache."""
 
 from itertools import combinations
 
@@ -16,7 +17,8 @@ CACHED_TOTAL = "cached_tokens_total"
 
 
 class ComparedAnswers(Requests):
-    """What each picture was answered, and how much of its prompt came from the prefix cache.
+    """What each picture was answered, and how much of its prompt came from the prefix
+    cache.
 
     All but ``differ`` raise Missing where a request was not answered.
     """
@@ -38,7 +40,8 @@ class ComparedAnswers(Requests):
         return [answered[label] for label in labels if label in answered]
 
     def differ(self, *pictures: str) -> Finding:
-        """Whether each has an answer of its own, and the same one each time; it raises nothing."""
+        """Whether each has an answer of its own, and the same one each time; it raises
+        nothing."""
         try:
             alone = {picture: self.alone(picture) for picture in pictures}
         except Missing as missing:
@@ -50,20 +53,28 @@ class ComparedAnswers(Requests):
                 return Finding.of(False, f"{picture}: the server gives no logprobs")
             if first.tokens != rest[0].tokens:
                 apart = first_difference(first, rest[0])
-                return Finding.of(False, f"{picture} is not answered alike twice: {apart}")
+                return Finding.of(
+                    False, f"{picture} is not answered alike twice: {apart}"
+                )
         for one, other in combinations(pictures, 2):
             if any(same(a, b) for a in alone[one] for b in alone[other]):
-                return Finding.of(False, f"{one} and {other} get one and the same answer")
-        return Finding.of(True, f"{', '.join(pictures)} alone: different answers, repeatable")
+                return Finding.of(
+                    False, f"{one} and {other} get one and the same answer"
+                )
+        return Finding.of(
+            True, f"{', '.join(pictures)} alone: different answers, repeatable"
+        )
 
     def whose(self, label: str, *pictures: str) -> str:
-        """The first of ``pictures`` that was answered so when it was alone; "": none."""
+        """The first of ``pictures`` that was answered so when it was alone; "":
+        none."""
         answer = self.to(label)
         likes = (p for p in pictures if any(same(answer, own) for own in self.alone(p)))
         return next(likes, "")
 
     def after(self, first: str, second: str) -> tuple[str, str]:
-        """Whose answer ``second`` got after ``first`` ("": neither's), and that for people."""
+        """Whose answer ``second`` got after ``first`` ("": neither's), and that for
+        people."""
         label = f"{second} after {first}"
         whose = self.whose(label, second, first)
         if whose == second:
@@ -87,9 +98,8 @@ class ComparedAnswers(Requests):
     def cached(self, label: str) -> int:
         """Prompt tokens that came from the cache.
 
-        SGLang 0.5.6 reports nothing where it means zero. Nothing counts as zero only if the counter
-        of the server agrees: what the answers report must add up to it.
-        """
+        SGLang 0.5.6 reports nothing where it means zero. Nothing counts as zero only if
+        the counter of the server agrees: what the answers report must add up to it."""
         reported = self.to(label).cached_tokens
         if reported is None:
             counted = self.evidence.facts.get(CACHED_TOTAL)
@@ -100,26 +110,39 @@ class ComparedAnswers(Requests):
     def from_cache(self, *labels: str) -> str:
         """That of several requests, for people."""
         prompts = ((label, self.to(label).prompt_tokens) for label in labels)
-        return "; ".join(f"{label}: {self.cached(label)} of {prompt}" for label, prompt in prompts)
+        return "; ".join(
+            f"{label}: {self.cached(label)} of {prompt}" for label, prompt in prompts
+        )
 
     def more_than_text(self, text: str, *labels: str) -> Finding:
-        """Whether each of ``labels`` took more from the cache than the request ``text``, which
-        shared with the picture before it no more than the text that both begin with."""
+        """Whether each of ``labels`` took more from the cache than the request
+        ``text``, which shared with the picture before it no more than the text that
+        both begin with."""
         before = self.cached(text)
         more = all(self.cached(label) > before for label in labels)
-        told = f"from the cache: {self.from_cache(*labels)}; the text before the picture has"
+        told = (
+            f"from the cache: {self.from_cache(*labels)}; the text before the picture "
+            "has"
+        )
         return Finding.of(more, f"{told} {before}")
 
 
 def same(one: RequestRecord, other: RequestRecord) -> bool:
-    """The same answer, token by token and logprob by logprob; an empty one is like no other."""
-    return bool(one.logprobs) and one.tokens == other.tokens and one.logprobs == other.logprobs
+    """The same answer, token by token and logprob by logprob; an empty one is like no
+    other."""
+    return (
+        bool(one.logprobs)
+        and one.tokens == other.tokens
+        and one.logprobs == other.logprobs
+    )
 
 
 def first_difference(one: RequestRecord, other: RequestRecord) -> str:
     """Where two answers part, for people."""
     pairs = zip(one.tokens, one.logprobs, other.tokens, other.logprobs, strict=False)
-    for place, (token, logprob, other_token, other_logprob) in enumerate(pairs, start=1):
+    for place, (token, logprob, other_token, other_logprob) in enumerate(
+        pairs, start=1
+    ):
         if token != other_token:
             return f"token {place}: {token!r} against {other_token!r}"
         if logprob != other_logprob:
@@ -130,5 +153,6 @@ def first_difference(one: RequestRecord, other: RequestRecord) -> str:
 
 
 def spelled(answer: RequestRecord) -> str:
-    """An answer for people: its tokens, of which a byte-level model has strange ones."""
+    """An answer for people: its tokens, of which a byte-level model has strange
+    ones."""
     return " ".join(repr(token)[1:-1] for token in answer.tokens) or answer.text

@@ -1,7 +1,9 @@
-"""Conditions that scenarios share whose engine dies: an engine core that ends on an exception.
+"""Conditions that scenarios share whose engine dies: an engine core that ends on an
+exception.
 
-What a user sees of it: one request fails with 500 and every later one too, `/health` says 503 until
-the server gives up and exits, and the log repeats the one error that matters many times over.
+What a user sees of it: one request fails with 500 and every later one too, `/health`
+says 503 until the server gives up and exits, and the log repeats the one error that
+matters many times over.
 
 As in ``checks``, a function takes evidence and returns a finding, and none is
 met by the absence of evidence.
@@ -21,17 +23,21 @@ from mmrepro.traffic.evidence import Evidence, Missing, RequestRecord
 
 LOG_PATTERNS: Mapping[str, str] = {
     "exception": LogPattern(
-        r"(?:^|[\])] )(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ", "Error", "Exception"
+        r"(?:^|[\])] )(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ",
+        "Error",
+        "Exception",
     ),
     "engine-dead": r"EngineDeadError",
     "device-assert": r": block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion ",
 }
-"""``exception``: the last line of a traceback. ``engine-dead``: the API server's word for it
-(vllm/v1/engine/exceptions.py, 0.11.0 to 0.14.0). ``device-assert``: what a GPU prints of a thread
-whose assertion failed (recorded: tests/unit/device_assert_h100.json)."""
+"""``exception``: the last line of a traceback. ``engine-dead``: the API server's word
+for it (vllm/v1/engine/exceptions.py, 0.11.0 to 0.14.0). ``device-assert``: what a GPU
+prints of a thread whose assertion failed (recorded:
+tests/unit/device_assert_h100.json)."""
 
 ASSERT_TRIGGERED = "CUDA error: device-side assert triggered"
-"""What the next call that waits for the device raises: torch.AcceleratorError, in torch 2.11."""
+"""What the next call that waits for the device raises: torch.AcceleratorError, in torch
+2.11."""
 
 HEALTH = "health after the failure"
 AFTER = "after: a new text"
@@ -41,7 +47,8 @@ POLL_S = 0.25
 
 
 async def watch(drive: Drive) -> None:
-    """Ask ``/health`` until it answers 200 or nobody listens any more; a new request on the way."""
+    """Ask ``/health`` until it answers 200 or nobody listens any more; a new request on
+    the way."""
     first = await _health(drive)
     await drive.unless_stuck(drive.chat(AFTER, text="hello"))
     if first.status == 200:
@@ -58,29 +65,38 @@ async def _health(drive: Drive) -> RequestRecord:
 
 
 def core_died(evidence: Evidence, logs: Logs, engine: Engine) -> Finding:
-    """The API server calls its engine dead, and no living process has the engine's role."""
+    """The API server calls its engine dead, and no living process has the engine's
+    role."""
     count, role = logs.count("engine-dead"), engine.core_role
     if not count:
         return Finding.of(False, "the log holds no EngineDeadError")
     uses = core_processes(evidence, role, "check")
     alive = [use.pid for use in uses if use.state not in ("Z", "X")]
     if alive:
-        return Finding.of(False, f"EngineDeadError in the log, but {role} {alive[-1]} is alive")
-    if evidence.engine_exit is None and not list(evidence.results(ProcessesData, "check")):
+        return Finding.of(
+            False, f"EngineDeadError in the log, but {role} {alive[-1]} is alive"
+        )
+    if evidence.engine_exit is None and not list(
+        evidence.results(ProcessesData, "check")
+    ):
         left = evidence.why_missing("processes", "check")
         raise Missing(f"EngineDeadError in the log; {left}")
     if evidence.engine_exit is None and not core_processes(evidence, role, "gate"):
         raise Missing(
-            f"EngineDeadError in the log; no process was called {role} in the gate either"
+            f"EngineDeadError in the log; no process was called {role} in the gate "
+            "either"
         )
-    return Finding.of(True, f"{count} × EngineDeadError in the log and no process {role} left")
+    return Finding.of(
+        True, f"{count} × EngineDeadError in the log and no process {role} left"
+    )
 
 
 def requests_fail_with_500(requests: Requests, label: str) -> Finding:
-    """The last request called ``label`` gets 500, and so does, or worse, every later one.
+    """The last request called ``label`` gets 500, and so does, or worse, every later
+    one.
 
-    Without an answer in time it may be late: that tells no death from a machine that is busy.
-    """
+    Without an answer in time it may be late: that tells no death from a machine that is
+    busy."""
     sent = requests.last(label)
     told = f"{label}: {sent.status or 'no answer'} {sent.error[:120]}".rstrip()
     if sent.timed_out:
@@ -91,18 +107,22 @@ def requests_fail_with_500(requests: Requests, label: str) -> Finding:
     if later.timed_out:
         return Finding.unknown(f"{told}; then a new text: {later.error[:80]}")
     return Finding.of(
-        not later.answered, f"{told}; then a new text: {later.status or later.error[:80]}"
+        not later.answered,
+        f"{told}; then a new text: {later.status or later.error[:80]}",
     )
 
 
 def health_is_503(requests: Requests) -> Finding:
-    """``/health`` says 503 from the death on, every time, for as long as anybody listens."""
+    """``/health`` says 503 from the death on, every time, for as long as anybody
+    listens."""
     asked = requests.all(HEALTH)
     statuses = [r.status for r in asked if r.status is not None]
     if not statuses:
         raise Missing(f"/health did not answer any more: {asked[0].error[:120]}")
     text = ", ".join(f"{statuses.count(s)} × {s}" for s in dict.fromkeys(statuses))
-    return Finding.of(all(s == 503 for s in statuses), f"/health after the failure: {text}")
+    return Finding.of(
+        all(s == 503 for s in statuses), f"/health after the failure: {text}"
+    )
 
 
 def server_exits(evidence: Evidence) -> Finding:
@@ -113,24 +133,30 @@ def server_exits(evidence: Evidence) -> Finding:
     if code is None:
         return Finding.of(False, "the server's process goes on without its engine")
     silent = next((r.sent.mono for r in asked if r.status is None), None)
-    after = "" if silent is None else f" about {silent - asked[0].sent.mono:.0f} s later"
+    after = (
+        "" if silent is None else f" about {silent - asked[0].sent.mono:.0f} s later"
+    )
     return Finding.of(True, f"the server ended by itself{after}, exit code {code}")
 
 
-def first_error(logs: Logs, role: str, wanted: str, asserted: str | None = None) -> Finding:
-    """The first exception of ``role``'s own process matches pattern ``wanted``; others echo it.
+def first_error(
+    logs: Logs, role: str, wanted: str, asserted: str | None = None
+) -> Finding:
+    """The first exception of ``role``'s own process matches pattern ``wanted``; others
+    echo it.
 
-    A dying engine fills its log: the same traceback again when the process ends, and the API
-    server's EngineDeadError for every request. Which line of the process that died came first
-    tells what it died of; the API server has exceptions of its own, of each request that it
-    refuses. Where the gate saw the process, one with another pid is another one.
+    A dying engine fills its log: the same traceback again when the process ends, and
+    the API server's EngineDeadError for every request. Which line of the process that
+    died came first tells what it died of; the API server has exceptions of its own, of
+    each request that it refuses. Where the gate saw the process, one with another pid
+    is another one.
 
-    Of a device-side assert the exception says nothing but that there was one. Then what the device
-    printed first, before it, has to match; it goes to stderr past Python, so no process is named.
+    Of a device-side assert the exception says nothing but that there was one. Then what
+    the device printed first, before it, has to match; it goes to stderr past Python, so
+    no process is named.
 
-    Args:
-        wanted: "": no exception's own words are this one.
-        asserted: expression of what the device prints, "": none is this one; None: pattern
+    Args: wanted: "": no exception's own words are this one. asserted: expression of
+        what the device prints, "": none is this one; None: pattern
             ``wanted`` has its words as well.
     """
     lines, matching = logs.lines("exception"), logs.lines(wanted) if wanted else []
@@ -148,12 +174,16 @@ def first_error(logs: Logs, role: str, wanted: str, asserted: str | None = None)
         return _without_exception(told, printed)
     first, count = own[0], logs.count("exception")
     if count > len(lines) and lines.index(first) * 2 >= len(lines):
-        return Finding.unknown(f"{count - len(lines)} of {count} exceptions were not kept")
+        return Finding.unknown(
+            f"{count - len(lines)} of {count} exceptions were not kept"
+        )
     text = f"{_where(first)}; {count - lines.index(first) - 1} later lines echo it"
     if ASSERT_TRIGGERED in first.text:
         before = [line for line in printed if line.number < first.number]
         if not before:
-            return Finding.unknown(f"{text}; the log does not show which assertion it was")
+            return Finding.unknown(
+                f"{text}; the log does not show which assertion it was"
+            )
         first, text = before[0], f"{text}; the device: {_shown(before[0], 240)}"
         if asserted is not None:
             return Finding.of(bool(asserted and re.search(asserted, first.text)), text)
@@ -161,14 +191,19 @@ def first_error(logs: Logs, role: str, wanted: str, asserted: str | None = None)
 
 
 def _without_exception(told: str, printed: Sequence[LogLine]) -> Finding:
-    """A process that a device-side assert aborts (freeing pinned memory does) logs none."""
+    """A process that a device-side assert aborts (freeing pinned memory does) logs
+    none."""
     if printed:
-        return Finding.unknown(f"{told}; but a device printed: {_shown(printed[0], 240)}")
+        return Finding.unknown(
+            f"{told}; but a device printed: {_shown(printed[0], 240)}"
+        )
     return Finding.of(False, told)
 
 
 def _shown(line: LogLine, most: int) -> str:
-    from mmrepro.probes.log_words import public_line  # a scenario's file needs no forms of lines
+    from mmrepro.probes.log_words import (
+        public_line,
+    )  # a scenario's file needs no forms of lines
 
     return public_line(line, most)
 

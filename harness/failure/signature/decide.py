@@ -1,10 +1,10 @@
-"""Conditions over evidence, and the verdict that follows from them. Pure functions, no I/O.
+"""Conditions over evidence, and the verdict that follows from them. Pure functions, no
+I/O.
 
-The rules (DESIGN.md, "Verdicts are sacred"): a condition that cannot be decided is unknown and
-never true; ``reproduced`` needs every required condition of the symptom and of the cause; neither
-it nor ``not-reproduced`` is said where the trigger was not seen to arrive (the preconditions); a
-checker that crashes yields unknown.
-"""
+The rules (DESIGN.md, "Verdicts are sacred"): a condition that cannot be decided is
+unknown and never true; ``reproduced`` needs every required condition of the symptom and
+of the cause; neither it nor ``not-reproduced`` is said where the trigger was not seen
+to arrive (the preconditions); a checker that crashes yields unknown."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Outcome(StrEnum):
 
 
 Part = Literal["precondition", "symptom", "cause", "flip"]
-"""``precondition``: the trigger came as far as the failure needs it. ``flip``: a flipped factor
-took effect; of a run's verdict it decides nothing."""
+"""``precondition``: the trigger came as far as the failure needs it. ``flip``: a
+flipped factor took effect; of a run's verdict it decides nothing."""
 FLIP = "flip-{}"
 """Id of the condition that the factor called so took effect."""
 
@@ -67,11 +67,11 @@ Checker = Callable[[Evidence], Finding]
 class Condition:
     """One named statement about evidence.
 
-    ``required=False`` marks a supporting condition: shown, never decisive (a bare /proc cannot
-    count system calls, say). ``waived``: of a precondition, the mitigation or flipped factor of
-    this run that takes it away; "": none does. ``usual``: a healthy server meets it as well, so it
-    sets a failure apart from others and shows none by itself.
-    """
+    ``required=False`` marks a supporting condition: shown, never decisive (a bare /proc
+    cannot count system calls, say). ``waived``: of a precondition, the mitigation or
+    flipped factor of this run that takes it away; "": none does. ``usual``: a healthy
+    server meets it as well, so it sets a failure apart from others and shows none by
+    itself."""
 
     id: str
     part: Part
@@ -91,20 +91,25 @@ class ConditionResult(Record):
     observed: str
     evidence: Annotated[list[str], Field(description="raw files below evidence/")] = []
     waived: Annotated[
-        str, Field(description="what takes this precondition away in this run, on purpose")
+        str,
+        Field(description="what takes this precondition away in this run, on purpose"),
     ] = ""
 
 
 class Verdict(Record):
     outcome: Outcome
-    expected: Annotated[Outcome | None, Field(description="None: nothing is expected")] = None
+    expected: Annotated[
+        Outcome | None, Field(description="None: nothing is expected")
+    ] = None
     expected_because: str = ""
     as_expected: bool = False
     explanation: str
     conditions: list[ConditionResult]
 
 
-def evaluate(conditions: Sequence[Condition], evidence: Evidence) -> list[ConditionResult]:
+def evaluate(
+    conditions: Sequence[Condition], evidence: Evidence
+) -> list[ConditionResult]:
     """Judge every condition, each with the raw files that its checker read."""
     return [_judge(condition, evidence) for condition in conditions]
 
@@ -124,18 +129,22 @@ def _judge(condition: Condition, evidence: Evidence) -> ConditionResult:
 
 
 def guarded(check: Checker, evidence: Evidence) -> Finding:
-    """What ``check`` finds, with the raw files that it read. Evidence that is missing or doubted,
-    and a checker that fails, make it unknown: never a verdict."""
+    """What ``check`` finds, with the raw files that it read. Evidence that is missing
+    or doubted, and a checker that fails, make it unknown: never a verdict."""
     with files_read() as files, doubts_read() as doubts:
         try:
             found = check(evidence)
             if doubts:
                 return Finding.unknown("doubted: " + "; ".join(doubts), *files)
-            return Finding(Truth(found.truth), found.observed, found.evidence or tuple(files))
+            return Finding(
+                Truth(found.truth), found.observed, found.evidence or tuple(files)
+            )
         except Missing as missing:
             return Finding.unknown(str(missing), *files)
         except Exception as error:
-            return Finding.unknown(f"the checker failed: {type(error).__name__}: {error}")
+            return Finding.unknown(
+                f"the checker failed: {type(error).__name__}: {error}"
+            )
 
 
 def combine(truths: Sequence[Truth]) -> Truth:
@@ -156,25 +165,35 @@ def decide(
 ) -> tuple[Outcome, str]:
     """The outcome and one sentence why.
 
-    Args:
-        results: the judged conditions; only required ones decide, and no ``flip``.
-        gate_passed: the steady state was reached before the trigger.
-        healthy_after: whether the engine still does its work after the trigger; it tells
+    Args: results: the judged conditions; only required ones decide, and no ``flip``.
+        gate_passed: the steady state was reached before the trigger. healthy_after:
+        whether the engine still does its work after the trigger; it tells
             "nothing happened" from "something else broke" when the symptom is absent.
-        refused: whether the server refused, as it started, what the failure needs. Then there was
-            no gate and no request; the preconditions say whether it refused just that.
+        refused: whether the server refused, as it started, what the failure needs. Then
+            there was no gate and no request; the preconditions say whether it refused
+            just that.
     """
     arrived, missing = trigger_arrived(results)
     if refused is not None and refused.truth is Truth.MET:
         why = f"the server refuses to start so: {refused.observed}"
-        return (Outcome.NOT_REPRODUCED, why) if arrived else (Outcome.INCONCLUSIVE, missing)
+        return (
+            (Outcome.NOT_REPRODUCED, why)
+            if arrived
+            else (Outcome.INCONCLUSIVE, missing)
+        )
     if not gate_passed:
-        return Outcome.INCONCLUSIVE, "the gate failed: the engine was not healthy to begin with"
+        return (
+            Outcome.INCONCLUSIVE,
+            "the gate failed: the engine was not healthy to begin with",
+        )
     symptom = combine([r.truth for r in results if r.required and r.part == "symptom"])
     cause = combine([r.truth for r in results if r.required and r.part == "cause"])
     if symptom is Truth.MET:
         if cause is Truth.MET and arrived:
-            return Outcome.REPRODUCED, "every condition of the symptom and of the cause is met"
+            return (
+                Outcome.REPRODUCED,
+                "every condition of the symptom and of the cause is met",
+            )
         if cause is Truth.MET:
             return Outcome.INCONCLUSIVE, f"symptom and cause are there, but {missing}"
         if cause is Truth.NOT_MET:
@@ -191,10 +210,14 @@ def decide(
     if symptom is Truth.UNKNOWN:
         return (
             Outcome.INCONCLUSIVE,
-            "the symptom could not be decided: " + _named(results, "symptom", Truth.UNKNOWN),
+            "the symptom could not be decided: "
+            + _named(results, "symptom", Truth.UNKNOWN),
         )
     if healthy_after.truth is Truth.MET and not arrived:
-        return Outcome.INCONCLUSIVE, f"the symptom is absent, which means nothing: {missing}"
+        return (
+            Outcome.INCONCLUSIVE,
+            f"the symptom is absent, which means nothing: {missing}",
+        )
     if healthy_after.truth is Truth.MET:
         return (
             Outcome.NOT_REPRODUCED,
@@ -205,17 +228,17 @@ def decide(
         return Outcome.DIFFERENT_FAILURE, f"another failure: {healthy_after.observed}"
     return (
         Outcome.INCONCLUSIVE,
-        f"the symptom is absent but whether the engine still works is unknown: "
+        "the symptom is absent but whether the engine still works is unknown: "
         f"{healthy_after.observed}",
     )
 
 
 def trigger_arrived(results: Sequence[ConditionResult]) -> tuple[bool, str]:
-    """Whether every required precondition is met or taken away on purpose; else what is lacking.
+    """Whether every required precondition is met or taken away on purpose; else what is
+    lacking.
 
-    A flip that was not seen to take effect takes nothing away. Of a scenario without any
-    precondition nobody knows what its trigger must do: it did not arrive.
-    """
+    A flip that was not seen to take effect takes nothing away. Of a scenario without
+    any precondition nobody knows what its trigger must do: it did not arrive."""
     own = [r for r in results if r.required and r.part == "precondition"]
     flips = {r.id: r.truth for r in results if r.part == "flip"}
     counted = [r for r in own if not _taken_away(r, flips)]
@@ -236,7 +259,10 @@ def _taken_away(result: ConditionResult, flips: Mapping[str, Truth]) -> bool:
 
 def _named(results: Sequence[ConditionResult], part: Part, truth: Truth) -> str:
     picked = [r for r in results if r.required and r.part == part and r.truth is truth]
-    return "; ".join(f"{r.id} ({r.observed})" for r in picked) or "no condition was declared"
+    return (
+        "; ".join(f"{r.id} ({r.observed})" for r in picked)
+        or "no condition was declared"
+    )
 
 
 def all_met(*findings: Finding) -> Finding:

@@ -1,8 +1,7 @@
 """What is looked for on a live server, which nobody drives: it is only looked at.
 
-What a run knows from its own requests, an observer reads from the access log, from the one small
-request that ``mmrepro diagnose`` sends, and from the processes.
-"""
+What a run knows from its own requests, an observer reads from the access log, from the
+one small request that ``mmrepro diagnose`` sends, and from the processes."""
 
 import re
 from collections.abc import Mapping
@@ -15,23 +14,28 @@ from mmrepro.traffic.evidence import Evidence, Missing
 
 FAILED = "failed-500"
 LOG_PATTERNS: Mapping[str, str] = {FAILED: r'"POST /v1/\S+ HTTP/[0-9.]+" 500'}
-"""Searched in every live server's log: uvicorn's access log, and those made after it."""
+"""Searched in every live server's log: uvicorn's access log, and those made after
+it."""
 
 ENDED_BADLY = "finish_reason"
 """In the error of a completion that is whole, but for how it ended."""
 
 LATENESS = "lateness"
-"""Fact of a diagnosis: the part of its time for which it waited for a processor, where that was so
-much that a server's silence may be the same."""
+"""Fact of a diagnosis: the part of its time for which it waited for a processor, where
+that was so much that a server's silence may be the same."""
 
 CORE_ALIVE = "core_alive"
-"""Fact of a diagnosis: whether a process with the core's role lives; None: cannot be seen."""
+"""Fact of a diagnosis: whether a process with the core's role lives; None: cannot be
+seen."""
 
 
 KEYS = re.compile(
-    r"auth(?:entication|ori[sz]ation)?[ _]?error|(?:api|virtual|access)[ _-]?key|unauthori[sz]ed|"
-    r"invalid token|litellm|llm provider|upstream|no healthy|deployments? (?:available|found)|"
-    r"provider returned|(?:one|new)[_-]api|budget has been exceeded|quota|billing|rate limit|"
+    r"auth(?:entication|ori[sz]ation)?[ _]?error|(?:api|virtual|access)[ _-]?key"
+    r"|unauthori[sz]ed|"
+    r"invalid token|litellm|llm provider|upstream|no healthy|deployments? (?:available"
+    r"|found)|"
+    r"provider returned|(?:one|new)[_-]api|budget has been exceeded|quota|billing"
+    r"|rate limit|"
     r"no route",
     re.IGNORECASE,
 )
@@ -39,20 +43,23 @@ KEYS = re.compile(
 
 
 def stands_before(status: int | None, body: str) -> str:
-    """Why an error of 500 or more is by its words that of something before the server, or ""."""
+    """Why an error of 500 or more is by its words that of something before the server,
+    or ""."""
     if status is None or status < 500:
         return ""
     # It is long: only who judges needs it.
     from mmrepro.failure.signature.coherence import not_the_engines
 
     found = KEYS.search(body)
-    told = f"the answer {status} is a gateway's: it tells of {found[0]!r}" if found else ""
+    told = (
+        f"the answer {status} is a gateway's: it tells of {found[0]!r}" if found else ""
+    )
     return not_the_engines(status, body) or told
 
 
 def gateways(inference: InferenceData) -> str:
-    """Why an error of 500 or more is that of something which stands before the engine; "": it may
-    be the engine's own."""
+    """Why an error of 500 or more is that of something which stands before the engine;
+    "": it may be the engine's own."""
     status, body = inference.status, inference.error.partition(": ")[2]
     if status is None or status < 500:
         return ""
@@ -62,10 +69,10 @@ def gateways(inference: InferenceData) -> str:
 
 
 def fails(inference: InferenceData) -> Finding:
-    """The small valid request gets a server's error: 500 or more, or 200 with a completion that
-    ended in one. A refusal (400, 401, 404, 429) tells nothing of the engine: it is about the
-    request, its key, its model or the queue. Nor does the error of a gateway, or a server's 503:
-    it is not ready, or full."""
+    """The small valid request gets a server's error: 500 or more, or 200 with a
+    completion that ended in one. A refusal (400, 401, 404, 429) tells nothing of the
+    engine: it is about the request, its key, its model or the queue. Nor does the error
+    of a gateway, or a server's 503: it is not ready, or full."""
     told = f"a small valid request: {inference.error[:160] or 'answered'}"
     status = inference.status
     if inference.answered or status is None:
@@ -79,7 +86,8 @@ def fails(inference: InferenceData) -> Finding:
 
 
 def core_is_dead(evidence: Evidence, logs: Logs, role: str, pattern: str) -> Finding:
-    """No process has the core's role any more, and the log holds lines of ``pattern``."""
+    """No process has the core's role any more, and the log holds lines of
+    ``pattern``."""
     alive = evidence.facts.get(CORE_ALIVE)
     if alive is True:
         return Finding.of(False, f"a process {role} lives")

@@ -26,12 +26,17 @@ BEGUN_AT = "process_start_time_seconds"
 """When the process that is counted began (prometheus_client's own metric)."""
 
 
-def metric_readings(evidence: Evidence, names: tuple[str, ...], *phases: Phase) -> list[float]:
-    """Values of the first of ``names`` that the server knows, one a reading, oldest first: of the
-    process that the last reading is of, where they tell (a balancer may ask another replica)."""
+def metric_readings(
+    evidence: Evidence, names: tuple[str, ...], *phases: Phase
+) -> list[float]:
+    """Values of the first of ``names`` that the server knows, one a reading, oldest
+    first: of the process that the last reading is of, where they tell (a balancer may
+    ask another replica)."""
     read = [data for _, data in evidence.results(MetricsData, *phases)]
     begun = [data.total(BEGUN_AT) for data in read]
-    read = [data for data, at in zip(read, begun, strict=True) if at in (None, begun[-1])]
+    read = [
+        data for data, at in zip(read, begun, strict=True) if at in (None, begun[-1])
+    ]
     for name in names:
         known = [v for data in read if (v := data.total(name)) is not None]
         if known:
@@ -58,8 +63,8 @@ def spinning(evidence: Evidence, pids: set[int]) -> bool:
 
 
 def log_count(evidence: Evidence, pattern: str) -> int | None:
-    """How many lines match a named pattern, of all logs; None if no log was searched for it, or
-    if there is none in one of which only the end was read."""
+    """How many lines match a named pattern, of all logs; None if no log was searched
+    for it, or if there is none in one of which only the end was read."""
     counts: dict[str, int] = {}
     unsure = False
     for _, data in evidence.results(LogsData):
@@ -80,8 +85,8 @@ def log_lines(evidence: Evidence, pattern: str) -> list[LogLine]:
 
 
 class View:
-    """Part of the evidence. Whether an observer has it too, who sent no request of the trigger
-    and ran nothing in the engine's environment, is ``observable``."""
+    """Part of the evidence. Whether an observer has it too, who sent no request of the
+    trigger and ran nothing in the engine's environment, is ``observable``."""
 
     observable = True
 
@@ -95,7 +100,8 @@ class Requests(View):
     observable = False
 
     def all(self, label: str) -> list[RequestRecord]:
-        """Those called ``label``, or ``label`` and more words. Raises Missing: none was sent."""
+        """Those called ``label``, or ``label`` and more words. Raises Missing: none was
+        sent."""
         found = self.evidence.labelled(label)
         if not found:
             raise Missing(f"{label} was not sent")
@@ -113,8 +119,11 @@ class Requests(View):
         return Finding.of(sent.status == 500 and message in sent.error, sent.reply)
 
     def pair(self, label: str) -> tuple[RequestRecord, RequestRecord]:
-        """What this server and what the control server answered. Raises Missing: not both did."""
-        answered = [r for r in self.evidence.requests if r.label == label and r.answered]
+        """What this server and what the control server answered. Raises Missing: not
+        both did."""
+        answered = [
+            r for r in self.evidence.requests if r.label == label and r.answered
+        ]
         mine = next((r for r in answered if r.phase == "trigger"), None)
         right = next((r for r in answered if r.phase == "control"), None)
         if mine is None or right is None:
@@ -185,12 +194,14 @@ class Logs(View):
         return found
 
     def lines(self, pattern: str) -> list[LogLine]:
-        """Those that were kept; there may be more (``count``). Raises Missing as ``count``."""
+        """Those that were kept; there may be more (``count``). Raises Missing as
+        ``count``."""
         self.count(pattern)
         return log_lines(self.evidence, pattern)
 
     def search(self, pattern: str, wanted: str) -> list[re.Match[str]]:
-        """Where regular expression ``wanted`` is in those lines. Raises Missing as ``count``."""
+        """Where regular expression ``wanted`` is in those lines. Raises Missing as
+        ``count``."""
         found = (re.search(wanted, line.text) for line in self.lines(pattern))
         return [match for match in found if match]
 
@@ -198,7 +209,9 @@ class Logs(View):
 class Metrics(View):
     """The engine's Prometheus metrics."""
 
-    def readings(self, names: Sequence[str], *phases: Phase, least: int = 2) -> list[float]:
+    def readings(
+        self, names: Sequence[str], *phases: Phase, least: int = 2
+    ) -> list[float]:
         """Values of the first of ``names`` that the server knows, oldest first.
 
         Args:
@@ -217,7 +230,8 @@ class Processes(View):
     """The server's processes, measured."""
 
     def of(self, role: str, *phases: Phase) -> list[ProcessUse]:
-        """One entry a reading, of the check unless told otherwise. Raises Missing: none."""
+        """One entry a reading, of the check unless told otherwise. Raises Missing:
+        none."""
         found = core_processes(self.evidence, role, *(phases or ("check",)))
         if not found:
             raise Missing(f"no process {role} was measured")

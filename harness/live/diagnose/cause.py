@@ -1,11 +1,11 @@
 """What ended or stopped a server, by the lines of its log alone. Pure functions.
 
-The lines are those of one server, in their order; lines may be missing. A class is named by what a
-line or an exception says; one that follows from something else as a rule (a collective that times
-out, a connection that is closed) gives way to what explains it. What is survived is no cause: work
-that is done after it shows that. Nothing is concluded from a line that is not there, but that a
-process is gone "without a word", which is never certain.
-"""
+The lines are those of one server, in their order; lines may be missing. A class is
+named by what a line or an exception says; one that follows from something else as a
+rule (a collective that times out, a connection that is closed) gives way to what
+explains it. What is survived is no cause: work that is done after it shows that.
+Nothing is concluded from a line that is not there, but that a process is gone "without
+a word", which is never certain."""
 
 from __future__ import annotations
 
@@ -51,11 +51,28 @@ YEAR_S = 366 * 86400.0
 WAITING = 10
 NO_END = frozenset({C.ALIVE, C.UNKNOWN, C.OVERLOADED, C.NOT_A_LOG})
 """Classes of a server that has not ended, nor stands still, by its log."""
-STRONG = frozenset({C.GPU_FAULT, C.OUT_OF_GPU_MEMORY, C.OUT_OF_HOST_MEMORY, C.OUT_OF_KV_CACHE,
-                    C.MACHINE_LIMIT, C.PLACEHOLDER_COUNTS})  # fmt: skip
+STRONG = frozenset(
+    {
+        C.GPU_FAULT,
+        C.OUT_OF_GPU_MEMORY,
+        C.OUT_OF_HOST_MEMORY,
+        C.OUT_OF_KV_CACHE,
+        C.MACHINE_LIMIT,
+        C.PLACEHOLDER_COUNTS,
+    }
+)
 """What explains others that were printed shortly before."""
-KEPT_AT_START = frozenset({C.GPU_FAULT, C.NATIVE_CRASH, C.OUT_OF_HOST_MEMORY, C.KILLED_BY_SIGNAL,
-                           C.COLLECTIVE_TIMEOUT, C.WORKER_UNRESPONSIVE, C.HANG})  # fmt: skip
+KEPT_AT_START = frozenset(
+    {
+        C.GPU_FAULT,
+        C.NATIVE_CRASH,
+        C.OUT_OF_HOST_MEMORY,
+        C.KILLED_BY_SIGNAL,
+        C.COLLECTIVE_TIMEOUT,
+        C.WORKER_UNRESPONSIVE,
+        C.HANG,
+    }
+)
 """Classes that say more than that it did not start."""
 UNTIED = frozenset({C.ENGINE_DEFECT, C.KILLED_BY_INPUT})
 """Exceptions that an engine may survive."""
@@ -63,15 +80,18 @@ SILENT_S = 10.0
 _QUIET = frozenset({"INFO", "DEBUG"})
 _SETTINGS = re.compile(
     r"server_args=|non-default args|Namespace\(|Initializing a|Dumping |EngineArgs\(|"
-    r"vLLM (?:API )?server version|engine_config|Received request|input_tokens=|prompt: "
+    r"vLLM (?:API )?server version|engine_config|Received request|input_tokens="
+    r"|prompt: "
 )
 _OWN_SETTINGS = re.compile(r"server_args=|non-default args: |Namespace\(")
 _GONE = re.compile(
     r"(?:Worker proc|Engine core proc|process|[Pp]roc|[Ss]ubprocess) (?P<name>[\w.:-]+)"
     r"(?: \(pid[= ](?P<pid2>\d+)\))? (?:died|crashed)|"
-    r"Engine process \(pid (?P<pid>\d+)\) died|(?P<worker>\w*Worker\w*) pid (?P<wpid>\d+) died|"
+    r"Engine process \(pid (?P<pid>\d+)\) died"
+    r"|(?P<worker>\w*Worker\w*) pid (?P<wpid>\d+) died|"
     r"Rank (?P<rank>\d+) scheduler (?:is dead|died)|"
-    r"rank=(?P<ranks>\[?[\d, ]+\]?) died|(?:DataParallelController|TP process) (?P<proc>\d+) "
+    r"rank=(?P<ranks>\[?[\d, ]+\]?) died|(?:DataParallelController"
+    r"|TP process) (?P<proc>\d+) "
 )
 _CUT = re.compile(
     r"fatal error|hit an exception|failed to start|loop failed|task failed|"
@@ -80,11 +100,14 @@ _CUT = re.compile(
     r"[Bb]ackground loop"
 )
 """Words that an exception always follows, or goes before."""
-_SHUT = re.compile(r"^Shutting down|Waiting for application shutdown|Finished server process")
+_SHUT = re.compile(
+    r"^Shutting down|Waiting for application shutdown|Finished server process"
+)
 """uvicorn's, on SIGTERM and SIGINT."""
 _ADDED = re.compile(r"Added request ")
 _TRIGGERED = re.compile(r"^\[shutdown\] API server: shutdown triggered")
-"""vllm/entrypoints/launcher.py since 0.23: on SIGTERM and SIGINT, before anything else ends."""
+"""vllm/entrypoints/launcher.py since 0.23: on SIGTERM and SIGINT, before anything else
+ends."""
 _KILLED = re.compile(r"[Kk]ill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]+)\)")
 _VLLM_PROCESS = re.compile(r"APIServer|EngineCore|Worker_|VllmWorker")
 _RANK = re.compile(r"\[(?:Rank|PG .{0,80}Rank) (\d+)\]")
@@ -112,7 +135,8 @@ class Event:
 
 
 class _Placed(LogLine):
-    """A line whose ``number`` is its place among all lines; ``at``: its number in its file."""
+    """A line whose ``number`` is its place among all lines; ``at``: its number in its
+    file."""
 
     at: int
 
@@ -131,9 +155,9 @@ class Judged:
 def judge(lines: Sequence[LogLine], engine: str = "", *, stuck: int = 0) -> Judged:
     """What ended or stopped the server that wrote ``lines``.
 
-    Args:
-        engine: its name, for advice and for what follows from its own forms; "": not known.
-        stuck: requests that were added after its last progress, and never scheduled.
+    Args: engine: its name, for advice and for what follows from its own forms; "": not
+        known. stuck: requests that were added after its last progress, and never
+        scheduled.
     """
     told = [_Life(part, engine) for part in _lives(_ordered(lines))]
     told[-1].stuck = stuck
@@ -144,38 +168,50 @@ def judge(lines: Sequence[LogLine], engine: str = "", *, stuck: int = 0) -> Judg
     again = told[-1]
     at = _where(again.lines[0]) if again.lines else ""
     works = again.progress[-1].time if again.progress else ""
-    after = f"it was started again ({at})" + (f" and worked at {works}" if works else "")
+    after = f"it was started again ({at})" + (
+        f" and worked at {works}" if works else ""
+    )
     cause = last.cause.model_copy(update={"why": [*last.cause.why, after]})
     return replace(last, cause=cause)
 
 
 def lines_of(data: LogsData) -> list[LogLine]:
     """Every line that a reading kept, in its order, each once."""
-    kept = [*data.excerpt, *data.errors, *data.last_by_process.values(), *data.stuck_requests]
+    kept = [
+        *data.excerpt,
+        *data.errors,
+        *data.last_by_process.values(),
+        *data.stuck_requests,
+    ]
     kept += [line for lines in data.matches.values() for line in lines]
     single = (data.last_progress, data.last_work, data.first_line, data.last_line)
     kept += [line for line in single if line is not None]
     files = {file: n for n, file in enumerate(data.files)}
     # A message of several lines, in JSON, is one line of its file.
-    unique = {(files.get(line.file, 0), line.number, line.text): line for line in reversed(kept)}
+    unique = {
+        (files.get(line.file, 0), line.number, line.text): line
+        for line in reversed(kept)
+    }
     places = list(reversed(unique))
     places.sort(key=lambda place: place[:2])
     return [unique[place] for place in places]
 
 
 def servers(data: LogsData) -> list[ServerInLog]:
-    """Each server of a log, judged for itself; first those that ended, as they stand in the log.
+    """Each server of a log, judged for itself; first those that ended, as they stand in
+    the log.
 
-    A stream without a line of an engine's form (the kernel's, an init system's) is no server: its
-    lines are told of each.
-    """
+    A stream without a line of an engine's form (the kernel's, an init system's) is no
+    server: its lines are told of each."""
     mine = [one for one in data.servers if one.engine]
     besides = [line for one in data.servers if not one.engine for line in lines_of(one)]
     found = []
     for one in mine or [data]:
         lines = lines_of(one) if one is not data else lines_of(data)
         if besides and one is not data:
-            lines = sorted([*lines, *besides], key=lambda line: (line.file, line.number))
+            lines = sorted(
+                [*lines, *besides], key=lambda line: (line.file, line.number)
+            )
         judged = judge(lines, one.engine, stuck=one.stuck_count or 0)
         found.append(
             ServerInLog(
@@ -188,7 +224,9 @@ def servers(data: LogsData) -> list[ServerInLog]:
                 first_error=one.errors[0] if one.errors else None,
             )
         )
-    return sorted(found, key=lambda s: (s.cause.name in NO_END, s.cause.name is not C.UNKNOWN))
+    return sorted(
+        found, key=lambda s: (s.cause.name in NO_END, s.cause.name is not C.UNKNOWN)
+    )
 
 
 def _engine_of(cause: Cause) -> str:
@@ -201,27 +239,36 @@ def _engine_of(cause: Cause) -> str:
 
 
 def _ordered(lines: Sequence[LogLine]) -> list[_Placed]:
-    """As they came: files of several ranks by their times, an export of newest lines first turned
-    round."""
+    """As they came: files of several ranks by their times, an export of newest lines
+    first turned round."""
     ordered = list(lines)
     files = list(dict.fromkeys(line.file for line in lines))
     if len(files) > 1:
-        ordered = _merged({file: [one for one in lines if one.file == file] for file in files})
+        ordered = _merged(
+            {file: [one for one in lines if one.file == file] for file in files}
+        )
     elif _newest_first(lines):
         ordered.reverse()
     placed: list[_Placed] = []
     at = 0
     for n, one in enumerate(ordered):
         before = ordered[n - 1] if n and ordered[n - 1].file == one.file else None
-        at += max(1, abs(one.number - before.number)) if before else 1  # lines may be missing
-        placed.append(_Placed.model_construct(**{**one.__dict__, "number": at, "at": one.number}))
+        at += (
+            max(1, abs(one.number - before.number)) if before else 1
+        )  # lines may be missing
+        placed.append(
+            _Placed.model_construct(**{**one.__dict__, "number": at, "at": one.number})
+        )
     return placed
 
 
 def _merged(files: Mapping[str, Sequence[LogLine]]) -> list[LogLine]:
-    """By time where each file has times of the same kind, else one file after the other."""
-    first = [next((one.when for one in lines if one.when is not None), None)
-             for lines in files.values()]  # fmt: skip
+    """By time where each file has times of the same kind, else one file after the
+    other."""
+    first = [
+        next((one.when for one in lines if one.when is not None), None)
+        for lines in files.values()
+    ]
     known = [when for when in first if when is not None]
     if len(known) < len(first) or max(known) - min(known) > YEAR_S:
         return [line for lines in files.values() for line in lines]
@@ -249,7 +296,9 @@ def _lives(lines: Sequence[_Placed]) -> list[Sequence[_Placed]]:
     begin, died = 0, False
     for n, line in enumerate(lines):
         words = line.own_words
-        if died and re.search(r"vLLM (?:API )?server version|server_args=ServerArgs\(", words):
+        if died and re.search(
+            r"vLLM (?:API )?server version|server_args=ServerArgs\(", words
+        ):
             parts.append(lines[begin:n])
             begin, died = n, False
         died = died or bool(re.search(rules.DEATHS, words))
@@ -275,7 +324,9 @@ class _Life:
     def progress(self) -> list[_Placed]:
         """Lines of work done; without any, answers of the front."""
         strong = [
-            line for line, text in zip(self.lines, self.words, strict=True) if _moved(line, text)
+            line
+            for line, text in zip(self.lines, self.words, strict=True)
+            if _moved(line, text)
         ]
         if strong or self.stats:
             return strong
@@ -288,9 +339,13 @@ class _Life:
     @cached_property
     def stats(self) -> list[tuple[LogLine, re.Match[str]]]:
         pairs = zip(self.lines, self.words, strict=True)
-        return [(line, match) for line, text in pairs if (match := rules.STATS.search(text))]
+        return [
+            (line, match) for line, text in pairs if (match := rules.STATS.search(text))
+        ]
 
-    def works_after(self, number: int, when: float | None, least: int = AFTER_LINES) -> bool:
+    def works_after(
+        self, number: int, when: float | None, least: int = AFTER_LINES
+    ) -> bool:
         later = [line for line in self.progress if line.number > number]
         if not later:
             return False
@@ -303,8 +358,8 @@ class _Life:
 
     @cached_property
     def death(self) -> LogLine | None:
-        """The first line with which a process of it is gone, where no work follows. What goes
-        because the server was told to go is none."""
+        """The first line with which a process of it is gone, where no work follows.
+        What goes because the server was told to go is none."""
         told = self._told_to_go
         for line, text in zip(self.lines, self.words, strict=True):
             if told is not None and line.number > told.number:
@@ -344,7 +399,9 @@ class _Life:
         lasting = [
             event
             for event in self.events
-            if not self.works_after(event.number, event.when, 1 if event.effect else AFTER_LINES)
+            if not self.works_after(
+                event.number, event.when, 1 if event.effect else AFTER_LINES
+            )
         ]
         return [event for event in lasting if not self._long_before(event)]
 
@@ -372,10 +429,14 @@ class _Life:
     def _of_a_request(self, one: Raised) -> bool:
         """Whether it is answered with an error, and ends nothing."""
         source = one.source.rpartition(":")[0] or one.source
-        if rules.REQUEST_SOURCES.search(source) or rules.REQUEST_INTRO.search(one.intro):
+        if rules.REQUEST_SOURCES.search(source) or rules.REQUEST_INTRO.search(
+            one.intro
+        ):
             return True
         files = "\n".join(frame.file for frame in one.frames)
-        return bool(rules.REQUEST_FRAMES.search(files) or rules.REQUEST_TEXT.search(one.text))
+        return bool(
+            rules.REQUEST_FRAMES.search(files) or rules.REQUEST_TEXT.search(one.text)
+        )
 
     def _of(self, one: Raised) -> Event:
         rule = rules.meaning(one.text, exception=True)
@@ -392,28 +453,48 @@ class _Life:
             found = blamed(one, self.lines)
             if found is not None:
                 name, sure, why = C.KILLED_BY_INPUT, found.sure, _blame(found)
-                by = f"A request ended the engine, by its field {' or '.join(found.fields)}"
+                by = (
+                    "A request ended the engine, by its field "
+                    f"{' or '.join(found.fields)}"
+                )
         who = rules.WHOSE.search(one.intro) if not one.process else None
         process = who["name"] if who else one.process
         return Event(
-            name, sure, one.told, one.line, process, one.time, one.when,
-            effect=bool(rule and rule.effect), raised=one, why=why, by=by,
-        )  # fmt: skip
+            name,
+            sure,
+            one.told,
+            one.line,
+            process,
+            one.time,
+            one.when,
+            effect=bool(rule and rule.effect),
+            raised=one,
+            why=why,
+            by=by,
+        )
 
     # ------------------------------------------------------------ start
 
     @cached_property
     def starting(self) -> Certainty | None:
-        """How sure it is that what ended it ended a start; None: it had been at work, or nothing
-        tells."""
-        end = self.first.number if self.first else self.death.number if self.death else None
+        """How sure it is that what ended it ended a start; None: it had been at work,
+        or nothing tells."""
+        end = (
+            self.first.number
+            if self.first
+            else self.death.number
+            if self.death
+            else None
+        )
         if end is None or any(line.number < end for line in self.progress):
             return None
         if any(rules.AFTER_START.search(text) for text in self.words):
             return None
         if any(rules.STARTS_FAILED.search(text) for text in self.words):
             return CERTAIN
-        ready = next((n for n, text in enumerate(self.words) if rules.READY.search(text)), None)
+        ready = next(
+            (n for n, text in enumerate(self.words) if rules.READY.search(text)), None
+        )
         if ready is not None and self.lines[ready].number < end:
             return None
         one = self.first.raised if self.first else None
@@ -432,37 +513,60 @@ class _Life:
     # ------------------------------------------------------------ the answer
 
     def judged(self) -> Judged:
-        cause = self._never_scheduled() or self._ended() or self._stands() or self._alive()
+        cause = (
+            self._never_scheduled() or self._ended() or self._stands() or self._alive()
+        )
         cause = cause or self._unknown()
-        shown = self.first if self.first and cause.line == _at(self.first.line) else None
+        shown = (
+            self.first if self.first and cause.line == _at(self.first.line) else None
+        )
         later = [e for e in self.fatal if e is not shown and e.name is not cause.name]
         others: dict[C, Cause] = {}
         for event in later:
             others.setdefault(event.name, self._cause(event))
         noted = [
-            self._cause(Event(C.PLACEHOLDER_COUNTS, CERTAIN if one.inside else LIKELY, text.strip(),
-                              line, line.process, line.time, line.when, by=one.sentence))
+            self._cause(
+                Event(
+                    C.PLACEHOLDER_COUNTS,
+                    CERTAIN if one.inside else LIKELY,
+                    text.strip(),
+                    line,
+                    line.process,
+                    line.time,
+                    line.when,
+                    by=one.sentence,
+                )
+            )
             for line, text in zip(self.lines, self.words, strict=True)
             if (one := placeholders(text)) is not None
-        ]  # fmt: skip
+        ]
         engine = self.engine or self._engine_by_frames()
         kept = list(others.values())[:8]
         return Judged(cause, kept, noted, self._last_progress(cause), engine)
 
     def _engine_by_frames(self) -> str:
-        """Whose code the tracebacks are of; "" where no line has a form of its own, nor frames."""
+        """Whose code the tracebacks are of; "" where no line has a form of its own, nor
+        frames."""
         files = [frame.file for one in self.raised for frame in one.frames]
         counts = {
-            name: sum(f"/{name}/" in file or file.startswith(f"{name}/") for file in files)
+            name: sum(
+                f"/{name}/" in file or file.startswith(f"{name}/") for file in files
+            )
             for name in ("vllm", "sglang", "lmdeploy")
         }
         best = max(counts, key=lambda name: counts[name])
-        if not counts[best] and any(_VLLM_PROCESS.match(line.process) for line in self.lines):
+        if not counts[best] and any(
+            _VLLM_PROCESS.match(line.process) for line in self.lines
+        ):
             return "vllm"
         return best if counts[best] else ""
 
     def _last_progress(self, cause: Cause) -> LogLine | None:
-        ends = [line for line in (self.death, self.first.line if self.first else None) if line]
+        ends = [
+            line
+            for line in (self.death, self.first.line if self.first else None)
+            if line
+        ]
         end = min((line.number for line in ends), default=None)
         done = [line for line in self.progress if end is None or line.number < end]
         if not done:
@@ -509,13 +613,21 @@ class _Life:
         if beats and event.effect:
             why.append(_beat_words(beats))
         if self.death is not None:
-            why.append(f"its end ({_where(self.death)}): {self.death.own_words[:SHOWN]}")
+            why.append(
+                f"its end ({_where(self.death)}): {self.death.own_words[:SHOWN]}"
+            )
         elif event.sure is CERTAIN and event.raised is not None:
             event = replace(event, sure=LIKELY)
             why.append("the log does not show that the server ended")
         for other in self.fatal:
-            if other is not event and other.name is not event.name and other.name in STRONG:
-                why.append(f"besides ({_where(other.line, other)}): {other.text[:SHOWN]}")
+            if (
+                other is not event
+                and other.name is not event.name
+                and other.name in STRONG
+            ):
+                why.append(
+                    f"besides ({_where(other.line, other)}): {other.text[:SHOWN]}"
+                )
                 break
         starting = self.starting
         kept = event.name in KEPT_AT_START and not _set_up(event.text)
@@ -547,7 +659,11 @@ class _Life:
             name, sure = C.FAILED_START, starting
         gone = _gone(text) or line.process or line.rank
         before = self._since(line.number)
-        told = "it ended with an exception that the log does not show" if cut else text[:SHOWN]
+        told = (
+            "it ended with an exception that the log does not show"
+            if cut
+            else text[:SHOWN]
+        )
         start = self._below(None) if name is C.FAILED_START else None
         return Cause(
             name=name,
@@ -574,15 +690,17 @@ class _Life:
             rule = rules.meaning(said, exception=True)
             name = rule.name if rule else C.ENGINE_DEFECT
             process = one.process
-            event = Event(name, POSSIBLE, one.told, one.line, process, one.time, one.when)
+            event = Event(
+                name, POSSIBLE, one.told, one.line, process, one.time, one.when
+            )
             if self.starting is not None and name not in KEPT_AT_START:
                 event = replace(event, name=C.FAILED_START, sure=self.starting)
             return self._cause(event, ["the exception itself is not in the log"])
         return None
 
     def _passed_on(self) -> Cause | None:
-        """The exception as a request got it, where the engine's own is not in the log; one after
-        which it worked ended nothing."""
+        """The exception as a request got it, where the engine's own is not in the log;
+        one after which it worked ended nothing."""
         worked = self.progress[-1].number if self.progress else 0
         for one in self.raised:
             if (
@@ -613,7 +731,8 @@ class _Life:
         ]
 
     def _never_scheduled(self) -> Cause | None:
-        """Requests came after its last work, none was scheduled, and no line shows an end."""
+        """Requests came after its last work, none was scheduled, and no line shows an
+        end."""
         first, last = self.first, self.progress[-1] if self.progress else None
         survived = first is None or (first.raised is not None and first.name in UNTIED)
         if not self.stuck or last is None or self.death is not None or not survived:
@@ -626,13 +745,21 @@ class _Life:
             if one.line.number <= last.number or first is None or one is first.raised
         ]
         mine = [one for one in before if one.process and one.process != self._front()]
-        why = [f"last work: {_where(last)}", f"{self.stuck} requests were added after it"]
+        why = [
+            f"last work: {_where(last)}",
+            f"{self.stuck} requests were added after it",
+        ]
         if mine:
-            why.append(f"its last error ({_where(mine[-1].line)}): {mine[-1].told[:SHOWN]}")
+            why.append(
+                f"its last error ({_where(mine[-1].line)}): {mine[-1].told[:SHOWN]}"
+            )
         return Cause(
             name=C.HANG,
             certainty=LIKELY if silent >= SILENT_S else POSSIBLE,
-            sentence=f"{self.stuck} requests were added after its last work, and never scheduled.",
+            sentence=(
+                f"{self.stuck} requests were added after its last work, and never "
+                "scheduled."
+            ),
             exception=mine[-1].told[: 2 * SHOWN] if mine else "",
             process=mine[-1].process if mine else "",
             time=last.time,
@@ -650,7 +777,11 @@ class _Life:
     def _stands(self) -> Cause | None:
         """Requests run, or wait, and nothing moves up to the end of the log."""
         last = self.progress[-1] if self.progress else None
-        after = [(line, m) for line, m in self.stats if last is None or line.number > last.number]
+        after = [
+            (line, m)
+            for line, m in self.stats
+            if last is None or line.number > last.number
+        ]
         stalls = [(line, m) for line, m in after if int(m["running"] or 0) > 0]
         beats = self._heartbeats()
         if self._shut() is not None or (beats and self._goes_on(beats[0][0].number)):
@@ -665,7 +796,9 @@ class _Life:
             why.append(f"no progress since {_where(last)}")
         if stalls:
             at = f"{stalls[0][0].time} to {stalls[-1][0].time}"
-            why.append(f"requests run and no token is made in {len(stalls)} readings, {at}")
+            why.append(
+                f"requests run and no token is made in {len(stalls)} readings, {at}"
+            )
         if beats:
             why.append(_beat_words(beats))
         line = stalls[0][0] if stalls else beats[0][0]
@@ -683,7 +816,8 @@ class _Life:
         )
 
     def _goes_on(self, number: int) -> bool:
-        """Whether the engine says other things after that line: it loads, or compiles."""
+        """Whether the engine says other things after that line: it loads, or
+        compiles."""
         pairs = zip(self.lines, self.words, strict=True)
         other = [
             line
@@ -716,13 +850,17 @@ class _Life:
         return Cause(
             name=C.NEVER_FITS,
             certainty=LIKELY,
-            sentence="Requests wait, none runs, and the KV cache is empty: nothing can make room.",
+            sentence=(
+                "Requests wait, none runs, and the KV cache is empty: nothing "
+                "can make room."
+            ),
             process=line.process,
             time=line.time,
             line=_at(line),
             file=line.file,
             why=[
-                f"running 0, waiting {match['waiting']}, KV cache in use {match['usage'] or '?'} % "
+                f"running 0, waiting {match['waiting']}, KV cache in use "
+                f"{match['usage'] or '?'} % "
                 f"in {len(waits)} readings, {line.time} to {waits[-1][0].time}",
                 *([f"last work before it: {_where(last)}"] if last else []),
             ],
@@ -732,8 +870,13 @@ class _Life:
     def _alive(self) -> Cause | None:
         last = self.progress[-1] if self.progress else None
         ready = next(
-            (line for line, text in zip(self.lines, self.words, strict=True)
-             if rules.READY.search(text)), None)  # fmt: skip
+            (
+                line
+                for line, text in zip(self.lines, self.words, strict=True)
+                if rules.READY.search(text)
+            ),
+            None,
+        )
         seen = last or ready
         if crowded := self._overloaded():
             return crowded
@@ -741,8 +884,12 @@ class _Life:
             return None
         if (shut := self._shut()) is not None and shut.number > seen.number:
             told = f"it was shut down: {shut.own_words}"
-            event = Event(C.KILLED_BY_SIGNAL, POSSIBLE, told, shut, shut.process, shut.time)
-            return self._cause(event, [f"last work before it: {_where(seen)}"] if last else [])
+            event = Event(
+                C.KILLED_BY_SIGNAL, POSSIBLE, told, shut, shut.process, shut.time
+            )
+            return self._cause(
+                event, [f"last work before it: {_where(seen)}"] if last else []
+            )
         if refused := self._refused_for_size():
             return refused
         at = f" at {seen.time}" if seen.time else ""
@@ -764,13 +911,20 @@ class _Life:
         told = [line for line, text in pairs if rules.OVERLOAD.search(text)]
         recent = self.stats[-STALLS:]
         waiting = [int(m["waiting"] or 0) for _, m in recent]
-        crowded = len(recent) == STALLS and min(waiting) >= WAITING and waiting == sorted(waiting)
+        crowded = (
+            len(recent) == STALLS
+            and min(waiting) >= WAITING
+            and waiting == sorted(waiting)
+        )
         if len(told) < STALLS and not crowded:
             return None
         line = told[0] if len(told) >= STALLS else recent[0][0]
         why = []
         if told:
-            why.append(f"{len(told)} lines, first ({_where(told[0])}): {told[0].own_words[:SHOWN]}")
+            why.append(
+                f"{len(told)} lines, first ({_where(told[0])}): "
+                f"{told[0].own_words[:SHOWN]}"
+            )
         if crowded:
             why.append(f"waiting {' → '.join(map(str, waiting))} in the last readings")
         return Cause(
@@ -788,13 +942,19 @@ class _Life:
     def _refused_for_size(self) -> Cause | None:
         for line, text in zip(self.lines, self.words, strict=True):
             if rules.NEVER_FITS.search(text):
-                event = Event(C.NEVER_FITS, LIKELY, text, line, line.process, line.time, line.when)
+                event = Event(
+                    C.NEVER_FITS, LIKELY, text, line, line.process, line.time, line.when
+                )
                 return self._cause(event)
         return None
 
     def _no_log(self) -> Cause | None:
-        """Nothing in it has the form of a log's line, and nothing of it is an exception."""
-        marked = any(line.level or line.time or line.process or line.engine for line in self.lines)
+        """Nothing in it has the form of a log's line, and nothing of it is an
+        exception."""
+        marked = any(
+            line.level or line.time or line.process or line.engine
+            for line in self.lines
+        )
         if marked or self.raised or self.taken or not self.lines:
             return None
         text = "\n".join(self.words[:200])
@@ -802,7 +962,9 @@ class _Life:
         return Cause(
             name=C.NOT_A_LOG,
             certainty=LIKELY if what else POSSIBLE,
-            sentence=f"This is {what or 'no log of a server, by the form of its lines'}.",
+            sentence=(
+                f"This is {what or 'no log of a server, by the form of its lines'}."
+            ),
             line=_at(self.lines[0]),
             file=self.lines[0].file,
             why=[f"no line has a time, a level or a process: {text.strip()[:80]!r}"],
@@ -840,7 +1002,10 @@ def _moved(line: LogLine, text: str) -> bool:
     return bool(
         rules.BATCH.search(text)
         or re.search(r"\[TM\]\[INFO\].{0,80}\bstep = |\bstep = \d+, .*\[TM\]", text)
-        or re.search(r"EngineCore loop active|EngineCore waiting for work|Finished request ", text)
+        or re.search(
+            r"EngineCore loop active|EngineCore waiting for work|Finished request ",
+            text,
+        )
     )
 
 
@@ -869,12 +1034,21 @@ def _alone(line: LogLine, text: str) -> Event | None:
         process = process or f"rank {match[1]}"
     process = _gone(text) or process or line.rank
     return Event(
-        rule.name, rule.sure, shown, line, process, line.time, line.when, rule.effect, why=why
+        rule.name,
+        rule.sure,
+        shown,
+        line,
+        process,
+        line.time,
+        line.when,
+        rule.effect,
+        why=why,
     )
 
 
 def _loud(line: LogLine, rule: Rule) -> bool:
-    """Engines tell of a fault above INFO; of a signal they get, and of exit codes, also there."""
+    """Engines tell of a fault above INFO; of a signal they get, and of exit codes, also
+    there."""
     return line.level not in _QUIET or rule.name in (C.KILLED_BY_SIGNAL, C.HANG)
 
 
@@ -922,7 +1096,9 @@ def _beat_words(beats: Sequence[tuple[LogLine, int]]) -> str:
     seconds = sum(s for _, s in beats)
     took = f"{seconds // 60} minutes" if seconds >= 120 else f"{seconds} seconds"
     at = f" ({beats[0][0].time} to {beats[-1][0].time})" if beats[0][0].time else ""
-    return f"workers take no messages for {took}{at}: {len(beats)} lines of shm_broadcast"
+    return (
+        f"workers take no messages for {took}{at}: {len(beats)} lines of shm_broadcast"
+    )
 
 
 def _where(line: LogLine, event: Event | None = None) -> str:

@@ -8,12 +8,23 @@ from collections.abc import Mapping
 from mmrepro.failure.documents.cause import CauseClass as C
 
 _BLOCKING = (
-    "start it once with CUDA_LAUNCH_BLOCKING=1: the traceback then ends at the kernel that failed"
+    "start it once with CUDA_LAUNCH_BLOCKING=1: the traceback then ends at the "
+    "kernel that failed"
 )
-_CARD = "nvidia-smi -q -d ECC,ROW_REMAPPER and dmesg | grep -i xid tell a broken card from a kernel"
-_DRAIN = "the card is at fault, not the engine: take the node out and reset or replace the card"
-_STACKS = "py-spy dump --pid PID of each rank while it stands tells which one is elsewhere"
-_LIVE = "while it stands, mmrepro diagnose URL names the process and the call it stands in"
+_CARD = (
+    "nvidia-smi -q -d ECC,ROW_REMAPPER and dmesg | grep -i xid tell a broken "
+    "card from a kernel"
+)
+_DRAIN = (
+    "the card is at fault, not the engine: take the node out and reset or "
+    "replace the card"
+)
+_STACKS = (
+    "py-spy dump --pid PID of each rank while it stands tells which one is elsewhere"
+)
+_LIVE = (
+    "while it stands, mmrepro diagnose URL names the process and the call it stands in"
+)
 _DMESG = "dmesg -T | grep -i -E 'killed process|xid|segfault' names what the kernel did"
 
 ADVICE: Mapping[C, tuple[str, ...]] = {
@@ -28,44 +39,62 @@ ADVICE: Mapping[C, tuple[str, ...]] = {
     ),
     C.OUT_OF_KV_CACHE: ("mmrepro kv-budget tells how many tokens fit",),
     C.COLLECTIVE_TIMEOUT: (
-        "the rank that is missing from the messages is the one that stands: read its lines",
+        (
+            "the rank that is missing from the messages is the one that stands: read "
+            "its lines"
+        ),
         _STACKS,
         "TORCH_FR_BUFFER_SIZE=2000 (TORCH_NCCL_TRACE_BUFFER_SIZE before torch 2.9) and "
         "NCCL_DEBUG=INFO keep what each rank was doing",
     ),
     C.WORKER_UNRESPONSIVE: (_STACKS, _LIVE),
-    C.HANG: (_LIVE, "keep its evidence before it is restarted: mmrepro diagnose URL --out DIR"),
+    C.HANG: (
+        _LIVE,
+        "keep its evidence before it is restarted: mmrepro diagnose URL --out DIR",
+    ),
     C.NATIVE_CRASH: (
-        "start it with PYTHONFAULTHANDLER=1: the log then has the Python stack of the crash",
-        "coredumpctl gdb, or ulimit -c unlimited before the next start, keeps the native one",
+        (
+            "start it with PYTHONFAULTHANDLER=1: the log then has the Python stack of "
+            "the crash"
+        ),
+        (
+            "coredumpctl gdb, or ulimit -c unlimited before the next start, keeps the "
+            "native one"
+        ),
     ),
     C.KILLED_BY_SIGNAL: (
         _DMESG,
-        "in Kubernetes, kubectl describe pod names the last state: OOMKilled, or a probe that "
-        "failed",
+        "in Kubernetes, kubectl describe pod names the last state: OOMKilled, or a "
+        "probe that failed",
     ),
     C.DIED_WITHOUT_A_WORD: (
         _DMESG,
         "the exit code of the process tells a signal (128 + its number) from an exit",
     ),
-    C.MACHINE_LIMIT: ("raise the limit for the server's user or container, and start it again",),
+    C.MACHINE_LIMIT: (
+        "raise the limit for the server's user or container, and start it again",
+    ),
     C.NETWORK: (
         "was the other side gone first? The lines of the other ranks and nodes tell",
-        "NCCL_DEBUG=INFO shows which interface is used; NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME "
-        "choose another",
+        "NCCL_DEBUG=INFO shows which interface is used; NCCL_SOCKET_IFNAME and "
+        "GLOO_SOCKET_IFNAME choose another",
     ),
     C.ENGINE_DEFECT: (
         "mmrepro find LOG looks for it among the known failures",
         "mmrepro replay shrinks recorded traffic to what brings it about",
     ),
     C.KILLED_BY_INPUT: (
-        "refuse or rewrite the field at the gateway: a restart meets the same request again",
-        "if there is a newer release (mmrepro list --alive names it), try the request there: most "
-        "of these are answered with 400",
+        (
+            "refuse or rewrite the field at the gateway: a restart meets the same "
+            "request again"
+        ),
+        "if there is a newer release (mmrepro list --alive names it), try the request "
+        "there: most of these are answered with 400",
     ),
     C.PLACEHOLDER_COUNTS: (
-        "answers to such requests are wrong or missing: look for placeholder tokens in the "
-        "prompt's text, and for another version of transformers than the release was made for",
+        "answers to such requests are wrong or missing: look for placeholder tokens in "
+        "the prompt's text, and for another version of transformers than the release "
+        "was made for",
         "try it with chunked prefill and the multimodal cache off",
     ),
     C.NEVER_FITS: (
@@ -73,14 +102,20 @@ ADVICE: Mapping[C, tuple[str, ...]] = {
         "mmrepro kv-budget tells how many tokens fit",
     ),
     C.GRAMMAR_LOOP: (
-        "find the request with the grammar or schema (response_format, structured_outputs) and "
+        "find the request with the grammar or schema (response_format, "
+        "structured_outputs) and "
         "bound its size",
     ),
     C.FAILED_START: ("mmrepro why LOG names what is below it",),
-    C.OVERLOADED: ("more replicas or less traffic; a shorter queue limit fails faster",),
+    C.OVERLOADED: (
+        "more replicas or less traffic; a shorter queue limit fails faster",
+    ),
     C.ALIVE: ("mmrepro diagnose URL looks at the server itself",),
     C.UNKNOWN: (
-        "give the whole log, from its start to its last line, and those of the other ranks",
+        (
+            "give the whole log, from its start to its last line, and those of the "
+            "other ranks"
+        ),
     ),
     C.NOT_A_LOG: ("give what the server printed: its standard output and error",),
 }
@@ -94,7 +129,9 @@ _OF_ENGINE: Mapping[tuple[C, str], tuple[str, ...]] = {
         "--disable-cuda-graph rules out CUDA graphs",
         "another --attention-backend rules out a kernel",
     ),
-    (C.GPU_FAULT, "lmdeploy"): ("--backend pytorch --eager-mode rules out TurboMind and graphs",),
+    (C.GPU_FAULT, "lmdeploy"): (
+        "--backend pytorch --eager-mode rules out TurboMind and graphs",
+    ),
     (C.OUT_OF_GPU_MEMORY, "vllm"): (
         "lower --gpu-memory-utilization, --max-num-batched-tokens or --max-num-seqs",
     ),
@@ -105,9 +142,14 @@ _OF_ENGINE: Mapping[tuple[C, str], tuple[str, ...]] = {
         "lower --cache-max-entry-count, --max-prefill-token-num or --max-batch-size",
     ),
     (C.OUT_OF_HOST_MEMORY, "vllm"): (
-        "--mm-processor-cache-gb 0 takes the cache of pictures out of the machine's memory",
+        (
+            "--mm-processor-cache-gb 0 takes the cache of pictures out of the "
+            "machine's memory"
+        ),
     ),
-    (C.OUT_OF_KV_CACHE, "vllm"): ("raise --gpu-memory-utilization, or lower --max-num-seqs",),
+    (C.OUT_OF_KV_CACHE, "vllm"): (
+        "raise --gpu-memory-utilization, or lower --max-num-seqs",
+    ),
     (C.OUT_OF_KV_CACHE, "sglang"): (
         "lower --max-running-requests or raise --schedule-conservativeness; a larger "
         "--mem-fraction-static has more room",
@@ -115,7 +157,9 @@ _OF_ENGINE: Mapping[tuple[C, str], tuple[str, ...]] = {
     (C.OUT_OF_KV_CACHE, "lmdeploy"): (
         "raise --cache-max-entry-count, or lower --max-batch-size or --session-len",
     ),
-    (C.COLLECTIVE_TIMEOUT, "vllm"): ("--disable-custom-all-reduce rules out its own all-reduce",),
+    (C.COLLECTIVE_TIMEOUT, "vllm"): (
+        "--disable-custom-all-reduce rules out its own all-reduce",
+    ),
     (C.COLLECTIVE_TIMEOUT, "sglang"): (
         "--disable-custom-all-reduce rules out its own all-reduce",
         "--dist-timeout is the time",
@@ -125,35 +169,52 @@ _OF_ENGINE: Mapping[tuple[C, str], tuple[str, ...]] = {
     ),
     (C.HANG, "sglang"): ("--watchdog-timeout is how long a batch may take",),
     (C.NEVER_FITS, "vllm"): (
-        "lower --max-model-len below the KV cache's size, or raise --gpu-memory-utilization",
+        (
+            "lower --max-model-len below the KV cache's size, or raise "
+            "--gpu-memory-utilization"
+        ),
     ),
     (C.OVERLOADED, "vllm"): ("lower --max-num-seqs if requests are preempted",),
     (C.OVERLOADED, "sglang"): ("--max-queued-requests bounds its queue",),
 }
 
 _LIMITS: tuple[tuple[str, str], ...] = (
-    (r"open files|Errno 24", "ulimit -n 1048576, or LimitNOFILE= of its unit, before it starts"),
-    (r"thread|pthread|temporarily unavailable",
-     "ulimit -u and the container's pids limit (--pids-limit) bound its threads; OMP_NUM_THREADS=1 "
-     "needs fewer"),
-    (r"shared memory|shm|Bus error|mmap",
-     "df -h /dev/shm; give the container --shm-size 16g or --ipc host"),
-    (r"space left|quota|Errno 28|Errno 122",
-     "df -h and df -i of its cache, its temporary folder and /dev/shm"),
-)  # fmt: skip
+    (
+        r"open files|Errno 24",
+        "ulimit -n 1048576, or LimitNOFILE= of its unit, before it starts",
+    ),
+    (
+        r"thread|pthread|temporarily unavailable",
+        "ulimit -u and the container's pids limit (--pids-limit) bound its threads; "
+        "OMP_NUM_THREADS=1 needs fewer",
+    ),
+    (
+        r"shared memory|shm|Bus error|mmap",
+        "df -h /dev/shm; give the container --shm-size 16g or --ipc host",
+    ),
+    (
+        r"space left|quota|Errno 28|Errno 122",
+        "df -h and df -i of its cache, its temporary folder and /dev/shm",
+    ),
+)
 _BROKEN_CARD = re.compile(
-    r"Xid (?:48|61|62|63|64|74|79|92|94|95|119|120|140|143|145|149)\b|fallen off the bus|"
+    r"Xid (?:48|61|62|63|64|74|79|92|94|95|119|120|140|143|145|149)\b"
+    r"|fallen off the bus|"
     r"GPU is lost|uncorrectable"
 )
 
 
 def _in_force(advice: str, settings: str) -> bool:
-    """Whether the server has the switch with which ``advice`` begins, by its own log."""
+    """Whether the server has the switch with which ``advice`` begins, by its own
+    log."""
     switch = re.match(r"--((?:disable|enable|enforce|eager|no)-?[\w-]*)", advice)
     if switch is None:
         return False
     field = switch[1].replace("-", "_")
-    return re.search(rf"\b{field}['\"]?(?:=|: ?)True\b|--{switch[1]}\b", settings) is not None
+    return (
+        re.search(rf"\b{field}['\"]?(?:=|: ?)True\b|--{switch[1]}\b", settings)
+        is not None
+    )
 
 
 def advice_for(name: C, engine: str, text: str, settings: str = "") -> list[str]:
@@ -167,5 +228,7 @@ def advice_for(name: C, engine: str, text: str, settings: str = "") -> list[str]
     if name is C.GPU_FAULT and _BROKEN_CARD.search(text):
         told = [_DRAIN, _CARD]
     if name is C.MACHINE_LIMIT:
-        told = [advice for pattern, advice in _LIMITS if re.search(pattern, text)][:1] + told
+        told = [advice for pattern, advice in _LIMITS if re.search(pattern, text)][
+            :1
+        ] + told
     return [advice for advice in told if not _in_force(advice, settings)]

@@ -1,4 +1,5 @@
-"""Whether a request is to blame for an exception: only where something of it points to one."""
+"""Whether a request is to blame for an exception: only where something of it points to
+one."""
 
 from __future__ import annotations
 
@@ -39,25 +40,38 @@ MISMATCHES: Mapping[str, tuple[str, str, bool]] = {
     r"Expected number of multimodal embeddings to match number of input items: "
     r"(?P<places>\d+), but got (?:len\(mm_embeddings\)=)?(?P<embeddings>\d+)": _ITEMS,
     # sglang/srt/managers/mm_utils.py of 0.5.6 and 0.5.17, mm_schedule.py of 0.5.23
-    r"multimodal embedding does not match those in the input text\. Got (?P<places>\d+) tokens in "
+    r"multimodal embedding does not match those in the input text\. Got "
+    r"(?P<places>\d+) tokens in "
     r"the text but (?P<embeddings>\d+) tokens from multimodal embeddings": _TOKENS,
     # transformers' models, which SGLang and LMDeploy take over
-    r"[Ff]eatures and (?:image|video|audio) tokens do not match: tokens: (?P<places>\d+), "
+    r"[Ff]eatures and (?:image|video"
+    r"|audio) tokens do not match: tokens: (?P<places>\d+), "
     r"features:? (?P<embeddings>\d+)": _TOKENS,
     # lmdeploy/vl/model/base.py of 0.18.0: pictures
-    r"the number of image token id \d+ is not equal to input images, (?P<places>\d+) vs "
+    r"the number of image token id \d+ is not equal to input images, "
+    r"(?P<places>\d+) vs "
     r"(?P<embeddings>\d+)": ("pictures", "placeholders", False),
 }
-"""Expression: what there was, for what, and whether the model was already at work on it."""
+"""Expression: what there was, for what, and whether the model was already at work on
+it."""
 
 DUMPED = "Dumping scheduler output for model execution: "
 _NUMBER = re.compile(r"(?<![\w.])\d{3,}(?![\w.])")
 _PARAMETER = re.compile(r"(\w+)=(\[[^\]]*\]|\{[^}]*\}|'[^']*'|[^,()]+)")
 _UNSET = frozenset({"None", "[]", "{}", "False", "0", "0.0"})
-_ALWAYS = frozenset({
-    "n", "max_tokens", "temperature", "top_p", "top_k", "seed", "repetition_penalty",
-    "skip_special_tokens", "spaces_between_special_tokens",
-})  # fmt: skip
+_ALWAYS = frozenset(
+    {
+        "n",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "seed",
+        "repetition_penalty",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+    }
+)
 """Fields that nearly every request has, or that are something by default."""
 
 
@@ -81,20 +95,28 @@ def placeholders(text: str) -> Counted | None:
     for expression, (had, places, inside) in MISMATCHES.items():
         match = re.search(expression, text)
         if match is not None and match["embeddings"] != match["places"]:
-            told = f"The engine had {match['embeddings']} {had} for {match['places']} {places}"
+            told = (
+                f"The engine had {match['embeddings']} {had} for "
+                f"{match['places']} {places}"
+            )
             return Counted(told, inside)
     return None
 
 
 def blamed(one: Raised, lines: Iterable[LogLine]) -> Blamed | None:
-    """The request's fields that the log blames for ``one``, and how it does; None: none."""
+    """The request's fields that the log blames for ``one``, and how it does; None:
+    none."""
     dumped = [line.text for line in lines if DUMPED in line.text]
     parameters = [pair for text in dumped for pair in _parameters(text)]
     names = [n for n, v in _parameters(dumped[0])] if dumped else []
-    names = [n for n, v in parameters if n in names and v not in _UNSET and n not in _ALWAYS]
+    names = [
+        n for n, v in parameters if n in names and v not in _UNSET and n not in _ALWAYS
+    ]
     there = ""
     if names:
-        there = "set in the requests that it began to work on: " + ", ".join(dict.fromkeys(names))
+        there = "set in the requests that it began to work on: " + ", ".join(
+            dict.fromkeys(names)
+        )
     for number in dict.fromkeys(_NUMBER.findall(one.text.partition("\n")[0])):
         alone = re.compile(rf"(?<!\d){number}(?!\d)")
         hits = [n for n, v in parameters if n not in _ALWAYS and alone.search(v)]
@@ -116,7 +138,8 @@ def blamed(one: Raised, lines: Iterable[LogLine]) -> Blamed | None:
 
 
 def _parameters(dumped: str) -> list[tuple[str, str]]:
-    """Name and value of the fields of vLLM's ``SamplingParams(…)``, as its dump prints them."""
+    """Name and value of the fields of vLLM's ``SamplingParams(…)``, as its dump prints
+    them."""
     found: list[tuple[str, str]] = []
     for part in dumped.split("SamplingParams(")[1:]:
         found += _PARAMETER.findall(part.partition("),")[0])

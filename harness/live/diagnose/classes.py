@@ -1,9 +1,8 @@
 """Which class of failure it is, also where no known failure matches. Pure functions.
 
-Each rule takes what was seen and names its class, or nothing; none is met by what could not be
-seen. What the log alone tells is in ``classes_logged``, memory over time in
-``watch/processes``.
-"""
+Each rule takes what was seen and names its class, or nothing; none is met by what could
+not be seen. What the log alone tells is in ``classes_logged``, memory over time in
+``watch/processes``."""
 
 from __future__ import annotations
 
@@ -41,11 +40,13 @@ LOG_GROWTH = "log_growth"
 """Fact of a diagnosis: bytes a second by which the logs grew while it looked."""
 
 GRAMMARS = re.compile(
-    r"(?:^|/)(?:xgrammar|outlines|outlines_core|llguidance|guidance|lmformatenforcer|interegular)/"
+    r"(?:^|/)(?:xgrammar|outlines|outlines_core|llguidance|guidance|lmformatenforcer"
+    r"|interegular)/"
     r"|/structured_output/|/constrained/|/guided_decoding/|/_?guided_\w+\.py$"
 )
-"""Files of the libraries that compile and match grammars, and of the engines' parts around them
-(vllm/v1/structured_output, sglang/srt/constrained, lmdeploy/pytorch/engine/guided_process.py)."""
+"""Files of the libraries that compile and match grammars, and of the engines' parts
+around them (vllm/v1/structured_output, sglang/srt/constrained,
+lmdeploy/pytorch/engine/guided_process.py)."""
 
 Rule = Callable[[View], NamedClass | None]
 ORDER = list(Certainty)
@@ -101,8 +102,8 @@ def of_ranks(view: View) -> list[NamedClass]:
 
 
 def transfer_stuck(view: View) -> NamedClass | None:
-    """Requests are on their way between a prefill and a decode server in every reading, and no
-    counter moves."""
+    """Requests are on their way between a prefill and a decode server in every reading,
+    and no counter moves."""
     on_their_way = view.timed("transfers")
     if len(on_their_way) < 2 or view.moving is not False or _short_of_processors(view):
         return None
@@ -146,8 +147,8 @@ def _stuck_ranks(view: View) -> list[NamedClass]:
             named(
                 LiveClass.RANK_DIVERGED,
                 certainty,
-                f"{ranks.names(held)} {'waits' if len(held) == 1 else 'wait'} in {held[0].what}, "
-                f"which {', '.join(looked.odd)} never entered.",
+                f"{ranks.names(held)} {'waits' if len(held) == 1 else 'wait'} in "
+                f"{held[0].what}, which {', '.join(looked.odd)} never entered.",
                 looked.groups,
             )
         )
@@ -158,11 +159,11 @@ def _stuck_ranks(view: View) -> list[NamedClass]:
 
 
 def steps_stopped(view: View) -> NamedClass | None:
-    """No step is counted while a request waits: ours, or one that the gauges or the sockets show.
+    """No step is counted while a request waits: ours, or one that the gauges or the
+    sockets show.
 
-    How many are said to run is no condition: 0 was read in a captured hang. A stack that moves, or
-    a KV cache that fills, is a slow step.
-    """
+    How many are said to run is no condition: 0 was read in a captured hang. A stack
+    that moves, or a KV cache that fills, is a slow step."""
     asked = view.answer == "silent"
     long = view.span_s >= (STANDSTILL_S if asked else UNASKED_S)
     if not (view.own and long) or view.moving is not False:
@@ -194,8 +195,11 @@ def _waiting(view: View) -> list[str]:
     told = []
     if view.answer == "silent" and view.inference is not None:
         told.append(f"a small request got no answer in {view.inference.seconds:.1f} s")
-    told += [f"requests {gauge} in every reading" for gauge in ("waiting", "running")
-             if view.always(gauge)]  # fmt: skip
+    told += [
+        f"requests {gauge} in every reading"
+        for gauge in ("waiting", "running")
+        if view.always(gauge)
+    ]
     connected = view.connections
     if len(connected) >= 2 and all(c.unread for c in connected):
         told.append(f"{connected[-1].unread} clients sent what the server has not read")
@@ -203,19 +207,27 @@ def _waiting(view: View) -> list[str]:
 
 
 def never_fits(view: View) -> NamedClass | None:
-    """Requests wait for capacity, none runs, and the KV cache is empty: nothing can make room."""
+    """Requests wait for capacity, none runs, and the KV cache is empty: nothing can
+    make room."""
     waiting = view.timed("waiting_capacity")
     told = bool(waiting)
     if not told:
-        # Without the reason it may be a constraint that passes: then only our own silence counts.
+        # Without the reason it may be a constraint that passes: then only our own
+        # silence counts.
         waiting = view.timed("waiting") if view.answer == "silent" else []
     running, usage = view.readings("running"), view.readings("kv_usage")
-    if len(waiting) < 2 or len(running) < 2 or len(usage) < 2 or view.moving is not False:
+    if (
+        len(waiting) < 2
+        or len(running) < 2
+        or len(usage) < 2
+        or view.moving is not False
+    ):
         return None
     if any(v < 1 for _, v in waiting) or any(running) or max(usage) > FREE_KV:
         return None
     seconds = waiting[-1][0] - waiting[0][0]
-    # The reason is counted by a step that let nobody in: no lateness of this machine explains it.
+    # The reason is counted by a step that let nobody in: no lateness of this machine
+    # explains it.
     if view.answer == "answered" or (not told and _short_of_processors(view)):
         return None
     sure = told and seconds >= STANDSTILL_S
@@ -223,8 +235,8 @@ def never_fits(view: View) -> NamedClass | None:
     return named(
         LiveClass.NEVER_FITS,
         Certainty.CERTAIN if sure else Certainty.LIKELY,
-        "A request waits for more KV cache than there is: none runs, the cache is empty, and it is "
-        "not let in.",
+        "A request waits for more KV cache than there is: none runs, the cache is "
+        "empty, and it is not let in.",
         [
             f"waiting {reason}{_numbers(v for _, v in waiting)} over {seconds:.1f} s",
             f"running {_numbers(running)}",
@@ -239,24 +251,36 @@ def _numbers(values: Iterable[float]) -> str:
     return " → ".join(f"{v:g}" for v in values)
 
 
-# ---------------------------------------------------------------- metrics against the processes
+# -------------------------------------------------------- metrics against the processes
 
 
 def gauges_lie(view: View) -> NamedClass | None:
-    """Nothing runs or waits by the gauges while the engine is inside a call that does not end; or
-    something runs by them while the engine waits for work."""
+    """Nothing runs or waits by the gauges while the engine is inside a call that does
+    not end; or something runs by them while the engine waits for work."""
     running = view.readings("running")
-    if not view.own or len(running) < 2 or view.moving is not False or _short_of_processors(view):
+    if (
+        not view.own
+        or len(running) < 2
+        or view.moving is not False
+        or _short_of_processors(view)
+    ):
         return None
     if all(value > 0 for value in running):
         return _nothing_runs(view, running)
     waiting = view.readings("waiting")
-    if view.answer != "silent" or view.span_s < STANDSTILL_S or any(running) or any(waiting):
+    if (
+        view.answer != "silent"
+        or view.span_s < STANDSTILL_S
+        or any(running)
+        or any(waiting)
+    ):
         return None
     seen, place = stance(view)
     if seen not in (Stance.STANDS, Stance.UNSEEN):
         return None
-    inside = f"its engine stands in {place} in every sample" if seen is Stance.STANDS else ""
+    inside = (
+        f"its engine stands in {place} in every sample" if seen is Stance.STANDS else ""
+    )
     seconds = view.inference.seconds if view.inference is not None else 0.0
     return named(
         LiveClass.GAUGES_LIE,
@@ -281,7 +305,10 @@ def _nothing_runs(view: View, running: list[float]) -> NamedClass | None:
         Certainty.CERTAIN if alone and view.answer == "not-asked" else Certainty.LIKELY,
         "By its gauges requests run, while its engine waits for work.",
         [
-            f"running {_numbers(running)} over {view.span_s:.1f} s, and no token was counted",
+            (
+                f"running {_numbers(running)} over {view.span_s:.1f} s, and no token "
+                "was counted"
+            ),
             f"its engine idles in {place}",
             alone,
         ],
@@ -311,22 +338,29 @@ def work_without_clients(view: View) -> NamedClass | None:
             alone,
             f"running, without the small request, {_numbers(running)}" if busy else "",
             f"{made:g} tokens were generated in {view.span_s:.1f} s" if work else "",
-            "its engine's process computes all the time" if busy and view.core_hot else "",
+            "its engine's process computes all the time"
+            if busy and view.core_hot
+            else "",
             flood,
         ],
     )
 
 
 def _nobody(view: View) -> str:
-    """That no client was connected in any reading; "" where one was, or it was not read twice."""
+    """That no client was connected in any reading; "" where one was, or it was not read
+    twice."""
     connected = view.connections
     if len(connected) < 2 or any(c.clients for c in connected):
         return ""
-    return f"no client is connected to port {connected[0].port} in {len(connected)} readings"
+    return (
+        f"no client is connected to port {connected[0].port} in "
+        f"{len(connected)} readings"
+    )
 
 
 def _in_a_step(view: View) -> bool | None:
-    """Whether a thread of the core was inside a step in a sample; None: not to be told."""
+    """Whether a thread of the core was inside a step in a sample; None: not to be
+    told."""
     engine = ENGINES.get(view.facts.engine)
     courses = view.courses(view.core_pid)
     if engine is None or not engine.step_functions or not courses:
@@ -339,15 +373,17 @@ def _in_a_step(view: View) -> bool | None:
 
 
 def grammar_loop(view: View) -> NamedClass | None:
-    """A thread of the engine or its front is inside a grammar's compiler or matcher in every
-    sample while a request waits; or an exception of one ended the engine."""
+    """A thread of the engine or its front is inside a grammar's compiler or matcher in
+    every sample while a request waits; or an exception of one ended the engine."""
     if logged := classes_logged.grammar_exception(view):
         return logged
     if view.answer == "answered" or view.moving is True or _short_of_processors(view):
         return None
     if not (waits := _waiting(view)):
         return None
-    pids = dict.fromkeys(p for p in (view.core_pid, view.facts.root_pid) if p is not None)
+    pids = dict.fromkeys(
+        p for p in (view.core_pid, view.facts.root_pid) if p is not None
+    )
     inside = [c for pid in pids for c in view.courses(pid) if _in_grammar(c)]
     if not inside:
         return None
@@ -358,9 +394,9 @@ def grammar_loop(view: View) -> NamedClass | None:
         Certainty.CERTAIN if sure else Certainty.POSSIBLE,
         "A grammar is compiled or matched without end, while a request waits.",
         [
-            f"thread {course.name!r} of {view.facts.role_of(course.pid) or 'it'} is inside "
-            f"{_grammar_frame(course)} in all {course.samples} samples, {course.active} times "
-            "active",
+            f"thread {course.name!r} of {view.facts.role_of(course.pid) or 'it'} is "
+            f"inside {_grammar_frame(course)} in all {course.samples} samples, "
+            f"{course.active} times active",
             *waits,
             view.counted(),
         ],

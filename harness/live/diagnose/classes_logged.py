@@ -1,4 +1,5 @@
-"""Classes of failure of a live server: what is known of each, and those that its log shows.
+"""Classes of failure of a live server: what is known of each, and those that its log
+shows.
 
 What the log itself says is judged in one place, :mod:`mmrepro.live.diagnose.cause`.
 """
@@ -47,15 +48,18 @@ def _facts(references: tuple[str, ...], *advice: str) -> ClassFacts:
 CLASS_FACTS: Mapping[LiveClass, ClassFacts] = {
     LiveClass.STEPS_STOPPED: _facts(
         _vllm(43941, 21148),
-        "restart it after its evidence is kept (mmrepro diagnose URL --out DIR): it does not "
-        "recover by itself",
+        "restart it after its evidence is kept (mmrepro diagnose URL --out DIR): it "
+        "does not recover by itself",
         "what was sent last matters: mmrepro replay shrinks recorded traffic to it",
     ),
     LiveClass.KILLED_BY_INPUT: _facts(
         _vllm(54195, 43920) + _sglang(27398),
-        "refuse or rewrite the field at the gateway: a restart meets the same request again",
-        "if there is a newer release (mmrepro list --alive names it), try the request there: most "
-        "of these are answered with 400",
+        (
+            "refuse or rewrite the field at the gateway: a restart meets the same "
+            "request again"
+        ),
+        "if there is a newer release (mmrepro list --alive names it), try the request "
+        "there: most of these are answered with 400",
     ),
     LiveClass.NEVER_FITS: _facts(
         (*_vllm(35541, 39734), "docs/kv-budget.md"),
@@ -65,15 +69,15 @@ CLASS_FACTS: Mapping[LiveClass, ClassFacts] = {
     ),
     LiveClass.WORK_WITHOUT_CLIENTS: _facts(
         _vllm(54947, 10806),
-        "requests in the background (/v1/responses with background) and clients of another "
-        "port or of a UNIX socket look the same: are there any?",
-        "a proxy between that keeps no connection, or an abort that is lost: compare with the "
-        "log's lines of aborted requests",
+        "requests in the background (/v1/responses with background) and clients of "
+        "another port or of a UNIX socket look the same: are there any?",
+        "a proxy between that keeps no connection, or an abort that is lost: compare "
+        "with the log's lines of aborted requests",
     ),
     LiveClass.GAUGES_LIE: _facts(
         _vllm(29928, 22545),
-        "do not route, scale or alert by these gauges alone; counters of tokens and a small "
-        "request tell the truth (mmrepro watch)",
+        "do not route, scale or alert by these gauges alone; counters of tokens and a "
+        "small request tell the truth (mmrepro watch)",
     ),
     LiveClass.MEMORY_GROWS: _facts(
         _vllm(15294, 50860),
@@ -82,29 +86,46 @@ CLASS_FACTS: Mapping[LiveClass, ClassFacts] = {
     ),
     LiveClass.PLACEHOLDER_COUNTS: _facts(
         (*_vllm(15764), *_sglang(40797), "docs/lab/chunked-mm-prefill.md"),
-        "answers to such requests are wrong or missing: look for placeholder tokens in the "
-        "prompt's text, and for another version of transformers than the release was made for",
+        "answers to such requests are wrong or missing: look for placeholder tokens in "
+        "the prompt's text, and for another version of transformers than the release "
+        "was made for",
         "try it with chunked prefill and the multimodal cache off",
     ),
     LiveClass.GRAMMAR_LOOP: _facts(
         _vllm(14151, 49210, 43920),
-        "find the request with the grammar or schema (response_format, structured_outputs) and "
+        "find the request with the grammar or schema (response_format, "
+        "structured_outputs) and "
         "bound its size at the gateway",
         "another backend of grammars, or a newer one, may take it",
     ),
     LiveClass.WORKER_STUCK: _facts(
         (*_vllm(27313), *_sglang(17941)),
-        "restart the whole server after its evidence is kept: one rank cannot be replaced",
-        "vLLM ends by itself after VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS (300): make it shorter",
-        "the frames of the rank name what it computes or waits for: search upstream for them",
+        (
+            "restart the whole server after its evidence is kept: one rank cannot be "
+            "replaced"
+        ),
+        (
+            "vLLM ends by itself after VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS (300): make "
+            "it shorter"
+        ),
+        (
+            "the frames of the rank name what it computes or waits for: search "
+            "upstream for them"
+        ),
     ),
     LiveClass.RANK_DIVERGED: _facts(
         (*_vllm(48720), *_sglang(27221, 33289)),
-        "look for what that rank alone did: an exception that was caught, a branch by its rank",
+        (
+            "look for what that rank alone did: an exception that was caught, a "
+            "branch by its rank"
+        ),
     ),
     LiveClass.RANK_LOST: _facts(
         _vllm(20657),
-        "dmesg and the exit code name what ended it: the OOM killer, a signal, an exception",
+        (
+            "dmesg and the exit code name what ended it: the OOM killer, a signal, an "
+            "exception"
+        ),
     ),
     LiveClass.COLLECTIVE_WAITS: _facts(
         _vllm(46097),
@@ -126,7 +147,9 @@ CLASS_FACTS: Mapping[LiveClass, ClassFacts] = {
 }
 
 
-def named(name: LiveClass, certainty: Certainty, sentence: str, why: Iterable[str]) -> NamedClass:
+def named(
+    name: LiveClass, certainty: Certainty, sentence: str, why: Iterable[str]
+) -> NamedClass:
     """A class with what is known of it; empty observations are left out."""
     facts = CLASS_FACTS[name]
     return NamedClass(
@@ -153,9 +176,14 @@ LOG_PATTERNS: Mapping[str, str] = {
 
 
 def cause_of(view: View) -> Cause | None:
-    """What ended or stopped the server by its log; None: no log tells, or the server answers."""
+    """What ended or stopped the server by its log; None: no log tells, or the server
+    answers."""
     told = died(view)
-    if told is None and view.answer != "answered" and (read := logged(view)) is not None:
+    if (
+        told is None
+        and view.answer != "answered"
+        and (read := logged(view)) is not None
+    ):
         told = read.cause if read.cause.name not in cause.NO_END else None
         lives = view.evidence.facts.get(CORE_ALIVE) is True and view.answer != "failed"
         if told is not None and lives and told.name not in STANDS:
@@ -169,13 +197,16 @@ STANDS = cause.NO_END | {CauseClass.HANG, CauseClass.NEVER_FITS}
 
 def logged(view: View) -> cause.Judged | None:
     """What the server's logs tell, the latest reading of each; None: none was read."""
-    read = {data.file: data for _, data in view.evidence.results(LogsData, partial=True)}
+    read = {
+        data.file: data for _, data in view.evidence.results(LogsData, partial=True)
+    }
     lines = [line for data in read.values() for line in cause.lines_of(data)]
     return cause.judge(lines, view.facts.engine) if lines else None
 
 
 def died(view: View) -> Cause | None:
-    """What ended the server by its log; None where it works, or its process lives and nothing
+    """What ended the server by its log; None where it works, or its process lives and
+    nothing
     fails: then it is an earlier one's end."""
     told = logged(view)
     if told is None or told.cause.name in STANDS or view.answer == "answered":
@@ -217,15 +248,22 @@ def placeholder_counts(view: View) -> NamedClass | None:
 def rank_in_the_log(view: View) -> list[NamedClass]:
     """What the log has of a worker that ended, or that never answered its core.
 
-    vLLM's MultiprocExecutor writes the second when VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS are over
-    (v1/executor/multiproc_executor.py, 0.11 to 0.32).
-    """
+    vLLM's MultiprocExecutor writes the second when VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
+    are over (v1/executor/multiproc_executor.py, 0.11 to 0.32)."""
     if view.answer == "answered":
         return []
     found = []
     for pattern, name, sentence in (
-        ("rank-died", LiveClass.RANK_LOST, "A worker process ended, and the engine with it."),
-        ("rank-timed-out", LiveClass.WORKER_STUCK, "A worker never answered its core in time."),
+        (
+            "rank-died",
+            LiveClass.RANK_LOST,
+            "A worker process ended, and the engine with it.",
+        ),
+        (
+            "rank-timed-out",
+            LiveClass.WORKER_STUCK,
+            "A worker never answered its core in time.",
+        ),
     ):
         if lines := _lines(view, pattern):
             first = lines[0]
@@ -235,8 +273,9 @@ def rank_in_the_log(view: View) -> list[NamedClass]:
 
 
 def heartbeat(view: View, *, stuck: bool) -> NamedClass | None:
-    """vLLM's line of a minute's wait for a block of its ring, where nothing else is wrong: the
-    server answers, or its counters move (vllm#43420 took it for a fault, and was withdrawn)."""
+    """vLLM's line of a minute's wait for a block of its ring, where nothing else is
+    wrong: the server answers, or its counters move (vllm#43420 took it for a fault, and
+    was withdrawn)."""
     count = log_count(view.evidence, "heartbeat")
     if not count or stuck or not (view.answer == "answered" or view.moving is True):
         return None
@@ -253,7 +292,9 @@ def capacity(view: View) -> str:
     """What the log says of the KV cache's size; "" when it says nothing."""
     lines = log_lines(view.evidence, "kv-size")
     return (
-        f"its log says: {'; '.join(public_line(line, 120) for line in lines[:2])}" if lines else ""
+        f"its log says: {'; '.join(public_line(line, 120) for line in lines[:2])}"
+        if lines
+        else ""
     )
 
 

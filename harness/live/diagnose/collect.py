@@ -1,4 +1,5 @@
-"""Looking at a live server: every probe side by side, bounded, none of them intrusive."""
+"""Looking at a live server: every probe side by side, bounded, none of them
+intrusive."""
 
 from __future__ import annotations
 
@@ -46,15 +47,18 @@ APART_S = 2.0
 GLANCE_S = 3.0
 """A request that is answered by then leaves nothing more to wait for."""
 AT_ONCE_S = 0.5
-"""A request that is answered by then needs no stacks: they are the dearest of all evidence."""
+"""A request that is answered by then needs no stacks: they are the dearest of all
+evidence."""
 OTHERS = 2
-"""Samples of a process that is neither the core nor, where that is silent, the front."""
+"""Samples of a process that is neither the core nor, where that is silent, the
+front."""
 SECOND_LOOK = 0.6
 """Part of the deadline after which the second look begins."""
 LAST_S = 1.5
 """How long before the deadline the last readings are taken."""
 SOONEST_S = 4.5
-"""Since a request was sent: before that its silence decides nothing, whatever else was seen."""
+"""Since a request was sent: before that its silence decides nothing, whatever else was
+seen."""
 BESIDE_S = 3.0
 """Of a whole look, beside the deadline: what is still asked then is given up."""
 WINDOW_S = 1.0
@@ -81,9 +85,12 @@ DEFAULT_ENDPOINTS = ("/health", "/v1/models")
 
 
 class Collector:
-    """One look at one target. ``recorder`` gets every probe's result, in phase "check"."""
+    """One look at one target. ``recorder`` gets every probe's result, in phase
+    "check"."""
 
-    def __init__(self, target: Target, plan: DiagnoseCommand, recorder: Recorder) -> None:
+    def __init__(
+        self, target: Target, plan: DiagnoseCommand, recorder: Recorder
+    ) -> None:
         self.target = target
         self.plan = plan
         self.recorder = recorder
@@ -98,7 +105,9 @@ class Collector:
         self._sizes: dict[str, int] = {}
         self._given_up = threading.Event()
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(max_workers=16 + MAX_RANKS, thread_name_prefix="diagnose")
+        self._pool = ThreadPoolExecutor(
+            max_workers=16 + MAX_RANKS, thread_name_prefix="diagnose"
+        )
 
     @property
     def evidence(self) -> Evidence:
@@ -107,11 +116,13 @@ class Collector:
     # ------------------------------------------------------------ the front
 
     def ask_front(self) -> None:
-        """The cheap endpoints and the metrics, at once; they also tell which engine it is."""
+        """The cheap endpoints and the metrics, at once; they also tell which engine it
+        is."""
         self._all(self._start(self._http(self._cheap())), *self._counts("1"))
 
     def model(self) -> str:
-        """The model to ask for: as given, as /v1/models lists it, as the command line names it."""
+        """The model to ask for: as given, as /v1/models lists it, as the command line
+        names it."""
         if self.plan.model:
             return self.plan.model
         for _, data in self.evidence.results(HttpData, partial=True):
@@ -119,7 +130,12 @@ class Collector:
             if answer and answer.status == 200 and (name := first_model(answer.body)):
                 return name
         words = self.target.facts.command
-        for option in ("--served-model-name", "--model-name", "--model", "--model-path"):
+        for option in (
+            "--served-model-name",
+            "--model-name",
+            "--model",
+            "--model-path",
+        ):
             for index, word in enumerate(words[:-1]):
                 if word == option:
                     return words[index + 1]
@@ -128,7 +144,11 @@ class Collector:
     def ask_release(self) -> None:
         """Where no file tells the release: an endpoint that does."""
         engine, facts = self.target.engine, self.target.facts
-        if engine is None or facts.release or View(facts, self.evidence).front_answers is False:
+        if (
+            engine is None
+            or facts.release
+            or View(facts, self.evidence).front_answers is False
+        ):
             return
         for path in engine.version_paths:
             self._note_request(f"GET {path}")
@@ -147,21 +167,24 @@ class Collector:
     # ------------------------------------------------------------ the whole look
 
     def look(self, suspicious: Callable[[Evidence], bool], *, plain: bool) -> bool:
-        """Everything else, in parallel. Returns whether that leaves a suspicion, and time.
+        """Everything else, in parallel. Returns whether that leaves a suspicion, and
+        time.
 
-        Args:
-            plain: it is dead or stopped: no request is sent, and once is enough.
-            suspicious: whether what was seen by now could be a hang. With a request on its way
-                that is its silence; without one, the counters and the processes have to tell.
+        Args: plain: it is dead or stopped: no request is sent, and once is enough.
+            suspicious: whether what was seen by now could be a hang. With a request on
+            its way
+                that is its silence; without one, the counters and the processes have to
+                tell.
 
-        A front that was not well is asked again in any case: its first answer may have been late
-        because this machine was busy.
-        """
+        A front that was not well is asked again in any case: its first answer may have
+        been late because this machine was busy."""
         self._asked_at = time.monotonic()
         self._waiting = self._request() if self.plan.request and not plain else None
         if self._waiting is not None:
             _wait(self._waiting, self._asked_at + AT_ONCE_S)
-        stacks = plain or self._waiting is None or self.waits or replicas(self.target.facts)
+        stacks = (
+            plain or self._waiting is None or self.waits or replicas(self.target.facts)
+        )
         first = self._processes_round(stacks=stacks)
         self._all(*first, *self._logs(), self._start(GpuProbe()))
         if plain:
@@ -186,10 +209,14 @@ class Collector:
         return time.monotonic() - self._asked_at
 
     def look_again_at_once(self) -> None:
-        """A second look without the wait for it, and readings not before ``SOONEST_S``."""
+        """A second look without the wait for it, and readings not before
+        ``SOONEST_S``."""
         self._all(*self._processes_round(label="soon-", samples=3, others=False))
         self._until(self._asked_at + SOONEST_S, unless=self._waiting)
-        self._all(*self._counts("soon"), self._start(self._http(self._cheap()), label="http-soon"))
+        self._all(
+            *self._counts("soon"),
+            self._start(self._http(self._cheap()), label="http-soon"),
+        )
         discover.refresh(self.target)
 
     def give_up(self) -> None:
@@ -201,7 +228,9 @@ class Collector:
     def look_on(self) -> None:
         """Until the deadline: a second look, and the last readings."""
         end = self._asked_at + self.plan.deadline_s
-        self._until(self._asked_at + SECOND_LOOK * self.plan.deadline_s, unless=self._waiting)
+        self._until(
+            self._asked_at + SECOND_LOOK * self.plan.deadline_s, unless=self._waiting
+        )
         if self._end - time.monotonic() < LEAST_S:  # the front alone took all of it
             if self._waiting is not None:
                 _wait(self._waiting, self._end)
@@ -209,7 +238,8 @@ class Collector:
         discover.refresh(self.target)
         room = end - LAST_S - time.monotonic()
         self._all(*self._processes_round(label="2-", seconds=max(room, EVIDENCE_S)))
-        # The last readings shortly before the deadline: after it there is only judging to do.
+        # The last readings shortly before the deadline: after it there is only judging
+        # to do.
         self._until(end - LAST_S, unless=self._waiting)
         last = self._counts("3")
         if self._end - time.monotonic() >= WORTH_S:
@@ -220,9 +250,14 @@ class Collector:
         discover.refresh(self.target)
 
     def more_stacks(self, wanted: Callable[[Sequence[StackSample]], bool]) -> None:
-        """Further samples of the core, quickly one after the other, for a local that was missed."""
+        """Further samples of the core, quickly one after the other, for a local that
+        was missed."""
         cores = [p.pid for p in self.target.facts.cores][:1]
-        seen = [s for _, d in self.evidence.results(StacksData, partial=True) for s in d.samples]
+        seen = [
+            s
+            for _, d in self.evidence.results(StacksData, partial=True)
+            for s in d.samples
+        ]
         if cores and not wanted(seen):
             probe = StacksProbe(
                 cores,
@@ -235,7 +270,8 @@ class Collector:
             self._all(self._start(probe, seconds=EVIDENCE_S, label="stacks-more"))
 
     def gpu_cores(self) -> None:
-        """A core dump of the GPU of each process that runs the model and was started for it."""
+        """A core dump of the GPU of each process that runs the model and was started
+        for it."""
         facts = self.target.facts
         beside = workers(facts)
         pipes = {
@@ -252,13 +288,16 @@ class Collector:
         self._end = max(self._end, time.monotonic() + GPU_CORE_S)
         self._all(
             *(
-                self._start(GpuCoreProbe(pid, pipe), seconds=GPU_CORE_S, label=f"gpu-core-{pid}")
+                self._start(
+                    GpuCoreProbe(pid, pipe), seconds=GPU_CORE_S, label=f"gpu-core-{pid}"
+                )
                 for pid, pipe in pipes.items()
             )
         )
 
     def effect(self) -> Effect:
-        """What this look did, as measured: CPU of this process and of its ended children."""
+        """What this look did, as measured: CPU of this process and of its ended
+        children."""
         stacks = [d for _, d in self.evidence.results(StacksData, partial=True)]
         samples = [s for d in stacks for s in d.samples]
         now = _usage()
@@ -277,10 +316,14 @@ class Collector:
         )
 
     def log_growth(self) -> float | None:
-        """Bytes a second by which the logs grew since this look began; None: there is none, or it
-        was too short."""
+        """Bytes a second by which the logs grew since this look began; None: there is
+        none, or it was too short."""
         seconds = time.monotonic() - self._started
-        grown = [now - self._sizes[n] for n, now in self._log_sizes().items() if n in self._sizes]
+        grown = [
+            now - self._sizes[n]
+            for n, now in self._log_sizes().items()
+            if n in self._sizes
+        ]
         return sum(grown) / seconds if grown and seconds >= APART_S else None
 
     def note_log_sizes(self) -> None:
@@ -303,7 +346,8 @@ class Collector:
         facts.model = facts.model or self.model()
         if not facts.model:
             self.target.unseen.append(
-                "no request was sent: the served model's name is not known; give --model NAME"
+                "no request was sent: the served model's name is not known; give "
+                "--model NAME"
             )
             return None
         probe = InferenceProbe(
@@ -339,12 +383,18 @@ class Collector:
             return []
         cores = [p.pid for p in facts.cores]
         core = cores[0] if cores else facts.root_pid
-        front = [] if cores and View(facts, self.evidence).front_answers else [facts.root_pid]
+        front = (
+            []
+            if cores and View(facts, self.evidence).front_answers
+            else [facts.root_pid]
+        )
         close = list(dict.fromkeys([core, *front, *cores]))[:MAX_SAMPLED]
         beside = [*workers(facts), *coordinators(facts)]
         ranks = [p.pid for p in beside if p.pid not in close][:MAX_RANKS]
         near = {*close, *ranks}
-        rest = [p.pid for p in facts.processes if _may_matter(p.role) and p.pid not in near]
+        rest = [
+            p.pid for p in facts.processes if _may_matter(p.role) and p.pid not in near
+        ]
         rest = rest[: MAX_SAMPLED - len(close)] if others else []
         rounds = [
             (close, samples or self.plan.samples, "stacks"),
@@ -361,7 +411,9 @@ class Collector:
                         blocking_fallback=False,
                         native=self.plan.native,
                     ),
-                    seconds=seconds + self.plan.native * 5.0 + RANK_S * (pids is ranks) * len(pids),
+                    seconds=seconds
+                    + self.plan.native * 5.0
+                    + RANK_S * (pids is ranks) * len(pids),
                     label=f"{label}{name}",
                 )
                 for pids, count, name in rounds
@@ -401,7 +453,8 @@ class Collector:
         added = (engine.added_pattern if engine else "") or None
         began = discover.began(self.target)
         starts = engine.start_lines if engine else (UVICORN_STARTS,)
-        # A container may have another zone: its log's times are not held against our clock.
+        # A container may have another zone: its log's times are not held against our
+        # clock.
         local = self.target.facts.place == "local"
         since = datetime.fromtimestamp(began) if local and began is not None else None
 
@@ -425,25 +478,38 @@ class Collector:
             f"the log: {name} was written before this server started" for name in others
         )
         return [
-            self._start(probe(path), seconds=self.plan.deadline_s, label=f"logs-{number}")
-            for number, path in enumerate((name for name in logs if name not in others), 1)
+            self._start(
+                probe(path), seconds=self.plan.deadline_s, label=f"logs-{number}"
+            )
+            for number, path in enumerate(
+                (name for name in logs if name not in others), 1
+            )
         ]
 
     def _cheap(self) -> Sequence[str]:
-        """The engine's endpoints that cost it nothing: SGLang's /health_generate is a request."""
+        """The engine's endpoints that cost it nothing: SGLang's /health_generate is a
+        request."""
         engine = self.target.engine
-        return [p for p in engine.endpoints if "generate" not in p] if engine else DEFAULT_ENDPOINTS
+        return (
+            [p for p in engine.endpoints if "generate" not in p]
+            if engine
+            else DEFAULT_ENDPOINTS
+        )
 
     def _http(self, paths: Sequence[str]) -> HttpProbe:
         for path in paths:
             self._note_request(f"GET {path}")
-        return HttpProbe(self.target.facts.url, paths, FRONT_S, headers=self.plan.headers)
+        return HttpProbe(
+            self.target.facts.url, paths, FRONT_S, headers=self.plan.headers
+        )
 
     def _metrics(self) -> MetricsProbe:
         engine = self.target.engine
         path = engine.metrics_path if engine else "/metrics"
         self._note_request(f"GET {path}")
-        return MetricsProbe(self.target.facts.url + path, FRONT_S, headers=self.plan.headers)
+        return MetricsProbe(
+            self.target.facts.url + path, FRONT_S, headers=self.plan.headers
+        )
 
     def _counts(self, label: str) -> list[Future[None]]:
         """What the server counts, and who is connected to it at that time."""
@@ -461,7 +527,9 @@ class Collector:
 
         def run() -> None:
             to, mask = self.recorder.dir, self.recorder.mask
-            result = run_probe(probe, to, seconds, phase="check", label=label, mask=mask)
+            result = run_probe(
+                probe, to, seconds, phase="check", label=label, mask=mask
+            )
             self.recorder.probe(result)  # type: ignore[arg-type] # data is one of AnyProbeData
 
         return self._pool.submit(run)
@@ -505,7 +573,8 @@ def _wait(future: Future[None], until: float) -> None:
 
 
 def _usage() -> tuple[float, int]:
-    """CPU seconds of this process and its ended children, and the highest memory of one."""
+    """CPU seconds of this process and its ended children, and the highest memory of
+    one."""
     own, children = (
         resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )

@@ -1,4 +1,5 @@
-"""From a URL to the server behind it: its processes, its engine, its release, its logs."""
+"""From a URL to the server behind it: its processes, its engine, its release, its
+logs."""
 
 from __future__ import annotations
 
@@ -52,16 +53,19 @@ class Target:
     proxied: bool = False
     """Who listens is seen, and is not the engine."""
     typed: Sequence[str] = ()
-    """Its command line, where whoever asks has started it: a fork shows its fork server's own."""
+    """Its command line, where whoever asks has started it: a fork shows its fork
+    server's own."""
     titled: dict[tuple[int, int], str] = field(default_factory=dict)
-    """(pid, start in clock ticks): command line while it lived, of each process that was here."""
+    """(pid, start in clock ticks): command line while it lived, of each process that
+    was here."""
 
     def role_of(self, name: str, cmdline: str) -> str:
         return (self.engine.role_of if self.engine else role_from_title)(name, cmdline)
 
 
 def find(url: str, pid: int = 0, typed: Sequence[str] = ()) -> Target:
-    """The target behind ``url``, or with process ``pid``: processes only, nothing is asked.
+    """The target behind ``url``, or with process ``pid``: processes only, nothing is
+    asked.
 
     ``typed``: its command line, where that is known.
 
@@ -69,7 +73,9 @@ def find(url: str, pid: int = 0, typed: Sequence[str] = ()) -> Target:
         UsageError: ``url`` is no http address.
     """
     host, port = parse_url(url)
-    target = Target(TargetFacts(url=api_root(url), place="remote", port=port), typed=typed)
+    target = Target(
+        TargetFacts(url=api_root(url), place="remote", port=port), typed=typed
+    )
     _listen(target, host, port)
     if pid:
         target.given = True
@@ -111,8 +117,8 @@ def _listen(target: Target, host: str, port: int) -> None:
         inside = next((p for a in known if (p := namespace_with(a)) is not None), None)
         if inside is None:
             target.unseen.append(
-                f"{host} is not an address of this machine: only what HTTP shows can be seen; "
-                "run mmrepro where the server runs, or with --pid"
+                f"{host} is not an address of this machine: only what HTTP shows can "
+                "be seen; run mmrepro where the server runs, or with --pid"
             )
             return
         facts.place, namespace = "container", inside
@@ -121,7 +127,9 @@ def _listen(target: Target, host: str, port: int) -> None:
     if not listening:
         if facts.place == "local" and (pid := _on_its_way(port)) is not None:
             facts.root_pid = pid
-            facts.found_by = f"its command line names port {port}, where nothing listens"
+            facts.found_by = (
+                f"its command line names port {port}, where nothing listens"
+            )
         return
     owners, closed = processes.holders(s.inode for s in listening)
     if owners:
@@ -129,28 +137,38 @@ def _listen(target: Target, host: str, port: int) -> None:
         facts.found_by = f"it listens on port {port}"
     elif closed:
         facts.root_pid = _by_command(port, {s.uid for s in listening})
-        why = f"who listens on port {port} cannot be seen from here ({closed} processes are closed)"
+        why = (
+            f"who listens on port {port} cannot be seen from here ({closed} processes "
+            "are closed)"
+        )
         if facts.root_pid is not None:
             facts.found_by = f"its command line names port {port}"
-            target.unseen.append(f"{why}; taken by its command line. To be sure: {AS_OWNER}")
+            target.unseen.append(
+                f"{why}; taken by its command line. To be sure: {AS_OWNER}"
+            )
         else:
             target.unseen.append(f"{why}: {AS_OWNER}, or give --pid")
     else:
         target.unseen.append(
-            f"no process of this pid namespace holds the socket on port {port}: the server runs "
-            "in another container; run mmrepro on its host, or in its pid namespace"
+            f"no process of this pid namespace holds the socket on port {port}: the "
+            "server runs in another container; run mmrepro on its host, or in its pid "
+            "namespace"
         )
 
 
 def _matching(listeners: list[Socket], known: Sequence[str]) -> list[Socket]:
-    """Those bound to one of the host's addresses or to all; failing that, any of the port."""
+    """Those bound to one of the host's addresses or to all; failing that, any of the
+    port."""
     wanted = {*known, "0.0.0.0", "::"}  # noqa: S104
     return [s for s in listeners if s.address in wanted] or listeners
 
 
 def _topmost(pids: Sequence[int]) -> int:
-    """The ancestor of the others, then up while the parent is a process of the same engine."""
-    parents = {pid: status.ppid for pid in pids if (status := processes.stat(pid)) is not None}
+    """The ancestor of the others, then up while the parent is a process of the same
+    engine."""
+    parents = {
+        pid: status.ppid for pid in pids if (status := processes.stat(pid)) is not None
+    }
     root = next((p for p in parents if parents[p] not in parents), pids[0])
     engines = [e for e in ENGINES.values() if e.recognise(Signs((_title(root),)))]
     for _ in range(MAX_CLIMB):
@@ -166,8 +184,8 @@ def _topmost(pids: Sequence[int]) -> int:
 
 
 def _by_command(port: int, uids: set[int]) -> int | None:
-    """Where sockets' owners are hidden: a process of that user whose options name the port, else
-    the only engine of that user."""
+    """Where sockets' owners are hidden: a process of that user whose options name the
+    port, else the only engine of that user."""
     named, engines = [], []
     for pid in processes.pids():
         if processes.owner(pid) not in uids:
@@ -187,13 +205,17 @@ def _by_command(port: int, uids: set[int]) -> int | None:
 def _names_port(words: Sequence[str], port: int) -> bool:
     """Whether an option of a command line is this port."""
     spaced = any(
-        a.startswith("-") and a.endswith("port") and b == str(port) for a, b in pairwise(words)
+        a.startswith("-") and a.endswith("port") and b == str(port)
+        for a, b in pairwise(words)
     )
-    return spaced or any(w.startswith("-") and w.endswith(f"port={port}") for w in words)
+    return spaced or any(
+        w.startswith("-") and w.endswith(f"port={port}") for w in words
+    )
 
 
 def _on_its_way(port: int) -> int | None:
-    """An engine that is to listen there and does not yet; its load generator is none."""
+    """An engine that is to listen there and does not yet; its load generator is
+    none."""
     for pid in processes.pids():
         words = processes.arguments(pid)
         if not _names_port(words, port) or "bench" in words:
@@ -208,7 +230,9 @@ def refresh(target: Target) -> None:
     facts = target.facts
     if facts.root_pid is None:
         return
-    words = processes.arguments(facts.root_pid) or facts.command  # none is left of one that ended
+    words = (
+        processes.arguments(facts.root_pid) or facts.command
+    )  # none is left of one that ended
     facts.command = [*target.typed] if FORK_SERVER in words else words
     facts.processes = []
     for pid in processes.tree(facts.root_pid)[:MAX_PROCESSES]:
@@ -231,7 +255,8 @@ def refresh(target: Target) -> None:
 
 
 def _inner_pid(pid: int) -> int | None:
-    """The pid inside the innermost pid namespace, if there is one below ours (NSpid)."""
+    """The pid inside the innermost pid namespace, if there is one below ours
+    (NSpid)."""
     numbers = processes.field(pid, "NSpid")
     return int(numbers[-1]) if len(numbers) > 1 else None
 
@@ -244,7 +269,8 @@ def _title(pid: int) -> str:
 
 
 def name_engine(target: Target, metrics: frozenset[str], chosen: str = "auto") -> None:
-    """Say which engine it is, by its processes and metrics, and name the roles after it."""
+    """Say which engine it is, by its processes and metrics, and name the roles after
+    it."""
     commands = [" ".join(target.facts.command)] if target.facts.command else []
     commands += [_title(p.pid) for p in target.facts.processes]
     signs = Signs(tuple(commands), metrics)
@@ -260,8 +286,8 @@ def name_engine(target: Target, metrics: frozenset[str], chosen: str = "auto") -
     facts = target.facts
     if target.engine is None:
         target.unseen.append(
-            "the engine was not recognised, neither by its processes nor by its metrics: "
-            "only general conditions are judged; give --engine"
+            "the engine was not recognised, neither by its processes nor by its "
+            "metrics: only general conditions are judged; give --engine"
         )
         return
     _check_root(target, Signs(tuple(commands)))
@@ -275,10 +301,13 @@ IDENTIFY_S = 4.0
 
 
 def name_engine_by_log(target: Target) -> None:
-    """Of a server that is gone: the engine by the form of its log's lines, and often its release,
-    as the last start says it that the log holds: an earlier one may have been of another."""
+    """Of a server that is gone: the engine by the form of its log's lines, and often
+    its release, as the last start says it that the log holds: an earlier one may have
+    been of another."""
     facts = target.facts
-    for path in filter(lambda log: is_file(Path(log)), facts.logs):  # opening a FIFO waits for ever
+    for path in filter(
+        lambda log: is_file(Path(log)), facts.logs
+    ):  # opening a FIFO waits for ever
         if (found := identify(Path(path), log_marks(), deadline_s=IDENTIFY_S)) is None:
             continue
         engine = ENGINES[found.engine]
@@ -292,8 +321,8 @@ def name_engine_by_log(target: Target) -> None:
 
 
 def _check_root(target: Target, commands: Signs) -> None:
-    """Let go of a listener that is not the engine: a proxy in front of it would look like a
-    server whose engine process is gone."""
+    """Let go of a listener that is not the engine: a proxy in front of it would look
+    like a server whose engine process is gone."""
     facts = target.facts
     assert target.engine is not None
     if facts.root_pid is None or target.given or target.engine.recognise(commands):
@@ -322,7 +351,10 @@ def find_release(target: Target) -> None:
             if not entry.endswith(".dist-info") or canonicalize_name(name) not in names:
                 continue
             if release := public_release(version):
-                facts.release, facts.release_from = release, f"{entry} beside its interpreter"
+                facts.release, facts.release_from = (
+                    release,
+                    f"{entry} beside its interpreter",
+                )
                 facts.site_packages = str(folder)
                 return
 
@@ -336,8 +368,8 @@ def public_release(text: str) -> str:
 
 
 def package_folders(target: Target) -> list[Path]:
-    """Folders that the server's interpreter imports from: beside it, and those of its loaded
-    libraries (/proc/PID/maps, with the right to read them)."""
+    """Folders that the server's interpreter imports from: beside it, and those of its
+    loaded libraries (/proc/PID/maps, with the right to read them)."""
     folders: dict[Path, None] = {}
     pids = [target.facts.root_pid, *(p.pid for p in target.facts.cores)]
     for pid in [p for p in pids if p is not None]:
@@ -347,17 +379,20 @@ def package_folders(target: Target) -> list[Path]:
             prefix = inside(pid, words[0]).parent.parent
             with contextlib.suppress(OSError):
                 folders.update(dict.fromkeys(prefix.glob("lib/python3*/site-packages")))
-        maps = processes.read(pid, "maps", processes.MAPS_BYTES).decode("utf-8", "replace")
+        maps = processes.read(pid, "maps", processes.MAPS_BYTES).decode(
+            "utf-8", "replace"
+        )
         folders.update(dict.fromkeys(inside(pid, p) for p in _PACKAGES.findall(maps)))
     return list(folders)
 
 
 def inside(pid: int, path: str) -> Path:
-    """``path`` as process ``pid`` sees it: through its root where it has a file system of its
-    own."""
+    """``path`` as process ``pid`` sees it: through its root where it has a file system
+    of its own."""
     mount = processes.link(pid, "ns/mnt")
     own = not mount or (
-        mount == processes.link("self", "ns/mnt") and processes.link(pid, "root") in ("", "/")
+        mount == processes.link("self", "ns/mnt")
+        and processes.link(pid, "root") in ("", "/")
     )
     return Path(path) if own else Path(f"/proc/{pid}/root") / path.lstrip("/")
 
@@ -366,7 +401,8 @@ def inside(pid: int, path: str) -> Path:
 
 
 def began(target: Target) -> float | None:
-    """When its first process started, less what clocks are rough, as time.time(); None: unknown."""
+    """When its first process started, less what clocks are rough, as time.time(); None:
+    unknown."""
     pid = target.facts.root_pid
     status = processes.stat(pid) if pid is not None else None
     if status is None:
@@ -376,7 +412,8 @@ def began(target: Target) -> float | None:
 
 
 def find_logs(target: Target, given: Sequence[Path]) -> list[Path]:
-    """The log files: those given, else the files that the engine's stdout and stderr go to."""
+    """The log files: those given, else the files that the engine's stdout and stderr go
+    to."""
     if given:
         target.facts.logs = [str(path) for path in given]
         return list(given)
@@ -395,7 +432,9 @@ def find_logs(target: Target, given: Sequence[Path]) -> list[Path]:
             except OSError:
                 continue
             if stat.S_ISREG(kind.st_mode):
-                files.setdefault((kind.st_dev, kind.st_ino), _readable(link, name, kind))
+                files.setdefault(
+                    (kind.st_dev, kind.st_ino), _readable(link, name, kind)
+                )
             elif name != "/dev/null":
                 elsewhere.add(name.partition(":")[0])
     target.facts.logs = [str(path) for path in files.values()]
@@ -412,7 +451,8 @@ def find_logs(target: Target, given: Sequence[Path]) -> list[Path]:
 
 
 def _readable(link: str, name: str, wanted: os.stat_result) -> Path:
-    """The file by its name where that is still the same file, else through the process."""
+    """The file by its name where that is still the same file, else through the
+    process."""
     try:
         there = os.stat(name)  # noqa: PTH116
         if (there.st_dev, there.st_ino) == (wanted.st_dev, wanted.st_ino):
@@ -423,7 +463,8 @@ def _readable(link: str, name: str, wanted: os.stat_result) -> Path:
 
 
 def flight_files(target: Target) -> list[Path]:
-    """Dumps of PyTorch's Flight Recorder that the server's processes wrote since it began."""
+    """Dumps of PyTorch's Flight Recorder that the server's processes wrote since it
+    began."""
     start = began(target)
     prefixes: dict[Path, None] = {}
     for process in target.facts.processes if start is not None else []:
@@ -436,7 +477,11 @@ def flight_files(target: Target) -> list[Path]:
             for file in sorted(prefix.parent.iterdir()):
                 rest = file.name.removeprefix(prefix.name)
                 numbered = rest != file.name and rest.removesuffix(".json").isdigit()
-                if numbered and is_file(file) and file.stat().st_mtime >= (start or 0.0):
+                if (
+                    numbered
+                    and is_file(file)
+                    and file.stat().st_mtime >= (start or 0.0)
+                ):
                     found[file] = None
     return list(found)
 
@@ -488,15 +533,17 @@ def is_ours(address: str) -> bool:
 
 
 def namespace_with(address: str) -> int | None:
-    """A process in another network namespace that owns ``address``: a container's, seen from its
-    host. Needs the right to look into it."""
+    """A process in another network namespace that owns ``address``: a container's, seen
+    from its host. Needs the right to look into it."""
     seen = {processes.link("self", "ns/net")}
     for pid in processes.pids():
         namespace = processes.link(pid, "ns/net")
         if not namespace or namespace in seen:
             continue
         seen.add(namespace)
-        if owns(processes.read(pid, "net/fib_trie").decode("ascii", "replace"), address):
+        if owns(
+            processes.read(pid, "net/fib_trie").decode("ascii", "replace"), address
+        ):
             return pid
     return None
 

@@ -1,8 +1,8 @@
-"""Dumps beside a log, or alone: the evidence that they are, and what it shows. Pure but for reading
-the files.
+"""Dumps beside a log, or alone: the evidence that they are, and what it shows. Pure but
+for reading the files.
 
-The same signatures are tried on them as on a live server. What a dump does not hold is unknown.
-"""
+The same signatures are tried on them as on a live server. What a dump does not hold is
+unknown."""
 
 from __future__ import annotations
 
@@ -68,19 +68,54 @@ NATIVE_WAITS = {
 READABLE = re.compile(r"\.py$|^<")
 
 _ROLE_FRAMES: Sequence[tuple[str, str, str, str]] = (
-    ("vllm", r"vllm/v1/engine/core\.py$", "EngineCore", "run_engine_core|run_busy_loop"),
-    ("vllm", r"vllm/v1/executor/multiproc_executor\.py$", "Worker", "worker_main|worker_busy_loop"),
-    ("vllm", r"vllm/v1/engine/coordinator\.py$", "DPCoordinator", "run_coordinator|process_input"),
+    (
+        "vllm",
+        r"vllm/v1/engine/core\.py$",
+        "EngineCore",
+        "run_engine_core|run_busy_loop",
+    ),
+    (
+        "vllm",
+        r"vllm/v1/executor/multiproc_executor\.py$",
+        "Worker",
+        "worker_main|worker_busy_loop",
+    ),
+    (
+        "vllm",
+        r"vllm/v1/engine/coordinator\.py$",
+        "DPCoordinator",
+        "run_coordinator|process_input",
+    ),
     ("vllm", r"vllm/engine/multiprocessing/engine\.py$", "MQLLMEngine", "run_.*|start"),
-    ("vllm", r"vllm/entrypoints/", "APIServer", "run_server.*|run_api_server.*|main|cmd"),
-    ("sglang", r"sglang/srt/managers/scheduler\.py$", "scheduler", "run_scheduler.*|event_.*"),
-    ("sglang", r"sglang/srt/managers/detokenizer_manager\.py$", "detokenizer", "run_.*|event_loop"),
-    ("sglang", r"sglang/srt/entrypoints/|sglang/launch_server\.py$", "tokenizer_manager", ".*"),
+    (
+        "vllm",
+        r"vllm/entrypoints/",
+        "APIServer",
+        "run_server.*|run_api_server.*|main|cmd",
+    ),
+    (
+        "sglang",
+        r"sglang/srt/managers/scheduler\.py$",
+        "scheduler",
+        "run_scheduler.*|event_.*",
+    ),
+    (
+        "sglang",
+        r"sglang/srt/managers/detokenizer_manager\.py$",
+        "detokenizer",
+        "run_.*|event_loop",
+    ),
+    (
+        "sglang",
+        r"sglang/srt/entrypoints/|sglang/launch_server\.py$",
+        "tokenizer_manager",
+        ".*",
+    ),
     ("lmdeploy", r"lmdeploy/serve/|lmdeploy/cli/", "api_server", ".*"),
     ("minivllm", r"minivllm/", "", ".*"),
-)  # fmt: skip
-"""Engine, file, role, functions near the outer end of a stack of that process's. Entry points of
-vllm 0.5 to 0.32, sglang 0.5.6 to 0.5.23, lmdeploy 0.18.0."""
+)
+"""Engine, file, role, functions near the outer end of a stack of that process's. Entry
+points of vllm 0.5 to 0.32, sglang 0.5.6 to 0.5.23, lmdeploy 0.18.0."""
 
 
 def read(
@@ -108,7 +143,9 @@ def read(
     stacks = [d.data for d in _distinct(read_ones) if isinstance(d.data, StacksData)]
     samples = _numbered([*stacks, *(in_logs or {}).values()])
     metrics = [d for d in _distinct(read_ones) if isinstance(d.data, MetricsData)]
-    readings, counted = _readings([d.data for d in metrics if isinstance(d.data, MetricsData)])
+    readings, counted = _readings(
+        [d.data for d in metrics if isinstance(d.data, MetricsData)]
+    )
     if any(isinstance(d.data, RequestDumpData) for d in read_ones):
         engine = engine or "sglang"  # no other engine writes such a file
     facts = _facts(samples, readings, engine, release)
@@ -131,31 +168,44 @@ def read(
         processes=processes,
         counts=[
             *_counts(ENGINES.get(facts.engine), metrics),
-            *(line for d in read_ones if isinstance(d.data, GpuData) for line in _gpus(d.data)),
-            *(line for d in read_ones if isinstance(d.data, RequestDumpData)
-              for line in _requests(d.data)),
+            *(
+                line
+                for d in read_ones
+                if isinstance(d.data, GpuData)
+                for line in _gpus(d.data)
+            ),
+            *(
+                line
+                for d in read_ones
+                if isinstance(d.data, RequestDumpData)
+                for line in _requests(d.data)
+            ),
         ],
         failures=failures(tried, evidence, live),
         unseen=_unseen(facts, processes, metrics, readings),
-    )  # fmt: skip
+    )
 
 
 def sort(files: Iterable[Path]) -> tuple[list[Dump], list[Path]]:
-    """``files`` that are dumps, read, and the others: logs, or what is taken for one. Of a folder
-    each file is looked at."""
+    """``files`` that are dumps, read, and the others: logs, or what is taken for one.
+    Of a folder each file is looked at."""
     dumps: list[Dump] = []
     logs: list[Path] = []
     for path in files:
-        inside = sorted(files_below(path).files)[:MAX_FILES] if path.is_dir() else [path]
+        inside = (
+            sorted(files_below(path).files)[:MAX_FILES] if path.is_dir() else [path]
+        )
         kinds = {one: kind for one in inside if (kind := kind_of(one)) is not None}
         dumps += [read_dump(one, kind) for one, kind in kinds.items()]
-        logs += [one for one in logs_in([path]) if one not in kinds] if kinds else [path]
+        logs += (
+            [one for one in logs_in([path]) if one not in kinds] if kinds else [path]
+        )
     return dumps, logs
 
 
 def cause_of(reading: DumpReading) -> Cause:
-    """What ended the server, by the dumps alone. A fatal error's last words show it; other files
-    that are no log do not."""
+    """What ended the server, by the dumps alone. A fatal error's last words show it;
+    other files that are no log do not."""
     for process in reading.processes:
         text = f"Fatal Python error: {process.reason}" if process.reason else ""
         if process.tool == "gdb":
@@ -176,19 +226,30 @@ def cause_of(reading: DumpReading) -> Cause:
         return Cause(
             name=CauseClass.HANG,
             certainty=Certainty.LIKELY if watched.stays else Certainty.POSSIBLE,
-            sentence=f"vLLM's watchdog saw no progress of {watched.role}: {watched.sentence}",
+            sentence=(
+                f"vLLM's watchdog saw no progress of {watched.role}: {watched.sentence}"
+            ),
             process=watched.role,
-            why=[f"the watchdog wrote its stacks {watched.samples} times, for {WATCHDOG}"],
+            why=[
+                f"the watchdog wrote its stacks {watched.samples} times, for {WATCHDOG}"
+            ],
             advice=advice_for(CauseClass.HANG, reading.engine, ""),
         )
-    what = ", ".join(dict.fromkeys(KIND_WORDS[f.kind] for f in reading.files if f.kind and f.read))
+    what = ", ".join(
+        dict.fromkeys(KIND_WORDS[f.kind] for f in reading.files if f.kind and f.read)
+    )
     kinds = f"No log: {what}." if what else "No log, and not to be read."
     return Cause(
         name=CauseClass.NOT_A_LOG,
         certainty=Certainty.CERTAIN,
         sentence=f"{kinds} {reading.sentence}".strip(),
         why=[one.sentence for one in reading.files],
-        advice=["give the server's log as well: mmrepro logs server.log dump.txt metrics.txt"],
+        advice=[
+            (
+                "give the server's log as well: mmrepro logs server.log dump.txt "
+                "metrics.txt"
+            )
+        ],
     )
 
 
@@ -217,7 +278,8 @@ def _distinct(dumps: Sequence[Dump]) -> list[Dump]:
         if isinstance(data, StacksData):
             digest = hashlib.sha256(
                 "".join(
-                    f"{s.pid} {[t.model_dump_json() for t in s.threads]}" for s in data.samples
+                    f"{s.pid} {[t.model_dump_json() for t in s.threads]}"
+                    for s in data.samples
                 ).encode("utf-8", "replace")
             ).digest()
         else:
@@ -230,24 +292,28 @@ def _distinct(dumps: Sequence[Dump]) -> list[Dump]:
 
 
 def _numbered(found: Sequence[StacksData]) -> list[StackSample]:
-    """All samples. Processes that no dump numbers get a number of their own in each file."""
+    """All samples. Processes that no dump numbers get a number of their own in each
+    file."""
     samples: list[StackSample] = []
     unknown = 0
     for data in found:
         own = {s.pid for s in data.samples if s.pid < 0}
         samples += [
-            s.model_copy(update={"pid": s.pid - unknown}) if s.pid < 0 else s for s in data.samples
+            s.model_copy(update={"pid": s.pid - unknown}) if s.pid < 0 else s
+            for s in data.samples
         ]
         unknown += len(own)
     return samples
 
 
-def _readings(metrics: Sequence[MetricsData]) -> tuple[list[MetricsData], list[MetricsData]]:
+def _readings(
+    metrics: Sequence[MetricsData],
+) -> tuple[list[MetricsData], list[MetricsData]]:
     """The readings in the order of their counters, and those that may be judged.
 
-    When files were written is not known, so two that are alike may be of one moment: then only one
-    is judged. Counters that moved show which reading is the older one, and that work was done.
-    """
+    When files were written is not known, so two that are alike may be of one moment:
+    then only one is judged. Counters that moved show which reading is the older one,
+    and that work was done."""
     if len(metrics) < 2:
         return [*metrics], [*metrics]
     ordered = sorted(metrics, key=_counted)
@@ -275,7 +341,8 @@ def _facts(
     engine_name: str,
     release: str,
 ) -> TargetFacts:
-    """Which engine, and which process is what: by titles, else by the frames of its stacks."""
+    """Which engine, and which process is what: by titles, else by the frames of its
+    stacks."""
     names = frozenset(s.name for data in metrics for s in data.samples)
     titles = tuple(s.title for s in samples if s.title)
     engine = ENGINES.get(engine_name) or _engine(Signs(titles, names), samples)
@@ -314,19 +381,25 @@ def _engine(signs: Signs, samples: Sequence[StackSample]) -> Engine | None:
 
 
 def _role(engine: Engine | None, sample: StackSample) -> str:
-    role = (engine.role_of if engine else role_from_title)("", sample.title) if sample.title else ""
+    role = (
+        (engine.role_of if engine else role_from_title)("", sample.title)
+        if sample.title
+        else ""
+    )
     if role and ("::" in sample.title or role != sample.title):
         return role
     outward = [f for t in sample.threads for f in t.frames[-25:]]
     for name, file, guess, functions in _ROLE_FRAMES:
         if engine is not None and engine.name != name:
             continue
-        if any(re.search(file, f.file) and re.fullmatch(functions, f.name) for f in outward):
+        if any(
+            re.search(file, f.file) and re.fullmatch(functions, f.name) for f in outward
+        ):
             return guess or (engine.core_role if engine else "")
     return sample.title.split(" ")[0].rsplit("/", 1)[-1][:40] if sample.title else ""
 
 
-# ------------------------------------------------------------------ what each process does
+# --------------------------------------------------------------- what each process does
 
 
 def _stands(view: View, samples: Sequence[StackSample]) -> list[ProcessStand]:
@@ -352,7 +425,10 @@ def _stands(view: View, samples: Sequence[StackSample]) -> list[ProcessStand]:
                 running=thread.active,
                 stays=stays,
                 # Locals hold prompts, and are in the file.
-                frames=[f.model_copy(update={"locals": {}}) for f in thread.frames[:SHOWN_FRAMES]],
+                frames=[
+                    f.model_copy(update={"locals": {}})
+                    for f in thread.frames[:SHOWN_FRAMES]
+                ],
                 sentence=_sentence(process, mine, thread, course, stays=stays),
             )
         )
@@ -360,7 +436,8 @@ def _stands(view: View, samples: Sequence[StackSample]) -> list[ProcessStand]:
 
 
 def _telling(view: View, courses: Sequence[Course]) -> Course:
-    """The thread that crashed or works; else the engine's own one, else the main one."""
+    """The thread that crashed or works; else the engine's own one, else the main
+    one."""
     working = [c for c in courses if c.active and not c.waits]
     if working:
         return max(working, key=lambda c: (c.with_gil, c.name == "MainThread"))
@@ -371,7 +448,9 @@ def _telling(view: View, courses: Sequence[Course]) -> Course:
 
 
 def _main(sample: StackSample) -> ThreadStack:
-    return next((t for t in sample.threads if t.name == "MainThread"), sample.threads[0])
+    return next(
+        (t for t in sample.threads if t.name == "MainThread"), sample.threads[0]
+    )
 
 
 def _sentence(
@@ -383,9 +462,15 @@ def _sentence(
     stays: bool | None,
 ) -> str:
     number = f"pid {process.pid}" if process.pid > 0 else ""
-    who = f"{process.role} ({number})" if process.role and number else process.role or number
+    who = (
+        f"{process.role} ({number})"
+        if process.role and number
+        else process.role or number
+    )
     who = who or "A process"
-    crashed = next((s for s in samples if s.tool == "faulthandler" and s.reason), samples[-1])
+    crashed = next(
+        (s for s in samples if s.tool == "faulthandler" and s.reason), samples[-1]
+    )
     why = f" as it ended ({crashed.reason})" if ended(crashed.reason) else ""
     path = " ← ".join(where(f) for f in places(thread.frames)) + _awaited(thread.frames)
     if not thread.frames:
@@ -399,7 +484,8 @@ def _sentence(
 
 
 def _awaited(frames: Sequence[Frame]) -> str:
-    """What a native function among the innermost frames waits for, as the end of a sentence."""
+    """What a native function among the innermost frames waits for, as the end of a
+    sentence."""
     for frame in frames[:6]:
         for pattern, words in NATIVE_WAITS.items():
             if re.search(pattern, frame.function) and not frame.file.endswith(".py"):
@@ -408,13 +494,16 @@ def _awaited(frames: Sequence[Frame]) -> str:
 
 
 def ended(reason: str) -> bool:
-    """Whether stacks were written because the process ended, and not on demand or by a timer."""
-    return bool(reason) and WATCHDOG not in reason and not reason.startswith("Timeout (")
+    """Whether stacks were written because the process ended, and not on demand or by a
+    timer."""
+    return (
+        bool(reason) and WATCHDOG not in reason and not reason.startswith("Timeout (")
+    )
 
 
 def places(frames: Sequence[Frame]) -> list[Frame]:
-    """The frames that show where a thread is: the innermost one, and those of the engine's own code
-    nearest to it."""
+    """The frames that show where a thread is: the innermost one, and those of the
+    engine's own code nearest to it."""
     shown = list(frames[:1])
     own = [f for f in frames[1:] if READABLE.search(f.file) and not _library(f)]
     return shown + own[: SHOWN_PLACES - 1] if own else [*frames[:SHOWN_PLACES]]
@@ -422,10 +511,15 @@ def places(frames: Sequence[Frame]) -> list[Frame]:
 
 def _library(frame: Frame) -> bool:
     """The standard library's and PyTorch's helpers, which everything passes."""
-    return re.search(
-        r"^(?:threading|queue|selectors|runpy|contextlib|asyncio/|concurrent/|multiprocessing/"
-        r"|torch/(?:utils|nn/modules|_ops)|uvloop/|<frozen)", frame.file,
-    ) is not None  # fmt: skip
+    return (
+        re.search(
+            r"^(?:threading|queue|selectors|runpy|contextlib|asyncio/|concurrent/"
+            r"|multiprocessing/"
+            r"|torch/(?:utils|nn/modules|_ops)|uvloop/|<frozen)",
+            frame.file,
+        )
+        is not None
+    )
 
 
 # ------------------------------------------------------------------ what is counted
@@ -442,20 +536,25 @@ def _counts(engine: Engine | None, metrics: Sequence[Dump]) -> list[str]:
             if parts:
                 found.append(f"{name}{label}{', '.join(parts)}")
         if engine is None:
-            found.append(f"{name}{len(data.samples)} values of no engine that mmrepro knows")
+            found.append(
+                f"{name}{len(data.samples)} values of no engine that mmrepro knows"
+            )
     return found
 
 
 def _by_engine(data: MetricsData) -> list[tuple[str, MetricsData]]:
     """Each data-parallel engine's own values, where there are several."""
-    labels = dict.fromkeys(s.labels["engine"] for s in data.samples if "engine" in s.labels)
+    labels = dict.fromkeys(
+        s.labels["engine"] for s in data.samples if "engine" in s.labels
+    )
     if len(labels) < 2:
         return [("", data)]
     return [
         (
             f"engine {label}: ",
             MetricsData(
-                url=data.url, samples=[s for s in data.samples if s.labels.get("engine") == label]
+                url=data.url,
+                samples=[s for s in data.samples if s.labels.get("engine") == label],
             ),
         )
         for label in list(labels)[:16]
@@ -485,7 +584,9 @@ def _of(engine: Engine, data: MetricsData) -> list[str]:
         names = engine.metrics.get(short, ())
         value = next((v for n in names if (v := data.total(n)) is not None), None)
         if value is not None:
-            shown = f"{value * 100:.0f} % used" if short == "kv_usage" else f"{value:,.0f}"
+            shown = (
+                f"{value * 100:.0f} % used" if short == "kv_usage" else f"{value:,.0f}"
+            )
             parts.append(words.format(shown))
     for name, words in _TROUBLE.items():
         if value := data.total(name):
@@ -498,11 +599,18 @@ def _gpus(data: GpuData) -> list[str]:
     for device in data.devices[:16]:
         parts = [f"GPU {device.index}"]
         if device.utilization_pct:
-            parts.append(" → ".join(f"{pct} %" for pct in device.utilization_pct[-4:]) + " busy")
+            parts.append(
+                " → ".join(f"{pct} %" for pct in device.utilization_pct[-4:]) + " busy"
+            )
         if device.memory_total_bytes:
-            used, total = size(device.memory_used_bytes), size(device.memory_total_bytes)
+            used, total = (
+                size(device.memory_used_bytes),
+                size(device.memory_total_bytes),
+            )
             parts.append(f"{used} of {total} used")
-        holders = [f"{p.name or 'a process'} (pid {p.pid})" for p in device.processes[:4]]
+        holders = [
+            f"{p.name or 'a process'} (pid {p.pid})" for p in device.processes[:4]
+        ]
         if holders:
             parts.append(f"by {', '.join(holders)}")
         lines.append(", ".join(parts))
@@ -511,14 +619,23 @@ def _gpus(data: GpuData) -> list[str]:
 
 def _requests(data: RequestDumpData) -> list[str]:
     waiting = data.unfinished
-    lines = [f"{data.count} requests, {len(waiting)} of them not finished when it was written"]
-    for request in sorted(waiting, key=lambda r: (not r.fields, r.created or 0.0))[:SHOWN_REQUESTS]:
+    lines = [
+        (
+            f"{data.count} requests, {len(waiting)} of them not finished when it was "
+            "written"
+        )
+    ]
+    for request in sorted(waiting, key=lambda r: (not r.fields, r.created or 0.0))[
+        :SHOWN_REQUESTS
+    ]:
         about = [f"{name} {value}" for name, value in request.fields.items()]
         if request.media:
             about.insert(0, f"pictures, videos and sounds: {request.media}")
         if request.created is not None and request.ended is not None:
             about.insert(0, f"{request.ended - request.created:.1f} s old")
-        lines.append(f"not finished: {request.id or 'a request'} ({', '.join(about)})"[:300])
+        lines.append(
+            f"not finished: {request.id or 'a request'} ({', '.join(about)})"[:300]
+        )
     return lines
 
 
@@ -541,9 +658,8 @@ def _standing(
 ) -> Iterator[KnownFailure]:
     """Known failures whose stack this is, if it stays: one sample does not show that.
 
-    The conditions of their cause are tried as if each sample had been taken again and again. What
-    the same evidence shows without any stack is not counted.
-    """
+    The conditions of their cause are tried as if each sample had been taken again and
+    again. What the same evidence shows without any stack is not counted."""
     samples = [s for _, d in evidence.results(StacksData, "check") for s in d.samples]
     if not samples:
         return
@@ -593,11 +709,18 @@ def _shown_stack(scenario: Scenario, evidence: Evidence) -> list[str]:
 
 
 def _met(conditions: Sequence[ConditionResult]) -> set[str]:
-    return {c.id for c in conditions if c.part == "cause" and c.required and c.truth is Truth.MET}
+    return {
+        c.id
+        for c in conditions
+        if c.part == "cause" and c.required and c.truth is Truth.MET
+    }
 
 
 def _against(conditions: Sequence[ConditionResult]) -> bool:
-    return any(c.part == "cause" and c.required and c.truth is Truth.NOT_MET for c in conditions)
+    return any(
+        c.part == "cause" and c.required and c.truth is Truth.NOT_MET
+        for c in conditions
+    )
 
 
 # ------------------------------------------------------------------ words
@@ -608,7 +731,9 @@ def _file(dump: Dump) -> DumpFile:
         sentence, read_it = dump.error, False
     else:
         sentence, read_it = f"{KIND_WORDS[dump.kind]}: {_about(dump)}", True
-    return DumpFile(file=str(dump.file), kind=dump.kind, sentence=sentence, read=read_it)
+    return DumpFile(
+        file=str(dump.file), kind=dump.kind, sentence=sentence, read=read_it
+    )
 
 
 def _about(dump: Dump) -> str:
@@ -638,14 +763,23 @@ def _unseen(
     unseen = []
     if any(p.stays is None and not ended(p.reason) for p in processes):
         unseen.append(
-            "whether it stays there: three dumps some seconds apart show it (py-spy dump --pid PID)"
+            "whether it stays there: three dumps some seconds apart show it (py-spy "
+            "dump --pid PID)"
         )
-    if facts.core_role and processes and not any(facts.is_core(p.role) for p in processes):
+    if (
+        facts.core_role
+        and processes
+        and not any(facts.is_core(p.role) for p in processes)
+    ):
         unseen.append(f"the stack of {facts.core_role}, which runs the model")
     if len(metrics) == 1:
-        unseen.append("whether the counters move: read the metrics a second time, 10 s later")
+        unseen.append(
+            "whether the counters move: read the metrics a second time, 10 s later"
+        )
     elif len(metrics) > 1 and len({_counted(one) for one in readings}) == 1:
-        unseen.append("no counter moved between the readings; how far apart they are is not known")
+        unseen.append(
+            "no counter moved between the readings; how far apart they are is not known"
+        )
     if not facts.engine:
         unseen.append("which engine it is; give --engine")
     return unseen

@@ -1,4 +1,5 @@
-"""An engine that is silent: where it stands. Pure functions over the view of the evidence."""
+"""An engine that is silent: where it stands. Pure functions over the view of the
+evidence."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from mmrepro.live.diagnose.readings import View
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, bare, holder
 from mmrepro.probes.data import GpuData, SyscallsData
 
-MORE_STACKS = "py-spy dump --native --pid {pid} shows the C frames below the last Python one"
+MORE_STACKS = (
+    "py-spy dump --native --pid {pid} shows the C frames below the last Python one"
+)
 KEEP = ranks.KEEP
 
 
@@ -27,7 +30,9 @@ class Stance(Enum):
 
 def stance(view: View) -> tuple[Stance, str]:
     """And where. A core that waits for its workers is what they are."""
-    if (looked := ranks.look(view)) is not None and (told := _of_ranks(looked)) is not None:
+    if (looked := ranks.look(view)) is not None and (
+        told := _of_ranks(looked)
+    ) is not None:
         return told
     core = view.courses(view.core_pid)
     if max((c.samples for c in core), default=0) < MIN_SAMPLES:
@@ -35,14 +40,18 @@ def stance(view: View) -> tuple[Stance, str]:
     if course := _stuck(view, view.core_pid, core):
         return Stance.STANDS, course.place
     # A front that prepares a large picture keeps requests from an engine that idles.
-    for course in [*core, *([] if view.core_is_front else view.courses(view.facts.root_pid))]:
+    for course in [
+        *core,
+        *([] if view.core_is_front else view.courses(view.facts.root_pid)),
+    ]:
         if course.active and not course.waits and not _turns_idly(view, course):
             return Stance.MOVES, course.place
     return Stance.IDLES, _main(view, core).place
 
 
 def _of_ranks(looked: RankLook) -> tuple[Stance, str] | None:
-    """None: no core waits for a worker, nor does one of several stand in its own code."""
+    """None: no core waits for a worker, nor does one of several stand in its own
+    code."""
     cores = [rank for rank in looked.ranks if rank.kind == "core"]
     stuck = next((rank for rank in cores if rank.stand is Stand.STANDS), None)
     if stuck is not None and len(cores) > 1:
@@ -106,23 +115,32 @@ def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
             state=ServerState.FROZEN_PYTHON,
             sentence=f"{role} is frozen in Python code: {course.place}, in thread "
             f"{course.name!r}, which computes without end and keeps the GIL.",
-            advice=[KEEP, "the frames name the loop; search upstream for the innermost ones"],
+            advice=[
+                KEEP,
+                "the frames name the loop; search upstream for the innermost ones",
+            ],
             **common,
         )
     if spins:
         return Assessment(
             state=ServerState.FROZEN_NATIVE,
-            sentence=f"{role} is frozen in native code called from {course.place}: it computes "
-            "without end, outside the GIL.",
+            sentence=f"{role} is frozen in native code called from {course.place}: it "
+            "computes without end, outside the GIL.",
             advice=[KEEP, MORE_STACKS.format(pid=pid)],
             **common,
         )
-    if course.with_gil == course.samples or course.on_device or (call and call != "futex"):
+    if (
+        course.with_gil == course.samples
+        or course.on_device
+        or (call and call != "futex")
+    ):
         held = " and keeps the GIL" if course.with_gil == course.samples else ""
         where = f" (system call {call})" if call else ""
         return Assessment(
             state=ServerState.FROZEN_NATIVE,
-            sentence=f"{role} waits in a native call made by {course.place}{where}{held}.",
+            sentence=(
+                f"{role} waits in a native call made by {course.place}{where}{held}."
+            ),
             advice=[KEEP, MORE_STACKS.format(pid=pid)],
             **common,
         )
@@ -131,17 +149,27 @@ def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
         # It sleeps in no sample: who waits for a lock does.
         return Assessment(
             state=ServerState.UNKNOWN,
-            sentence=f"{role} is in a native call made by {course.place} in every sample, and has "
-            "less than a processor: it computes slowly, or without end.",
-            advice=["diagnose again with a longer --deadline, or when less runs beside it", KEEP],
+            sentence=f"{role} is in a native call made by {course.place} in every "
+            "sample, and has less than a processor: it computes slowly, or without "
+            "end.",
+            advice=[
+                "diagnose again with a longer --deadline, or when less runs beside it",
+                KEEP,
+            ],
             **common,
         )
     return Assessment(
         state=ServerState.BLOCKED_ON_LOCK,
-        sentence=f"{role} is blocked: thread {course.name!r} waits for a lock in {course.place}"
+        sentence=(
+            f"{role} is blocked: thread {course.name!r} waits for a lock in "
+            f"{course.place}"
+        )
         + (f"; {keeper}." if keeper else "."),
         holder=keeper,
-        advice=[KEEP, *([] if keeper else ["who holds it could not be seen in the locals"])],
+        advice=[
+            KEEP,
+            *([] if keeper else ["who holds it could not be seen in the locals"]),
+        ],
         **common,
     )
 
@@ -149,31 +177,40 @@ def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
 def _for_its_device(
     view: View, pid: int | None, course: Course, *, spins: bool
 ) -> tuple[str, list[str]]:
-    """Where a thread waits for its GPU, and for which kernel; "": it is not known to. And what
-    would tell more."""
+    """Where a thread waits for its GPU, and for which kernel; "": it is not known to.
+    And what would tell more."""
     kernel = ranks.on_gpu(view).get(pid or 0, "")
-    if place := ranks.waits_for_device(view, course) or (course.place if kernel else ""):
+    if place := ranks.waits_for_device(view, course) or (
+        course.place if kernel else ""
+    ):
         return f"for its device in {place}: {kernel or 'a kernel'}", []
     if spins and not course.with_gil and (busy := _gpu_alone(view, pid)):
-        words = f"in a native call made by {course.place}, while {busy}, which nothing else uses"
+        words = (
+            f"in a native call made by {course.place}, while {busy}, which nothing "
+            "else uses"
+        )
         return f"{words}, is at 100 %: a kernel", [MORE_STACKS.format(pid=pid)]
     return "", []
 
 
 def _gpu_alone(view: View, pid: int | None) -> str:
-    """The GPU that only this server uses and that was at 100 % in each of several readings."""
+    """The GPU that only this server uses and that was at 100 % in each of several
+    readings."""
     ours = {p.pid for p in view.facts.processes}
     for _, data in view.evidence.results(GpuData, "check"):
         for device in data.held_by({pid or 0}):
             users = {p.pid for p in device.processes if not p.graphics}
-            full = len(device.utilization_pct) > 1 and min(device.utilization_pct) == 100
+            full = (
+                len(device.utilization_pct) > 1 and min(device.utilization_pct) == 100
+            )
             if full and pid in users and users <= ours:
                 return f"GPU {device.index}"
     return ""
 
 
 def _stuck(view: View, pid: int | None, courses: list[Course]) -> Course | None:
-    """The thread that does not move and is not merely waiting for work; the busiest first."""
+    """The thread that does not move and is not merely waiting for work; the busiest
+    first."""
     hot = view.hot_thread(pid)
     idle = idle_loops(view)
     ours = _whose_place_tells(view, pid, courses)
@@ -198,9 +235,12 @@ def _stuck(view: View, pid: int | None, courses: list[Course]) -> Course | None:
     return max(candidates, key=rank, default=None)
 
 
-def _whose_place_tells(view: View, pid: int | None, courses: list[Course]) -> list[Course]:
-    """Threads that should not even sleep while a request waits: the engine's own, and one that
-    sleeps inside its event loop. Others that sleep are everywhere, main threads among them."""
+def _whose_place_tells(
+    view: View, pid: int | None, courses: list[Course]
+) -> list[Course]:
+    """Threads that should not even sleep while a request waits: the engine's own, and
+    one that sleeps inside its event loop. Others that sleep are everywhere, main
+    threads among them."""
     if own := [c for c in courses if _is_core(view, c)]:
         return own
     core = pid in {p.pid for p in view.facts.cores}
@@ -237,23 +277,37 @@ def idle_loops(view: View) -> frozenset[str]:
 
 
 def _idle(
-    view: View, why: list[str], role: str, courses: list[Course], *, queued: bool, asked: bool
+    view: View,
+    why: list[str],
+    role: str,
+    courses: list[Course],
+    *,
+    queued: bool,
+    asked: bool,
 ) -> Assessment:
-    """Nothing stands still: it turns its loop, waits for work, or computes something long."""
+    """Nothing stands still: it turns its loop, waits for work, or computes something
+    long."""
     if queued:
         return _starved(view, why, role)
     main = _main(view, courses)
     loops = _turns_idly(view, main)
     busiest = view.hot_thread(view.core_pid)
-    hot = next((c for c in courses if busiest and c.tid == busiest and not c.waits), main)
+    hot = next(
+        (c for c in courses if busiest and c.tid == busiest and not c.waits), main
+    )
     if hot is not main or (view.core_hot and not loops and not main.waits):
         return Assessment(
             state=ServerState.SLOW,
-            sentence=f"{role} computes (its stack moves: now {hot.place}), but nothing was "
-            "finished while it was watched.",
+            sentence=f"{role} computes (its stack moves: now {hot.place}), but nothing "
+            "was finished while it was watched.",
             why=why,
             process=role,
-            advice=["diagnose again with a longer --deadline: if nothing ever ends, it loops"],
+            advice=[
+                (
+                    "diagnose again with a longer --deadline: if nothing ever ends, "
+                    "it loops"
+                )
+            ],
             **_stack(hot),
         )
     if not asked:
@@ -267,16 +321,16 @@ def _idle(
     if not _engine_known(view, courses):
         return Assessment(
             state=ServerState.UNKNOWN,
-            sentence="A small request got no answer. No thread was seen to stand still, and which "
-            "of them is the engine is not known.",
+            sentence="A small request got no answer. No thread was seen to stand "
+            "still, and which of them is the engine is not known.",
             why=why,
             process=role,
             advice=["give --engine, or --pid of the engine"],
         )
     return Assessment(
         state=ServerState.NOT_RECEIVING,
-        sentence=f"{role} waits for work ({main.place}) while a request waits for its answer: "
-        "requests do not reach it, or their answers do not get out.",
+        sentence=f"{role} waits for work ({main.place}) while a request waits for its "
+        "answer: requests do not reach it, or their answers do not get out.",
         why=why,
         process=role,
         advice=[KEEP, "look in the log for a thread that ended with an exception"],
@@ -287,15 +341,23 @@ def _idle(
 def _starved(view: View, why: list[str], role: str) -> Assessment:
     return Assessment(
         state=ServerState.STARVED,
-        sentence="Requests wait in the queue and none is let in: nothing runs that could make "
-        "room. The capacity (KV cache, batch size) is less than the first of them needs.",
+        sentence="Requests wait in the queue and none is let in: nothing runs that "
+        "could make room. The capacity (KV cache, batch size) is less than the first "
+        "of them needs.",
         why=why,
         process=role,
-        advice=["look for the KV cache's size in the log; a larger cache or a shorter request"],
+        advice=[
+            (
+                "look for the KV cache's size in the log; a larger cache or a shorter "
+                "request"
+            )
+        ],
     )
 
 
-def _unseen(view: View, why: list[str], role: str, *, queued: bool, asked: bool) -> Assessment:
+def _unseen(
+    view: View, why: list[str], role: str, *, queued: bool, asked: bool
+) -> Assessment:
     """Without stacks: what processor time and counters tell."""
     spinning = next(
         (
@@ -309,28 +371,45 @@ def _unseen(view: View, why: list[str], role: str, *, queued: bool, asked: bool)
         return _starved(view, why, role)
     if spinning is not None:
         why = [*why, spinning.why]
-    # A front that answers nothing tells of its engine only where it is known to be one's.
-    if view.progress is None and (view.front_answers is not False or not view.facts.engine):
+    # A front that answers nothing tells of its engine only where it is known to be
+    # one's.
+    if view.progress is None and (
+        view.front_answers is not False or not view.facts.engine
+    ):
         return Assessment(
             state=ServerState.UNKNOWN,
-            sentence="A small request got no answer; whether it works on others meanwhile could "
-            "not be seen: neither its counters nor its stacks could be read.",
+            sentence="A small request got no answer; whether it works on others "
+            "meanwhile could not be seen: neither its counters nor its stacks could be "
+            "read.",
             why=why,
             process=role if view.facts.root_pid else "",
-            advice=["diagnose again with a longer --deadline, as root, on the server's machine"],
+            advice=[
+                (
+                    "diagnose again with a longer --deadline, as root, on the "
+                    "server's machine"
+                )
+            ],
         )
     if asked and spinning is None and not view.own and view.front_answers:
         return Assessment(
             state=ServerState.UNKNOWN,
-            sentence="A small request got no answer in time. The counters stand still and count no "
-            "request: behind a balancer they may be another replica's.",
+            sentence="A small request got no answer in time. The counters stand still "
+            "and count no request: behind a balancer they may be another replica's.",
             why=why,
-            advice=["run mmrepro on the server's machine, or ask each replica at its own address"],
+            advice=[
+                (
+                    "run mmrepro on the server's machine, or ask each replica at its "
+                    "own address"
+                )
+            ],
         )
     if spinning is not None:
         sentence = f"{role} is frozen: it spins in user space and finishes nothing."
     elif asked:
-        sentence = "The server is frozen: it takes requests, answers none and finishes nothing."
+        sentence = (
+            "The server is frozen: it takes requests, answers none and "
+            "finishes nothing."
+        )
     else:
         return Assessment(
             state=ServerState.UNKNOWN,
@@ -352,14 +431,20 @@ def _cpu(view: View, role: str) -> list[str]:
     use = view.use(view.core_pid)
     if use is None:
         return []
-    return [f"{role} uses {use.user_pct:.0f} % user + {use.system_pct:.0f} % system of a core"]
+    return [
+        (
+            f"{role} uses {use.user_pct:.0f} % user + {use.system_pct:.0f} % system of "
+            "a core"
+        )
+    ]
 
 
 def _described(course: Course) -> str:
     torn = f" ({course.torn} more came out torn)" if course.torn else ""
     return (
-        f"in all {course.samples} samples{torn} thread {course.name!r} is in {course.place}, "
-        f"{course.active} times active, {course.with_gil} times with the GIL"
+        f"in all {course.samples} samples{torn} thread {course.name!r} is in "
+        f"{course.place}, {course.active} times active, {course.with_gil} times with "
+        "the GIL"
     )
 
 

@@ -1,10 +1,11 @@
-"""What is wrong, without any signature: from evidence to one state, and why. Pure functions.
+"""What is wrong, without any signature: from evidence to one state, and why. Pure
+functions.
 
-The order of the rules is their priority: what explains more comes first. A rule fires on what was
-seen; what could not be seen leads to a weaker state, never to a stronger one. Before an answered
-request only those processes count that were seen to have ended or to stand still: that no process
-is called as the core is, or what a log says, does not.
-"""
+The order of the rules is their priority: what explains more comes first. A rule fires
+on what was seen; what could not be seen leads to a weaker state, never to a stronger
+one. Before an answered request only those processes count that were seen to have ended
+or to stand still: that no process is called as the core is, or what a log says, does
+not."""
 
 from __future__ import annotations
 
@@ -23,14 +24,25 @@ from mmrepro.traffic.evidence import Evidence
 SLOW_SHARE = 0.5
 """A small request that takes more of its deadline than that is slow."""
 STOPPED = {"T": "stopped by a signal (SIGSTOP or SIGTSTP)", "t": "stopped by a tracer"}
-STANDSTILLS = frozenset({
-    ServerState.FROZEN_PYTHON, ServerState.FROZEN_NATIVE, ServerState.FROZEN,
-    ServerState.BLOCKED_ON_LOCK, ServerState.FRONT_FROZEN, ServerState.STARVED,
-    ServerState.NOT_RECEIVING, ServerState.WORKER_STUCK, ServerState.RANK_DIVERGED,
-    ServerState.COLLECTIVE_WAITS, ServerState.KERNEL_STUCK, ServerState.TRANSFER_STUCK,
-})  # fmt: skip
+STANDSTILLS = frozenset(
+    {
+        ServerState.FROZEN_PYTHON,
+        ServerState.FROZEN_NATIVE,
+        ServerState.FROZEN,
+        ServerState.BLOCKED_ON_LOCK,
+        ServerState.FRONT_FROZEN,
+        ServerState.STARVED,
+        ServerState.NOT_RECEIVING,
+        ServerState.WORKER_STUCK,
+        ServerState.RANK_DIVERGED,
+        ServerState.COLLECTIVE_WAITS,
+        ServerState.KERNEL_STUCK,
+        ServerState.TRANSFER_STUCK,
+    }
+)
 NAN_TEXT = "!"
-"""Token 0 of GPT-2's and many later vocabularies: what an arg max over NaN logits gives."""
+"""Token 0 of GPT-2's and many later vocabularies: what an arg max over NaN logits
+gives."""
 NAN_LENGTH = 6
 
 
@@ -70,8 +82,14 @@ def _dead(view: View) -> Assessment | None:
             return None
         state, what = ServerState.UNREACHABLE, "nothing answers there"
         if view.refused_connection:
-            state, what = ServerState.DEAD, "the connection is refused: no server listens there"
-        why = [f"{a.path}: {a.error}" for a in (view.endpoints.answers if view.endpoints else [])]
+            state, what = (
+                ServerState.DEAD,
+                "the connection is refused: no server listens there",
+            )
+        why = [
+            f"{a.path}: {a.error}"
+            for a in (view.endpoints.answers if view.endpoints else [])
+        ]
         return Assessment(
             state=state,
             sentence=f"{facts.url}: {what}.",
@@ -79,29 +97,44 @@ def _dead(view: View) -> Assessment | None:
             advice=["run mmrepro on the machine of the server to see its processes"],
         )
     if gone or (facts.root_pid is None and facts.listening is False):
-        why = [f"nothing listens on port {facts.port} of this machine"] if not gone else []
-        why += [f"process {p.pid} ({p.role}): {_ended(view, p.pid)}" for p in facts.processes]
+        why = (
+            [f"nothing listens on port {facts.port} of this machine"]
+            if not gone
+            else []
+        )
+        why += [
+            f"process {p.pid} ({p.role}): {_ended(view, p.pid)}"
+            for p in facts.processes
+        ]
         if gone and not facts.processes:
-            why.append(f"process {facts.root_pid} ({facts.found_by}) does not exist any more")
+            why.append(
+                f"process {facts.root_pid} ({facts.found_by}) does not exist any more"
+            )
         sentence = "The server is dead: its process is gone."
         if not gone:
             sentence = f"No server: nothing listens on port {facts.port}."
         if died := core_died(view):
             sentence = (
-                f"The server is dead: its {facts.core_role or 'engine'} died first, by its log."
+                f"The server is dead: its {facts.core_role or 'engine'} died first, by "
+                "its log."
             )
             why.append(died)
         return Assessment(
             state=ServerState.DEAD,
             sentence=sentence,
             why=[*why, *view.kills, *last_words(view)],
-            advice=["read the end of its log (--log FILE); dmesg names what the kernel killed"],
+            advice=[
+                (
+                    "read the end of its log (--log FILE); dmesg names what the "
+                    "kernel killed"
+                )
+            ],
         )
     if facts.listening is False and facts.root_pid is not None and not core_died(view):
         return Assessment(
             state=ServerState.NOT_READY,
-            sentence=f"Its processes run, but nothing listens on port {facts.port}: it is still "
-            "starting, or its HTTP front has ended.",
+            sentence=f"Its processes run, but nothing listens on port {facts.port}: it "
+            "is still starting, or its HTTP front has ended.",
             why=[f"{len(facts.processes)} processes run", *last_words(view)],
             advice=["its log tells which; then diagnose again"],
         )
@@ -111,7 +144,10 @@ def _dead(view: View) -> Assessment | None:
 def _ended(view: View, pid: int) -> str:
     code = view.evidence.facts.get(f"exit:{pid}")
     if not isinstance(code, int):
-        return "has ended and was not collected by its parent; its exit code cannot be seen"
+        return (
+            "has ended and was not collected by its parent; its exit code "
+            "cannot be seen"
+        )
     if code & 0x7F:
         return f"killed by signal {code & 0x7F}"
     return f"ended with exit code {code >> 8}"
@@ -131,15 +167,21 @@ def _stopped(view: View) -> Assessment | None:
         why=[f"{p.role} (pid {p.pid}) is in state {p.state}" for p in stopped]
         + ([f"its tracer is process {tracer}"] if tracer else []),
         process=first.role,
-        advice=[f"end the tracer, process {tracer}" if tracer else f"to let it go on: {resume}"],
+        advice=[
+            f"end the tracer, process {tracer}"
+            if tracer
+            else f"to let it go on: {resume}"
+        ],
     )
 
 
 def _part_dead(view: View) -> Assessment | None:
-    """A process of the core, or one that serves all of them, that ended, and that the kernel still
-    lists."""
+    """A process of the core, or one that serves all of them, that ended, and that the
+    kernel still lists."""
     facts = ranks.titled(view).facts
-    parts = [p for p in facts.processes if facts.is_core(p.role) or ranks.kind_of(p.role)]
+    parts = [
+        p for p in facts.processes if facts.is_core(p.role) or ranks.kind_of(p.role)
+    ]
     dead = [p for p in parts if p.state in "ZX"]
     if not dead:
         return None
@@ -151,11 +193,11 @@ def _part_dead(view: View) -> Assessment | None:
 
 
 def _core_gone(view: View) -> Assessment | None:
-    """No process is called as the core is, and it was there before, or the log says that it died.
+    """No process is called as the core is, and it was there before, or the log says
+    that it died.
 
-    The name alone is nothing: older releases have no titles, a core may run outside the front's
-    tree.
-    """
+    The name alone is nothing: older releases have no titles, a core may run outside the
+    front's tree."""
     facts = view.facts
     if not facts.processes or not facts.core_role or facts.cores or view.progress:
         return None
@@ -164,16 +206,18 @@ def _core_gone(view: View) -> Assessment | None:
         return None
     before = ", where there was one" if left else ""
     return _without_core(
-        view, facts.core_role, [f"no process {facts.core_role} among {_roles(facts)}{before}"],
+        view,
+        facts.core_role,
+        [f"no process {facts.core_role} among {_roles(facts)}{before}"],
         [facts.core_role],
-    )  # fmt: skip
+    )
 
 
 def _without_core(
     view: View, names: str, why: list[str], dead: list[str], gone: Sequence[str] = ()
 ) -> Assessment:
-    """``dead``: their roles, ``gone``: of those that are no process any more. One that ended first
-    is the one to look at."""
+    """``dead``: their roles, ``gone``: of those that are no process any more. One that
+    ended first is the one to look at."""
     first = ranks.first_dead(view, gone)
     before = f", after {first}" if first and first not in dead else ""
     if first in dead and len(dead) > 1:
@@ -181,8 +225,8 @@ def _without_core(
     own = dead[0] if len(dead) == 1 else view.facts.core_role
     return Assessment(
         state=ServerState.PART_DEAD,
-        sentence=f"{names} {'is' if len(dead) == 1 else 'are'} dead{before}, while the rest of the "
-        "server lives.",
+        sentence=f"{names} {'is' if len(dead) == 1 else 'are'} dead{before}, while the "
+        "rest of the server lives.",
         why=[
             *why,
             *view.kills,
@@ -191,12 +235,16 @@ def _without_core(
             *last_words(view),
         ],
         process=first or own,
-        advice=["the server does not recover from this by itself: restart it, keep its log"],
+        advice=[
+            "the server does not recover from this by itself: restart it, keep its log"
+        ],
     )
 
 
 def _roles(facts: TargetFacts) -> str:
-    return ", ".join(f"{p.role} ({p.pid})" for p in facts.processes[:12]) or "no process"
+    return (
+        ", ".join(f"{p.role} ({p.pid})" for p in facts.processes[:12]) or "no process"
+    )
 
 
 # ---------------------------------------------------------------- it answers
@@ -209,17 +257,27 @@ def _answered(view: View) -> Assessment | None:
             state=ServerState.BROKEN_OUTPUT,
             sentence="It answers 200, but the answer is no completion.",
             why=[data.error],
-            advice=["compare with another replica; look at what stands between (a proxy?)"],
+            advice=[
+                "compare with another replica; look at what stands between (a proxy?)"
+            ],
         )
     if view.answer != "answered" or data is None:
         return None
-    text, took = data.text, f"a request of a few tokens was answered in {data.seconds:.2f} s"
+    text, took = (
+        data.text,
+        f"a request of a few tokens was answered in {data.seconds:.2f} s",
+    )
     if len(text.strip()) >= NAN_LENGTH and not text.strip().strip(NAN_TEXT):
         return Assessment(
             state=ServerState.BROKEN_OUTPUT,
-            sentence="It answers with nothing but '!': what a model gives whose logits are NaN.",
+            sentence=(
+                "It answers with nothing but '!': what a model gives whose "
+                "logits are NaN."
+            ),
             why=[f"the completion is {text!r}"],
-            advice=["check the weights, the dtype and the quantisation; look for NaN or Inf"],
+            advice=[
+                "check the weights, the dtype and the quantisation; look for NaN or Inf"
+            ],
         )
     if stuck := ranks.stuck_replica(view, [took]):
         return stuck
@@ -228,11 +286,17 @@ def _answered(view: View) -> Assessment | None:
             state=ServerState.SLOW,
             sentence=f"Requests are answered, but {late} gave no answer in time.",
             why=[took, *_front(view), view.counted()],
-            advice=["look at CPU use: of the server's front, and of this machine as a whole"],
+            advice=[
+                "look at CPU use: of the server's front, and of this machine as a whole"
+            ],
         )
     if view.green is False:
         stands = view.behind
-        said = "says that it is not well" if stands is None else f"gets a gateway's {stands.status}"
+        said = (
+            "says that it is not well"
+            if stands is None
+            else f"gets a gateway's {stands.status}"
+        )
         return Assessment(
             state=ServerState.FAILING,
             sentence=f"Requests are answered, but an endpoint {said}.",
@@ -246,7 +310,11 @@ def _answered(view: View) -> Assessment | None:
             sentence=f"It is alive but slow: {took}"
             + (", and requests wait in its queue." if waiting else "."),
             why=[took, view.counted()],
-            advice=["more replicas or less traffic" if waiting else "look at CPU and GPU use"],
+            advice=[
+                "more replicas or less traffic"
+                if waiting
+                else "look at CPU and GPU use"
+            ],
         )
     busy = view.readings("running")
     return Assessment(
@@ -258,7 +326,12 @@ def _answered(view: View) -> Assessment | None:
 
 def _errors(view: View) -> Assessment | None:
     data = view.inference
-    if data is None or view.answer not in ("failed", "overload", "gateway", "unavailable"):
+    if data is None or view.answer not in (
+        "failed",
+        "overload",
+        "gateway",
+        "unavailable",
+    ):
         return None
     if view.front_answers is False:
         return None
@@ -267,7 +340,12 @@ def _errors(view: View) -> Assessment | None:
             state=ServerState.OVERLOADED,
             sentence="It turns requests away: HTTP 429.",
             why=[data.error[:300], view.counted()],
-            advice=["more replicas or less traffic, or another limit of this key at the gateway"],
+            advice=[
+                (
+                    "more replicas or less traffic, or another limit of this key at "
+                    "the gateway"
+                )
+            ],
         )
     why = [data.error[:300], *_front(view), *last_words(view)]
     if view.answer == "gateway":
@@ -275,9 +353,16 @@ def _errors(view: View) -> Assessment | None:
     if view.answer == "unavailable" and not core_died(view):
         return Assessment(
             state=ServerState.NOT_READY,
-            sentence="It turns a small valid request away: HTTP 503, not ready, or full.",
+            sentence=(
+                "It turns a small valid request away: HTTP 503, not ready, or full."
+            ),
             why=why,
-            advice=["while it loads a model or warms up this is normal: diagnose again later"],
+            advice=[
+                (
+                    "while it loads a model or warms up this is normal: diagnose "
+                    "again later"
+                )
+            ],
         )
     if lost := ranks.lost(view, why):
         return lost
@@ -286,12 +371,18 @@ def _errors(view: View) -> Assessment | None:
         sentence="It is up, but a small valid request fails: "
         + (f"HTTP {data.status}." if data.status else _unanswered(data.error)),
         why=why,
-        advice=["its log around the first error; every later error may be an echo of that one"],
+        advice=[
+            (
+                "its log around the first error; every later error may be an echo of "
+                "that one"
+            )
+        ],
     )
 
 
 def _gateway(status: int | None, seconds: float, why: list[str]) -> Assessment:
-    """What stands before the server answered in its place: the server itself was not observed."""
+    """What stands before the server answered in its place: the server itself was not
+    observed."""
     told = {
         502: "it gets no whole answer from the server behind it",
         503: "it knows no server that is ready",
@@ -301,7 +392,12 @@ def _gateway(status: int | None, seconds: float, why: list[str]) -> Assessment:
         state=ServerState.UNKNOWN if status == 504 else ServerState.UNREACHABLE,
         sentence=f"A gateway answers in the server's place: HTTP {status}, {told}.",
         why=[text for text in why if text],
-        advice=["diagnose the server itself: its own address, or --pid; the gateway's log and key"],
+        advice=[
+            (
+                "diagnose the server itself: its own address, or --pid; the gateway's "
+                "log and key"
+            )
+        ],
     )
 
 
@@ -315,7 +411,8 @@ def _unanswered(error: str) -> str:
 
 
 def _with_time(view: View, silent: Assessment) -> Assessment:
-    """Where this machine is short of processors, nobody who is silent is said to stand still."""
+    """Where this machine is short of processors, nobody who is silent is said to stand
+    still."""
     late = view.evidence.facts.get(LATENESS)
     if not isinstance(late, float) or silent.state not in STANDSTILLS:
         return silent
@@ -333,11 +430,17 @@ def _silence(view: View) -> Assessment:
     data = view.inference
     why = []
     if asked and data:
-        cut = f", of {data.deadline_s:.0f}: what else was seen decides" if data.cut else ""
+        cut = (
+            f", of {data.deadline_s:.0f}: what else was seen decides"
+            if data.cut
+            else ""
+        )
         why = [f"a small request got no answer in {data.seconds:.1f} s{cut}"]
     why += _front(view)
     if view.answer == "refused" and data is not None:
-        why.append(f"the small request was refused ({data.error[:160]}): it proves nothing")
+        why.append(
+            f"the small request was refused ({data.error[:160]}): it proves nothing"
+        )
     if counted := view.counted():
         why.append(counted)
     if view.front_answers is False:
@@ -346,22 +449,30 @@ def _silence(view: View) -> Assessment:
                 return lost  # it is about to end
             return Assessment(
                 state=ServerState.UNREACHABLE,
-                sentence="A process listens there, but connections from here are refused.",
+                sentence=(
+                    "A process listens there, but connections from here are refused."
+                ),
                 why=why,
-                advice=["run mmrepro where its clients are, or in its network namespace"],
+                advice=[
+                    "run mmrepro where its clients are, or in its network namespace"
+                ],
             )
         if not view.mute:
             return Assessment(
                 state=ServerState.UNKNOWN,
-                sentence="Something listens there, and sends no whole HTTP answer back.",
+                sentence=(
+                    "Something listens there, and sends no whole HTTP answer back."
+                ),
                 why=why,
-                advice=["is that its address: the port, http or https, a proxy on the way?"],
+                advice=[
+                    "is that its address: the port, http or https, a proxy on the way?"
+                ],
             )
         if view.facts.root_pid is None:
             return Assessment(
                 state=ServerState.UNKNOWN,
-                sentence="What listens there takes connections and answers none; whether it is the "
-                "server, or stands before it, cannot be seen.",
+                sentence="What listens there takes connections and answers none; "
+                "whether it is the server, or stands before it, cannot be seen.",
                 why=why,
                 advice=["run mmrepro as root on the server's machine, or give --pid"],
             )
@@ -377,8 +488,8 @@ def _silence(view: View) -> Assessment:
     if view.green:
         return Assessment(
             state=ServerState.NO_FAULT_SEEN,
-            sentence="Nothing wrong can be seen, but nothing shows either that it works: "
-            "no request was answered and no counter moved.",
+            sentence="Nothing wrong can be seen, but nothing shows either that it "
+            "works: no request was answered and no counter moved.",
             why=why,
             advice=[_how_to_ask(data)],
         )
@@ -396,7 +507,9 @@ def _silence(view: View) -> Assessment:
             state=ServerState.NOT_READY,
             sentence="Its front answers, and says that it is not ready.",
             why=[*why, *last_words(view)],
-            advice=["while it loads a model this is normal; its log tells how far it is"],
+            advice=[
+                "while it loads a model this is normal; its log tells how far it is"
+            ],
         )
     return Assessment(
         state=ServerState.UNKNOWN,
@@ -419,14 +532,21 @@ def _moving(view: View, asked: bool, why: list[str]) -> Assessment:
     if asked and waiting:
         return Assessment(
             state=ServerState.OVERLOADED,
-            sentence="It works, but more is asked of it than it can do: its queue never empties.",
+            sentence=(
+                "It works, but more is asked of it than it can do: its queue "
+                "never empties."
+            ),
             why=why,
-            advice=["more replicas or less traffic; a shorter queue limit fails faster"],
+            advice=[
+                "more replicas or less traffic; a shorter queue limit fails faster"
+            ],
         )
     if asked:
         return Assessment(
             state=ServerState.SLOW,
-            sentence="It works on something, but a small request is not answered in time.",
+            sentence=(
+                "It works on something, but a small request is not answered in time."
+            ),
             why=why,
             advice=["diagnose again with a longer --deadline; look at what is running"],
         )

@@ -34,7 +34,8 @@ def build(
     command: str,
     scenarios: Sequence[Scenario],
 ) -> Incident:
-    """The incident of a diagnosis; its scenario is the known failure that was found, if one was.
+    """The incident of a diagnosis; its scenario is the known failure that was found, if
+    one was.
 
     Args:
         scenarios: those that were tried.
@@ -72,7 +73,9 @@ def build(
 def _scenario(best: Match | None, known: Sequence[Scenario]) -> Scenario | None:
     if best is None:
         return None
-    return next((s for s in known if (s.name, s.variant) == (best.scenario, best.variant)), None)
+    return next(
+        (s for s in known if (s.name, s.variant) == (best.scenario, best.variant)), None
+    )
 
 
 def _facts(scenario: Scenario | None, diagnosis: Diagnosis) -> ScenarioFacts:
@@ -87,10 +90,14 @@ def _facts(scenario: Scenario | None, diagnosis: Diagnosis) -> ScenarioFacts:
     return scenario.facts
 
 
-def _stack(scenario: Scenario | None, diagnosis: Diagnosis, evidence: Evidence) -> KeyStack | None:
+def _stack(
+    scenario: Scenario | None, diagnosis: Diagnosis, evidence: Evidence
+) -> KeyStack | None:
     """The scenario's own stack where it has one, else that of the general diagnosis."""
     if scenario is not None:
-        with contextlib.suppress(Exception):  # a table that fails leaves the general stack
+        with contextlib.suppress(
+            Exception
+        ):  # a table that fails leaves the general stack
             if stack := scenario.key_stack(evidence):
                 return stack
     assessment = diagnosis.assessment
@@ -120,7 +127,9 @@ def _logs(scenario: Scenario | None, evidence: Evidence) -> list[LogExcerpt]:
     for _, data in evidence.results(LogsData, partial=True):
         lines += [excerpt(data.file, line, "first errors") for line in data.errors[:3]]
         if data.last_work is not None:
-            lines.append(excerpt(data.file, data.last_work, "last progress of the engine"))
+            lines.append(
+                excerpt(data.file, data.last_work, "last progress of the engine")
+            )
     return lines
 
 
@@ -141,7 +150,9 @@ def _mitigations(scenario: Scenario | None) -> list[MitigationFacts]:
 def _gpus(evidence: Evidence) -> list[GpuFacts]:
     """Those of the machine; the server's own are the ones that its processes hold."""
     seen = [data.devices for _, data in evidence.results(GpuData)]
-    pids = {p.pid for _, data in evidence.results(ProcessesData) for p in data.processes}
+    pids = {
+        p.pid for _, data in evidence.results(ProcessesData) for p in data.processes
+    }
     return [
         GpuFacts(
             index=device.index,

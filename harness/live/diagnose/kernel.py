@@ -1,4 +1,5 @@
-"""What the kernel says of a server's processes: who lives, who traces, what the OOM killer took."""
+"""What the kernel says of a server's processes: who lives, who traces, what the OOM
+killer took."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from mmrepro.probes.data import LogsData
 from mmrepro.traffic.evidence import Evidence
 
 EXIT_CODE = 49
-"""Field 52 of /proc/PID/stat (proc_pid_stat(5)), less the three before the state's own; readable
-with the right to trace only, else 0."""
+"""Field 52 of /proc/PID/stat (proc_pid_stat(5)), less the three before the state's own;
+readable with the right to trace only, else 0."""
 MAX_RECORDS = 20_000
 _KILLED = re.compile(
     r"^\d+,\d+,(?P<us>\d+),[^;]*;(?P<words>[^\n]{0,60}?Killed process (?P<pid>\d+) "
@@ -31,7 +32,9 @@ _KILLED = re.compile(
 )
 """Kernel's mm/oom_kill.c, __oom_kill_process; microseconds after the boot are as in
 Documentation/ABI/testing/dev-kmsg."""
-_GROUP = re.compile(r";oom-kill:.*task_memcg=(?P<cgroup>[^,\n]*),task=.*,pid=(?P<pid>\d+),uid=")
+_GROUP = re.compile(
+    r";oom-kill:.*task_memcg=(?P<cgroup>[^,\n]*),task=.*,pid=(?P<pid>\d+),uid="
+)
 """dump_oom_victim of the same file, just before it (4.19 and later)."""
 CLOCK_S = 2.0
 """The kernel's log and its processes do not have quite the same clock."""
@@ -40,7 +43,8 @@ LAST_WORDS_S = 60.0
 
 
 def note_kernel(target: Target, evidence: Evidence) -> None:
-    """Keep exit codes of the dead, tracers of the traced, and the OOM killer's last word."""
+    """Keep exit codes of the dead, tracers of the traced, and the OOM killer's last
+    word."""
     for process in target.facts.processes:
         if process.state in "ZX" and (code := exit_code(process.pid)) is not None:
             evidence.facts[f"exit:{process.pid}"] = code
@@ -51,14 +55,18 @@ def note_kernel(target: Target, evidence: Evidence) -> None:
         lives = False  # it was there when this look began
     if lives is not None:
         evidence.facts[CORE_ALIVE] = lives
-    misses = "oom" not in evidence.facts and (lives is False or _incomplete(target.facts))
+    misses = "oom" not in evidence.facts and (
+        lives is False or _incomplete(target.facts)
+    )
     if misses and (kill := oom_kill(target, evidence, oom_kills())):
         evidence.facts["oom"] = kill
 
 
 def core_lives(target: Target) -> bool | None:
-    """Whether a core process lives; None where that cannot be seen, or where no process is called
-    so: not every release names its processes, nor does every core run below the front."""
+    """Whether a core process lives; None where that cannot be seen, or where no process
+    is called
+    so: not every release names its processes, nor does every core run below the
+        front."""
     facts = target.facts
     if facts.cores:
         return any(p.state not in "ZX" for p in facts.cores)
@@ -68,7 +76,8 @@ def core_lives(target: Target) -> bool | None:
 
 
 def exit_code(pid: int) -> int | None:
-    """The wait status of a zombie: signal in the low seven bits, exit code above eight."""
+    """The wait status of a zombie: signal in the low seven bits, exit code above
+    eight."""
     raw = processes.read(pid, "stat")
     fields = raw.rpartition(b")")[2].split()
     if len(fields) <= EXIT_CODE or fields[0] not in (b"Z", b"X"):
@@ -77,15 +86,17 @@ def exit_code(pid: int) -> int | None:
 
 
 def _incomplete(facts: TargetFacts) -> bool:
-    """Whether a process of it has ended, or there are fewer than its command line asks for."""
+    """Whether a process of it has ended, or there are fewer than its command line asks
+    for."""
     living = [p for p in workers(facts) if p.state not in "ZX"]
     wanted = prod(expected(facts).values())
     return any(p.state in "ZX" for p in facts.processes) or 0 < len(living) < wanted
 
 
 class Kill(NamedTuple):
-    """An OOM kill as the kernel logged it. ``at_s``: seconds after the boot; ``cgroup``: of memory,
-    "" where the record is lost; ``name`` has 15 characters at most."""
+    """An OOM kill as the kernel logged it. ``at_s``: seconds after the boot;
+    ``cgroup``: of memory, "" where the record is lost; ``name`` has 15 characters at
+    most."""
 
     pid: int
     name: str
@@ -95,7 +106,8 @@ class Kill(NamedTuple):
 
 
 def oom_kills() -> list[Kill]:
-    """The kernel log's OOM kills, oldest first; [] as well where the log is closed to us."""
+    """The kernel log's OOM kills, oldest first; [] as well where the log is closed to
+    us."""
     try:
         handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -109,24 +121,30 @@ def oom_kills() -> list[Kill]:
                     groups[int(group["pid"])] = group["cgroup"]
                 if one := _KILLED.search(record):
                     pid, at_s = int(one["pid"]), int(one["us"]) / 1e6
-                    found.append(Kill(pid, one["name"], at_s, groups.get(pid, ""), one["words"]))
+                    found.append(
+                        Kill(pid, one["name"], at_s, groups.get(pid, ""), one["words"])
+                    )
     finally:
         os.close(handle)
     return found
 
 
 def oom_kill(target: Target, evidence: Evidence, kills: Sequence[Kill]) -> str:
-    """The last of ``kills`` that was of a process of this server; "": none is known to be.
+    """The last of ``kills`` that was of a process of this server; "": none is known to
+    be.
 
-    It was one that was here and is not any more; one whose pid the server's log has, with its
-    name; or one with the title of the engine's processes, in the server's memory cgroup since it
-    started. Another program's is none of ours.
-    """
+    It was one that was here and is not any more; one whose pid the server's log has,
+    with its name; or one with the title of the engine's processes, in the server's
+    memory cgroup since it started. Another program's is none of ours."""
     for kill in reversed(kills):
         if (known := _killed_here(target, kill)) is None:
             known = _logged_there(target, evidence, kill)
         if known or (known is None and _looks_ours(target, kill)):
-            return kill.words if known else f"{kill.words}, by its name a process of this engine"
+            return (
+                kill.words
+                if known
+                else f"{kill.words}, by its name a process of this engine"
+            )
     return ""
 
 
@@ -140,8 +158,9 @@ def _killed_here(target: Target, kill: Kill) -> bool | None:
 
 
 def _logged_there(target: Target, evidence: Evidence, kill: Kill) -> bool | None:
-    """Whether a line of the log is of that process. One that has no title of its own is called as
-    its program is: then the log has to end with it. None: the log has no such number."""
+    """Whether a line of the log is of that process. One that has no title of its own is
+    called as its program is: then the log has to end with it. None: the log has no such
+    number."""
     for _, data in evidence.results(LogsData, partial=True):
         for name in data.last_by_process:
             match = OWN.match(name)
@@ -151,15 +170,19 @@ def _logged_there(target: Target, evidence: Evidence, kill: Kill) -> bool | None
                 return match["role"].startswith(target.role_of(kill.name, ""))
             with contextlib.suppress(OSError):
                 ended_s = Path(data.file).stat().st_mtime
-                killed_s = time.time() - processes.now_ticks() / processes.TICKS_PER_S + kill.at_s
+                killed_s = (
+                    time.time()
+                    - processes.now_ticks() / processes.TICKS_PER_S
+                    + kill.at_s
+                )
                 return abs(ended_s - killed_s) < LAST_WORDS_S
             return False
     return None
 
 
 def _looks_ours(target: Target, kill: Kill) -> bool:
-    """Whether it has the title of a process of the engine, and the server's memory cgroup, and is
-    younger than the server."""
+    """Whether it has the title of a process of the engine, and the server's memory
+    cgroup, and is younger than the server."""
     root, engine = target.facts.root_pid, target.engine
     status = processes.stat(root) if root is not None else None
     if status is None or engine is None or "::" not in kill.name:

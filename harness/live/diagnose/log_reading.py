@@ -10,7 +10,12 @@ from pathlib import Path
 from mmrepro import __version__
 from mmrepro.base.errors import UsageError
 from mmrepro.engines import ENGINES, Engine, get_engine, log_marks
-from mmrepro.failure.documents.cause import CauseClass, KnownFailure, LogReading, ServerInLog
+from mmrepro.failure.documents.cause import (
+    CauseClass,
+    KnownFailure,
+    LogReading,
+    ServerInLog,
+)
 from mmrepro.failure.documents.dumps import DumpReading
 from mmrepro.failure.signature.live_server import LOG_PATTERNS
 from mmrepro.live.diagnose import cause, cause_rules, dumps
@@ -27,9 +32,14 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 PEEK_BYTES = 1 << 20
 STACKS = "stacks"
 STACKS_HERE = LogPattern("|".join(map(re.escape, NEEDLES)), *NEEDLES)
-NO_CAUSE = frozenset({
-    CauseClass.UNKNOWN, CauseClass.ALIVE, CauseClass.NOT_A_LOG, CauseClass.DIED_WITHOUT_A_WORD,
-})  # fmt: skip
+NO_CAUSE = frozenset(
+    {
+        CauseClass.UNKNOWN,
+        CauseClass.ALIVE,
+        CauseClass.NOT_A_LOG,
+        CauseClass.DIED_WITHOUT_A_WORD,
+    }
+)
 
 
 def read_logs(
@@ -54,7 +64,9 @@ def read_logs(
     with tempfile.TemporaryDirectory(prefix="mmrepro-logs-") as folder:
         given, files = dumps.sort(kept(paths, Path(folder)))
         if given and not files:
-            return _of_dumps(dumps.read(given, engine="" if engine == "auto" else engine))
+            return _of_dumps(
+                dumps.read(given, engine="" if engine == "auto" else engine)
+            )
         chosen = get_engine(engine) if engine != "auto" else _written_by(files)
         probe = LogsProbe(
             files,
@@ -81,7 +93,11 @@ def read_logs(
         data = data.model_copy(update={"engine": engine})
     found = cause.servers(data)
     first = found[0]
-    own = {name: lines for name, lines in data.matches.items() if name not in cause_rules.PATTERNS}
+    own = {
+        name: lines
+        for name, lines in data.matches.items()
+        if name not in cause_rules.PATTERNS
+    }
     reading = LogReading(
         mmrepro_version=__version__,
         engine=first.engine,
@@ -112,7 +128,8 @@ def _known(result: ProbeResult[LogsData], server: ServerInLog) -> list[KnownFail
         )
         for one in found
         if one.entry.kind == "scenario" and one.sure == "this"
-        if server.engine in ("", one.entry.engine) and _affects(one.entry.affected, server.release)
+        if server.engine in ("", one.entry.engine)
+        and _affects(one.entry.affected, server.release)
     ][:3]
 
 
@@ -145,7 +162,9 @@ def _of_dumps(found: DumpReading) -> LogReading:
         cause=ended,
         servers=[ServerInLog(engine=found.engine, release=found.release, cause=ended)],
         unread="; ".join(unread) if len(unread) == len(files) else "",
-        log=LogsData(file=", ".join(files), files=files, bytes_read=0, skipped_bytes=0, lines=0),
+        log=LogsData(
+            file=", ".join(files), files=files, bytes_read=0, skipped_bytes=0, lines=0
+        ),
         dumps=found,
     )
 
@@ -156,8 +175,8 @@ def _beside(
     result: ProbeResult[LogsData],
     stacks: Mapping[Path, StacksData],
 ) -> LogReading:
-    """With what dumps, and stacks in the log, show besides. They name the cause where the log does
-    not."""
+    """With what dumps, and stacks in the log, show besides. They name the cause where
+    the log does not."""
     found = dumps.read(
         given,
         [AnyProbeResult.model_validate(_named_by_expression(result).model_dump())],
@@ -189,10 +208,13 @@ def _named_by_expression(result: ProbeResult[LogsData]) -> ProbeResult[LogsData]
 
 
 def _stacks_in(data: LogsData | None) -> dict[Path, StacksData]:
-    """Stacks that the logs hold themselves, by file: looked for where a line is of some."""
+    """Stacks that the logs hold themselves, by file: looked for where a line is of
+    some."""
     if data is None or not data.match_counts.get(STACKS):
         return {}
-    found = {Path(file): stacks_in_log(Path(file)) for file in data.files or [data.file]}
+    found = {
+        Path(file): stacks_in_log(Path(file)) for file in data.files or [data.file]
+    }
     return {file: stacks for file, stacks in found.items() if stacks is not None}
 
 
@@ -208,8 +230,8 @@ def _written_by(files: Iterable[Path]) -> Engine | None:
 def scenario_patterns(engine: Engine | None) -> dict[str, str]:
     """The engine's and those of its scenarios; of every engine's where it is not known.
 
-    A name that two scenarios give to different expressions goes with the second one's own name.
-    """
+    A name that two scenarios give to different expressions goes with the second one's
+    own name."""
     patterns = dict(engine.log_patterns) if engine else {}
     for scenario in all_scenarios():
         if engine is None or scenario.engine == engine.name:

@@ -1,8 +1,7 @@
 """Every known failure's signature, tried on one and the same evidence.
 
-The log is searched once for each distinct expression of all of them, under the expression itself as
-its name; before a scenario judges, its own names are put back.
-"""
+The log is searched once for each distinct expression of all of them, under the
+expression itself as its name; before a scenario judges, its own names are put back."""
 
 from __future__ import annotations
 
@@ -22,16 +21,18 @@ from mmrepro.traffic.evidence import Evidence
 ORDER = list(Fit)
 
 
-def all_scenarios(besides: Iterable[str] = (), *, trust: bool = False) -> list[Scenario]:
+def all_scenarios(
+    besides: Iterable[str] = (), *, trust: bool = False
+) -> list[Scenario]:
     """Every registered scenario, each variant for itself; broken plug-ins are left out.
 
-    Args:
-        besides: names or files (``FILE.py``) of further ones, in the place of a registered one of
+    Args: besides: names or files (``FILE.py``) of further ones, in the place of a
+        registered one of
             the same name.
         trust: run those files.
 
-    Raises:
-        UsageError: one of ``besides`` is none, or broken, or a file that is not to be run.
+    Raises: UsageError: one of ``besides`` is none, or broken, or a file that is not to
+        be run.
     """
     from mmrepro.base.errors import BrokenScenario
     from mmrepro.scenario.registry import known_scenario, scenario_names
@@ -52,16 +53,20 @@ def all_scenarios(besides: Iterable[str] = (), *, trust: bool = False) -> list[S
     return scenarios
 
 
-def match_all(scenarios: Iterable[Scenario], evidence: Evidence, facts: LiveFacts) -> list[Match]:
+def match_all(
+    scenarios: Iterable[Scenario], evidence: Evidence, facts: LiveFacts
+) -> list[Match]:
     """Best fit first; among equals, the one with more conditions met, then by name.
 
-    Variants that an observer cannot tell apart (the same conditions, judged alike) are one: the
-    first of them, which is the scenario's default.
-    """
+    Variants that an observer cannot tell apart (the same conditions, judged alike) are
+    one: the first of them, which is the scenario's default."""
     matches: list[Match] = []
     for scenario in scenarios:
         one = match(scenario, evidence, facts)
-        twin = any(m.scenario == one.scenario and m.conditions == one.conditions for m in matches)
+        twin = any(
+            m.scenario == one.scenario and m.conditions == one.conditions
+            for m in matches
+        )
         if not (twin and one.conditions):
             matches.append(one)
     return ranked(matches)
@@ -70,21 +75,32 @@ def match_all(scenarios: Iterable[Scenario], evidence: Evidence, facts: LiveFact
 def ranked(matches: Iterable[Match]) -> list[Match]:
     return sorted(
         matches,
-        key=lambda m: (ORDER.index(m.fit), -m.met, m.not_met, m.unknown, m.scenario, m.variant),
+        key=lambda m: (
+            ORDER.index(m.fit),
+            -m.met,
+            m.not_met,
+            m.unknown,
+            m.scenario,
+            m.variant,
+        ),
     )
 
 
 def match(scenario: Scenario, evidence: Evidence, facts: LiveFacts) -> Match:
-    """One scenario's conditions on the evidence. A scenario that fails is said to, and is no
-    match."""
+    """One scenario's conditions on the evidence. A scenario that fails is said to, and
+    is no match."""
     if facts.engine and facts.engine != scenario.engine:
-        return _blank(scenario, f"the server is {facts.engine}, this happens to {scenario.engine}")
+        return _blank(
+            scenario, f"the server is {facts.engine}, this happens to {scenario.engine}"
+        )
     try:
         conditions = scenario.live_conditions(facts)
         results = evaluate(conditions, as_seen_by(scenario, evidence))
         exposure = scenario.exposure(facts)
     except Exception as error:
-        return _blank(scenario, f"its signature failed: {type(error).__name__}: {error}")
+        return _blank(
+            scenario, f"its signature failed: {type(error).__name__}: {error}"
+        )
     fit, why = judge(results, exposure, {c.id for c in conditions if c.usual})
     required = [r for r in results if r.required]
     return Match(
@@ -96,7 +112,9 @@ def match(scenario: Scenario, evidence: Evidence, facts: LiveFacts) -> Match:
         met=sum(r.truth is Truth.MET for r in required),
         not_met=sum(r.truth is Truth.NOT_MET for r in required),
         unknown=sum(r.truth is Truth.UNKNOWN for r in required),
-        exposed=None if exposure.truth is Truth.UNKNOWN else exposure.truth is Truth.MET,
+        exposed=None
+        if exposure.truth is Truth.UNKNOWN
+        else exposure.truth is Truth.MET,
         exposed_because=exposure.observed,
         conditions=results,
         remedies=[f"{m.name}: {m.description}" for m in scenario.mitigations],
@@ -109,16 +127,18 @@ def judge(
 ) -> tuple[Fit, str]:
     """The fit and one sentence why. Pure.
 
-    ``match`` needs every required condition of both parts, and a server that can fail so.
-    ``likely`` needs a part of the symptom and half of the cause, and none that speaks against it;
-    ``symptom-only`` the whole symptom, and a cause of which no condition is known not to be met.
-    What could not be seen never counts for it, nor does what a healthy server shows as well
-    (``usual``: ids of such conditions): it only speaks against it. Whether this server can fail so
-    caps the fit: if unknown, at ``likely``; if it cannot, at ``symptom-only``.
-    """
+    ``match`` needs every required condition of both parts, and a server that can fail
+    so. ``likely`` needs a part of the symptom and half of the cause, and none that
+    speaks against it; ``symptom-only`` the whole symptom, and a cause of which no
+    condition is known not to be met. What could not be seen never counts for it, nor
+    does what a healthy server shows as well (``usual``: ids of such conditions): it
+    only speaks against it. Whether this server can fail so caps the fit: if unknown, at
+    ``likely``; if it cannot, at ``symptom-only``."""
     symptom = [r for r in results if r.required and r.part == "symptom"]
     cause = [r for r in results if r.required and r.part == "cause"]
-    symptom_truth, cause_truth = (combine([r.truth for r in part]) for part in (symptom, cause))
+    symptom_truth, cause_truth = (
+        combine([r.truth for r in part]) for part in (symptom, cause)
+    )
     telling = [r for r in symptom if r.id not in usual]
     alike = symptom_truth is Truth.MET and (_met(telling) or _met(cause))
     unknown = _names(results, Truth.UNKNOWN)
@@ -132,7 +152,10 @@ def judge(
         met = f"all {len(symptom) + len(cause)} required conditions are met"
         if exposure.truth is Truth.MET:
             return Fit.MATCH, met
-        return Fit.LIKELY, f"{met}; whether it can happen here is not known: {exposure.observed}"
+        return (
+            Fit.LIKELY,
+            f"{met}; whether it can happen here is not known: {exposure.observed}",
+        )
     half = 2 * sum(r.truth is Truth.MET for r in cause) >= len(cause) > 0
     shown = _met(telling) or (cause_truth is Truth.MET and _met(symptom))
     if not against and half and shown:
@@ -146,7 +169,10 @@ def judge(
     if exposure.truth is Truth.MET:
         now = _left(against, unknown)
         return Fit.EXPOSED, f"it can happen here ({exposure.observed}); now: {now}"
-    return Fit.NOT_THIS, f"not met: {against}" if against else f"nothing of it was seen: {unknown}"
+    return (
+        Fit.NOT_THIS,
+        f"not met: {against}" if against else f"nothing of it was seen: {unknown}",
+    )
 
 
 def _left(against: str, unknown: str) -> str:
@@ -180,11 +206,14 @@ def union(scenarios: Iterable[Scenario]) -> dict[str, str]:
 
 
 def as_seen_by(scenario: Scenario, evidence: Evidence) -> Evidence:
-    """The evidence with the log's matches under the scenario's own names. Of system calls those of
-    the core are the last ones: a check that asks for system calls gets these, no worker's."""
+    """The evidence with the log's matches under the scenario's own names. Of system
+    calls those of the core are the last ones: a check that asks for system calls gets
+    these, no worker's."""
     role = get_engine(scenario.engine).core_role
     readings = evidence.results(ProcessesData)
-    cores = {use.pid for _, data in readings for use in data.processes if role in use.role}
+    cores = {
+        use.pid for _, data in readings for use in data.processes if role in use.role
+    }
     probes = [
         result.model_copy(update={"data": _renamed(scenario, result.data)})
         if isinstance(result.data, LogsData)
@@ -192,7 +221,9 @@ def as_seen_by(scenario: Scenario, evidence: Evidence) -> Evidence:
         for result in evidence.probes
     ]
     if cores:
-        probes.sort(key=lambda p: not isinstance(p.data, SyscallsData) or p.data.pid in cores)
+        probes.sort(
+            key=lambda p: not isinstance(p.data, SyscallsData) or p.data.pid in cores
+        )
     return evidence.model_copy(update={"probes": probes})
 
 
@@ -209,10 +240,11 @@ def _renamed(scenario: Scenario, data: LogsData) -> LogsData:
 # --------------------------------------------------------------- before the deadline
 
 
-# A hang need not wait for its request's deadline where what else is observed decides it. A busy
-# server may be silent as long as a hung one. It does not stand, in two rounds of stacks, in the
-# frames of a known failure, with the GIL and a core in user space, while no counter of work moves
-# and its log says how it came about: all conditions of a known failure, and the general diagnosis.
+# A hang need not wait for its request's deadline where what else is observed decides
+# it. A busy server may be silent as long as a hung one. It does not stand, in two
+# rounds of stacks, in the frames of a known failure, with the GIL and a core in user
+# space, while no counter of work moves and its log says how it came about: all
+# conditions of a known failure, and the general diagnosis.
 
 
 def known_hang(
@@ -222,8 +254,8 @@ def known_hang(
     live: LiveFacts,
     waited_s: float,
 ) -> Match | None:
-    """The known failure that it would be if the request, silent for ``waited_s`` by now, remained
-    so; None: whatever it is, only its deadline decides."""
+    """The known failure that it would be if the request, silent for ``waited_s`` by
+    now, remained so; None: whatever it is, only its deadline decides."""
     silent = _silent(evidence, waited_s, live.deadline_s)
     view = View(facts, silent)
     if view.progress is not False or not view.core_hot:
@@ -233,9 +265,11 @@ def known_hang(
     return next(iter(match_all(scenarios, silent, live)), None)
 
 
-def stuck_rank(evidence: Evidence, facts: TargetFacts, waited_s: float, deadline_s: float) -> bool:
-    """Whether one rank of several stands in its own code and sleeps, and no counter moves, while a
-    request has been silent for ``waited_s``."""
+def stuck_rank(
+    evidence: Evidence, facts: TargetFacts, waited_s: float, deadline_s: float
+) -> bool:
+    """Whether one rank of several stands in its own code and sleeps, and no counter
+    moves, while a request has been silent for ``waited_s``."""
     view = View(facts, _silent(evidence, waited_s, deadline_s))
     return view.progress is False and ranks.asleep_and_stuck(view)
 

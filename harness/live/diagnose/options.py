@@ -22,17 +22,20 @@ FRAMING: Final = (
     "accept-encoding connection content-length content-type expect range te trailer "
     "transfer-encoding upgrade"
 )
-"""Another value of these makes another request, or another answer, than is read here."""
+"""Another value of these makes another request, or another answer, than is read
+here."""
 
 
 def read_headers(given: Sequence[str]) -> dict[str, str]:
-    """Return the value by name. Raises UsageError, also for what no request can carry."""
+    """Return the value by name. Raises UsageError, also for what no request can
+    carry."""
     headers = {}
     for text in given:
         name, colon, value = text.partition(":")
         if not colon or not name.strip() or not value.strip():
             raise UsageError(
-                "A --header is NAME: VALUE.", hint="--header 'Authorization: Bearer KEY'"
+                "A --header is NAME: VALUE.",
+                hint="--header 'Authorization: Bearer KEY'",
             )
         name, value = name.strip(), value.strip()
         if not NAME.fullmatch(name):
@@ -58,7 +61,9 @@ def read_deadline(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 1 <= seconds <= 600:
-        raise UsageError(f"--deadline {text!r} is not a time of 1 to 600 s.", hint="--deadline 15s")
+        raise UsageError(
+            f"--deadline {text!r} is not a time of 1 to 600 s.", hint="--deadline 15s"
+        )
     return seconds
 
 
@@ -76,7 +81,8 @@ def _has_more_files(folder: Path, most: int) -> bool:
 
 
 def check_log(log: Path) -> None:
-    """Raises UsageError: a name that no file can have, or a folder with more than logs in it.
+    """Raises UsageError: a name that no file can have, or a folder with more than logs
+    in it.
 
     A file that is not there yet, or may not be read, is told of in the diagnosis.
     """
@@ -99,7 +105,9 @@ class LiveCommand(Command):
     """Options of a command that looks at a live server."""
 
     url: str = common.URL("", required=False)
-    model: str = option("", "Served model to ask for.", "NAME", shown="the first listed")
+    model: str = option(
+        "", "Served model to ask for.", "NAME", shown="the first listed"
+    )
     logs: tuple[Path, ...] = option(
         (),
         "A log file of the server. May be repeated.",
@@ -115,7 +123,10 @@ class LiveCommand(Command):
     json: bool = common.JSON(False)
     quiet: bool = common.QUIET(False)
     more: tuple[str, ...] = option(
-        (), "More servers: replicas, or a prefill and its decode servers.", "URL…", argument=True
+        (),
+        "More servers: replicas, or a prefill and its decode servers.",
+        "URL…",
+        argument=True,
     )
     prometheus: str = option(
         "", "Take the servers from this Prometheus server's targets and metrics.", "URL"
@@ -130,12 +141,15 @@ class LiveCommand(Command):
 class DiagnoseCommand(LiveCommand):
     """Options of ``mmrepro diagnose``.
 
-    ``deadline_s`` is that of the one request, and of the watch where no request may be sent.
+    ``deadline_s`` is that of the one request, and of the watch where no request may be
+    sent.
     ``out``: None: a folder below ``incidents/``, kept unless the server is healthy.
     """
 
     COMMAND: ClassVar[str] = "diagnose"
-    pid: int = option(0, "A process of the server.", "PID", shown="who listens there", least=0)
+    pid: int = option(
+        0, "A process of the server.", "PID", shown="who listens there", least=0
+    )
     engine: str = common.ENGINE_NAME("auto", help="Name of the engine.")
     deadline_s: float = option(
         15.0,
@@ -161,7 +175,10 @@ class DiagnoseCommand(LiveCommand):
     )
     gpu_core: bool = option(
         False,
-        "Where it hangs, CUDA's core dump of its GPU, if it was started for that. Ends it.",
+        (
+            "Where it hangs, CUDA's core dump of its GPU, if it was started for that. "
+            "Ends it."
+        ),
         group=EVIDENCE,
     )
     scenarios: tuple[str, ...] = option(

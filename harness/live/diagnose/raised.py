@@ -1,4 +1,5 @@
-"""Exceptions as logs print them: whose, with which frames, and which of a chain came first."""
+"""Exceptions as logs print them: whose, with which frames, and which of a chain came
+first."""
 
 from __future__ import annotations
 
@@ -20,21 +21,27 @@ _ENDS = (
     r"Disconnect|StopIteration|Cancelled)"
 )
 _RAISED = re.compile(
-    rf"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Za-z_]*{_ENDS}\d*)(?:\([A-Za-z_]\w*\))?(?::(?: |$)|$)"
+    rf"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Za-z_]*{_ENDS}\d*)(?:\([A-Za-z_]\w*\))?(?::(?: "
+    rf"|$)|$)"
 )
-"""At the line's beginning: ``torch.OutOfMemoryError: …``, ``AssertionError``, and of Ray
-``RayTaskError(ValueError): …``."""
+"""At the line's beginning: ``torch.OutOfMemoryError: …``, ``AssertionError``, and of
+Ray ``RayTaskError(ValueError): …``."""
 _INSIDE = re.compile(
-    r"^(?P<kind>(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|[A-Z]\w*)(?:\([A-Za-z_]\w*\))?(?::(?: |$)|$)"
+    r"^(?P<kind>(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|[A-Z]\w*)(?:\([A-Za-z_]\w*\))?(?::(?: "
+    r"|$)|$)"
 )
 """Below the frames of a traceback any class is an exception's."""
-_QUOTED = re.compile(rf"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Za-z_]*{_ENDS})\((?P<said>['\"].*)\)$")
+_QUOTED = re.compile(
+    rf"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Za-z_]*{_ENDS})\((?P<said>['\"].*)\)$"
+)
 """``RuntimeError('Engine process (pid 77) died.')``: how vLLM's V0 client logs one."""
 _AFTER = re.compile(
     r"(?:^|[ :])(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z][A-Za-z]*(?:Error|Exception)): (?=\S)"
 )
 """Within a line that a logger wrote: ``… failed with error: ValueError: …``."""
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<name>.+))?')
+_FRAME = re.compile(
+    r'^\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<name>.+))?'
+)
 _RAY = re.compile(r"^(?:ray\.exceptions\.)?RayTaskError\(\w+\): ")
 """Of what a worker raised; its frames and its own type follow."""
 _REPEATED = re.compile(r" \[repeated \d+x across cluster\].*$")
@@ -45,12 +52,16 @@ _HINT = re.compile(
 )
 """What torch adds to each error of CUDA: they say nothing of this one."""
 _ENDED = re.compile(
-    r"^(?:Killed|Aborted|Terminated|Segmentation fault|Bus error|Illegal instruction)|core dumped|"
+    r"^(?:Killed|Aborted|Terminated|Segmentation fault|Bus error|Illegal instruction)"
+    r"|core dumped|"
     r"^Fatal Python error|^terminate called|^Process \w|^Exception in thread|^\[rank\d"
 )
-"""What a shell, an interpreter or another process says next: no message goes on with it."""
+"""What a shell, an interpreter or another process says next: no message goes on with
+it."""
 _RANK = re.compile(r"^\[rank(\d+)\]:\s?(?!\[)")
-_UNCAUGHT = re.compile(r"Uncaught exception \| <class '(?:[\w.]*\.)?(?P<kind>\w+)'>; (?P<said>.*)")
+_UNCAUGHT = re.compile(
+    r"Uncaught exception \| <class '(?:[\w.]*\.)?(?P<kind>\w+)'>; (?P<said>.*)"
+)
 _BOX = re.compile(r"^\s*[│┃] ?|\s*[│┃]?\s*$")
 """What a terminal's pane puts around lines that are copied from it."""
 _GROUP = re.compile(r"^\s*(?:[|+]\s?)+(?:-+ ?\d* ?-*)?")
@@ -61,7 +72,8 @@ _CHAINS = (
 _UNTELLING = re.compile(
     r"^(?:_?queue\.|asyncio\.|concurrent\.futures\.|zmq\.error\.|anyio\.|_queue\.)*"
     r"(?:Empty|Full|CancelledError|Again|StopIteration|StopAsyncIteration|WouldBlock|"
-    r"EndOfStream|BlockingIOError)\b|^asyncio\.exceptions\.(?:CancelledError|TimeoutError)|"
+    r"EndOfStream|BlockingIOError)\b|^asyncio\.exceptions\.(?:CancelledError"
+    r"|TimeoutError)|"
     r"^TimeoutError:?$"
 )
 """In a chain these are how a wait ended: what was raised because of them tells more."""
@@ -79,13 +91,11 @@ class CodeFrame:
 class Raised:
     """One exception.
 
-    Attributes:
-        line: the line that has its type.
-        text: type and message, its further lines after a newline, a client's words blanked.
-        raw: the same with them, to be shown; nothing is concluded from it.
-        frames: outermost first.
-        intro: what the logger said before the traceback.
-        follows: another one of its chain, printed before it, is what matters.
+    Attributes: line: the line that has its type. text: type and message, its further
+        lines after a newline, a client's words blanked. raw: the same with them, to be
+        shown; nothing is concluded from it. frames: outermost first. intro: what the
+        logger said before the traceback. follows: another one of its chain, printed
+        before it, is what matters.
     """
 
     line: LogLine
@@ -111,7 +121,10 @@ class Raised:
         first = self.raw.partition("\n")[0].strip()
         if first.rstrip(":") == self.kind and self.frames and self.frames[-1].source:
             frame = self.frames[-1]
-            return f"{self.kind} ({frame.source}; {frame.file.rpartition('/')[2]}:{frame.line})"
+            return (
+                f"{self.kind} ({frame.source}; "
+                f"{frame.file.rpartition('/')[2]}:{frame.line})"
+            )
         if first.endswith(":") and "\n" in self.raw:
             return f"{first} {self.raw.split(chr(10))[1].strip()}"
         return first
@@ -139,7 +152,8 @@ def bare(line: LogLine) -> bool:
 
 @dataclass
 class Read:
-    """``raised``: every exception, as it came; ``taken``: numbers of the lines of tracebacks."""
+    """``raised``: every exception, as it came; ``taken``: numbers of the lines of
+    tracebacks."""
 
     raised: list[Raised] = field(default_factory=list)
     taken: set[int] = field(default_factory=set)
@@ -164,7 +178,9 @@ def read(lines: Iterable[LogLine]) -> Read:
         state = states.setdefault(key, _State())
         if TRACEBACK in text:
             if state.quoted is not None and state.quoted.line.source == line.source:
-                state.quoted.follows = True  # what it quotes is printed now, with its cause
+                state.quoted.follows = (
+                    True  # what it quotes is printed now, with its cause
+                )
             state.quoted = None
             head = text.partition(TRACEBACK)[0].rstrip(" :")
             state.intro = head or state.before
@@ -176,7 +192,11 @@ def read(lines: Iterable[LogLine]) -> Read:
                 state.opener, state.frames, state.open = line, [], True
                 state.intro = state.before
             if len(state.frames) < MAX_FRAMES:
-                place = (frame["file"], int(frame["line"]), (frame["name"] or "").strip())
+                place = (
+                    frame["file"],
+                    int(frame["line"]),
+                    (frame["name"] or "").strip(),
+                )
                 state.frames.append(CodeFrame(*place))
             state.last = None
             told.taken.add(line.number)
@@ -186,7 +206,12 @@ def read(lines: Iterable[LogLine]) -> Read:
             state.chained = state.last or state.chained
             continue
         if _RAY.match(stripped):
-            state.opener, state.frames, state.open, state.intro = line, [], True, stripped
+            state.opener, state.frames, state.open, state.intro = (
+                line,
+                [],
+                True,
+                stripped,
+            )
             told.taken.add(line.number)
             continue
         if one := _one(line, text, state):
@@ -199,7 +224,9 @@ def read(lines: Iterable[LogLine]) -> Read:
                 owner = key
             continue
         below = state.open and bool(state.frames) and not state.frames[-1].source
-        if stripped and (below or (text[:1] in " \t" and (state.open or not bare(line)))):
+        if stripped and (
+            below or (text[:1] in " \t" and (state.open or not bare(line)))
+        ):
             told.taken.add(line.number)
             if not state.open:  # its head is not in the log
                 state.opener, state.frames, state.open = line, [], True
@@ -215,7 +242,9 @@ def read(lines: Iterable[LogLine]) -> Read:
         if state.last is not None and _goes_on(state.last, line, stripped):
             if not _HINT.search(stripped):
                 state.last.text = f"{state.last.text}\n{stripped}"[:MAX_CHARS]
-                state.last.raw = f"{state.last.raw}\n{public_line(line).strip()}"[:MAX_CHARS]
+                state.last.raw = f"{state.last.raw}\n{public_line(line).strip()}"[
+                    :MAX_CHARS
+                ]
             state.last.more += 1
             told.taken.add(line.number)
             continue
@@ -241,7 +270,9 @@ def _one(line: LogLine, text: str, state: _State) -> Raised | None:
     loud = line.level in ("ERROR", "CRITICAL", "FATAL", "WARNING")
     if match is None and loud and not inside and (match := _AFTER.search(text)):
         said = text[match.start("kind") :]
-    if match is None or match["kind"].startswith("nccl"):  # NCCL's, within a message of torch's
+    if match is None or match["kind"].startswith(
+        "nccl"
+    ):  # NCCL's, within a message of torch's
         return None
     opener = (state.opener if inside else state.marked if bare(line) else None) or line
     shown = line if line.time or line.process else opener
@@ -260,7 +291,9 @@ def _one(line: LogLine, text: str, state: _State) -> Raised | None:
         when=line.when if line.when is not None else opener.when,
         source=line.source or opener.source,
         frames=list(state.frames) if inside else [],
-        intro=state.intro if inside else text[: match.start("kind")].strip() or state.before,
+        intro=state.intro
+        if inside
+        else text[: match.start("kind")].strip() or state.before,
         follows=first is not None,
     )
 
@@ -273,9 +306,12 @@ def _goes_on(last: Raised, line: LogLine, stripped: str) -> bool:
     if not stripped:
         return False
     same = (line.process, line.level, line.time, line.source)
-    return same == (last.line.process, last.line.level, last.line.time, last.line.source) and bool(
-        line.source
-    )
+    return same == (
+        last.line.process,
+        last.line.level,
+        last.line.time,
+        last.line.source,
+    ) and bool(line.source)
 
 
 def frames_text(one: Raised, innermost: int) -> str:

@@ -1,8 +1,8 @@
-"""A server of several processes: what each rank is at, who differs, who waits for whom. Pure.
+"""A server of several processes: what each rank is at, who differs, who waits for whom.
+Pure.
 
-A worker that waits for its next order has nothing to do; a core that waits for a worker has handed
-a step out. Which wait a stack is, :mod:`mmrepro.engines.waits` knows.
-"""
+A worker that waits for its next order has nothing to do; a core that waits for a worker
+has handed a step out. Which wait a stack is, :mod:`mmrepro.engines.waits` knows."""
 
 from __future__ import annotations
 
@@ -27,23 +27,39 @@ from mmrepro.failure.documents.diagnosis import (
 from mmrepro.failure.signature.views import log_lines
 from mmrepro.live.diagnose.readings import View
 from mmrepro.live.diagnose.threads import MIN_SAMPLES, Course, _python, bare, where
-from mmrepro.live.diagnose.titles import DIED, KINDS, every, expected, labels, named, whole
+from mmrepro.live.diagnose.titles import (
+    DIED,
+    KINDS,
+    every,
+    expected,
+    labels,
+    named,
+    whole,
+)
 from mmrepro.probes.data import FlightData, Frame, GpuCoreData, LogsData, RasData
 from mmrepro.probes.log_words import public_line
 
-ASLEEP = frozenset({
-    "futex", "clock_nanosleep", "nanosleep", "pause", "rt_sigtimedwait", "rt_sigsuspend",
-    "sched_yield",
-})  # fmt: skip
-"""System calls of a thread that waits for no input or output: such a wait does not end by itself
-because a disk or a network is slow."""
+ASLEEP = frozenset(
+    {
+        "futex",
+        "clock_nanosleep",
+        "nanosleep",
+        "pause",
+        "rt_sigtimedwait",
+        "rt_sigsuspend",
+        "sched_yield",
+    }
+)
+"""System calls of a thread that waits for no input or output: such a wait does not end
+by itself because a disk or a network is slow."""
 SHOWN = 4
 AWAKE_PCT = 5.0
 RUNS = ("core", "worker")
 OWN = re.compile(r"^(?P<role>\w+) pid=(?P<pid>\d+)$")
 """How vLLM's processes call themselves before each line of log."""
 PEER = re.compile(r"Connection (?:closed|reset) by peer")
-"""gloo's and the kernel's words for a peer that has ended (gloo/transport/tcp/pair.cc)."""
+"""gloo's and the kernel's words for a peer that has ended
+(gloo/transport/tcp/pair.cc)."""
 KEEP = "keep the evidence before you restart it: mmrepro diagnose URL --out DIR"
 EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
 XID = "look for Xid lines in the kernel's log, and at NCCL's own report"
@@ -59,7 +75,8 @@ def is_worker(facts: TargetFacts, role: str) -> bool:
 
 
 def workers(facts: TargetFacts) -> list[TargetProcess]:
-    """The processes that run the model, where they are several or not the core itself."""
+    """The processes that run the model, where they are several or not the core
+    itself."""
     own = [p for p in facts.processes if is_worker(facts, p.role)]
     return own or (facts.cores if len(facts.cores) > 1 else [])
 
@@ -70,7 +87,8 @@ def kind_of(role: str) -> Literal["coordinator", "detokenizer"] | None:
 
 
 def coordinators(facts: TargetFacts) -> list[TargetProcess]:
-    """vLLM's process that counts the requests of data parallel cores (v1/engine/coordinator.py)."""
+    """vLLM's process that counts the requests of data parallel cores
+    (v1/engine/coordinator.py)."""
     return [p for p in facts.processes if p.role.startswith("DPCoordinator")]
 
 
@@ -78,7 +96,12 @@ def titled(view: View) -> View:
     """With the whole titles of processes that have ended."""
     died = {int(m["pid"]): int(m["scheduler"]) for m in _deaths(view) if m["pid"]}
     logs = [data for _, data in view.evidence.results(LogsData, partial=True)]
-    names = [match for data in logs for name in data.last_by_process if (match := OWN.match(name))]
+    names = [
+        match
+        for data in logs
+        for name in data.last_by_process
+        if (match := OWN.match(name))
+    ]
     logged = {int(match["pid"]): match["role"] for match in names}
     return View(whole(view.facts, died, logged), view.evidence)
 
@@ -86,8 +109,8 @@ def titled(view: View) -> View:
 def first_dead(view: View, gone: Sequence[str] = ()) -> str:
     """The rank that ended first, by the log; "": nothing tells it.
 
-    Args:
-        gone: of ranks that ended, those that their parent has collected. vLLM's front ends the
+    Args: gone: of ranks that ended, those that their parent has collected. vLLM's front
+        ends the
             other cores when it has collected one (``monitor_engine_liveness`` of
             v1/engine/utils.py).
     """
@@ -97,7 +120,12 @@ def first_dead(view: View, gone: Sequence[str] = ()) -> str:
     for match in _deaths(view)[:1]:
         data = labels(match["parent"]) if match["worker"] else {}
         number = int(match["worker"] or match["scheduler"] or len(inner))
-        if engine and sizes and ("DP" in sizes) is ("DP" in data) and number < len(inner):
+        if (
+            engine
+            and sizes
+            and ("DP" in sizes) is ("DP" in data)
+            and number < len(inner)
+        ):
             role = named(engine.worker_role or engine.core_role, data | inner[number])
             return role if match["worker"] or not _own_errors(view, role) else ""
     if len(gone) == 1 and engine and engine.worker_role:
@@ -106,8 +134,9 @@ def first_dead(view: View, gone: Sequence[str] = ()) -> str:
 
 
 def _own_errors(view: View, role: str) -> bool:
-    """Whether another rank than ``role`` has an error in the log that is no word of its peer's end:
-    SGLang's front names the first that crashed in the order of ranks, not of time."""
+    """Whether another rank than ``role`` has an error in the log that is no word of its
+    peer's end: SGLang's front names the first that crashed in the order of ranks, not
+    of time."""
     said = _errors(view)
     return any(
         other != role and labels(other) and not any(PEER.search(text) for text in texts)
@@ -125,22 +154,33 @@ def _errors(view: View) -> dict[str, list[str]]:
 
 
 def _speechless(view: View) -> str:
-    """The only rank that ended without an error in the log, where the errors of all others say that
-    a peer has closed its connection."""
-    members = [p.role for p in titled(view).facts.processes if p.state in "ZX" and labels(p.role)]
+    """The only rank that ended without an error in the log, where the errors of all
+    others say that a peer has closed its connection."""
+    members = [
+        p.role
+        for p in titled(view).facts.processes
+        if p.state in "ZX" and labels(p.role)
+    ]
     said = _errors(view)
     silent = [role for role in members if role not in said]
-    echoes = [role for role in members if any(PEER.search(t) for t in said.get(role, ()))]
+    echoes = [
+        role for role in members if any(PEER.search(t) for t in said.get(role, ()))
+    ]
     return silent[0] if len(silent) == 1 and 0 < len(echoes) == len(members) - 1 else ""
 
 
 def _deaths(view: View) -> list[dict[str, str]]:
-    """Each line of the log that names a process that ended, in order: the groups of DIED."""
+    """Each line of the log that names a process that ended, in order: the groups of
+    DIED."""
     found = []
-    for line in sorted(log_lines(view.evidence, "rank-died"), key=lambda line: line.number):
+    for line in sorted(
+        log_lines(view.evidence, "rank-died"), key=lambda line: line.number
+    ):
         if match := DIED.search(line.text):
             parent = line.process.partition(" ")[0]
-            found.append({k: v or "" for k, v in match.groupdict().items()} | {"parent": parent})
+            found.append(
+                {k: v or "" for k, v in match.groupdict().items()} | {"parent": parent}
+            )
     return found
 
 
@@ -150,7 +190,9 @@ def look(view: View) -> RankLook | None:
     sizes = expected(view.facts)
     running = workers(view.facts)
     engine = ENGINES.get(view.facts.engine)
-    if not running and (sizes.keys() == {"DP"} or (sizes and engine and not engine.worker_role)):
+    if not running and (
+        sizes.keys() == {"DP"} or (sizes and engine and not engine.worker_role)
+    ):
         running = view.facts.cores
     if not running and (not sizes or not view.facts.cores):
         return None
@@ -172,7 +214,9 @@ def look(view: View) -> RankLook | None:
 # ------------------------------------------------------------------ one process
 
 
-def _rank(view: View, process: TargetProcess, running: Sequence[TargetProcess]) -> Rank | None:
+def _rank(
+    view: View, process: TargetProcess, running: Sequence[TargetProcess]
+) -> Rank | None:
     facts, engine = view.facts, ENGINES.get(view.facts.engine)
     kind: Literal["front", "core", "worker", "coordinator", "detokenizer"]
     if process in running:
@@ -206,7 +250,8 @@ def _rank(view: View, process: TargetProcess, running: Sequence[TargetProcess]) 
     leader = kind != "worker" or not any(group.values())
     read = [_at(view, course, leader=leader) for course in courses]
     course, stand, wait = _telling(courses, read)
-    # A coordinator polls, and nothing else; where a detokenizer waits for work has a name.
+    # A coordinator polls, and nothing else; where a detokenizer waits for work has a
+    # name.
     sleeps = not course.active and kind == "front"
     if kind not in RUNS and (course.waits or sleeps):
         stand = Stand.WORK  # an event loop: what it waits for has no name
@@ -222,13 +267,16 @@ def _rank(view: View, process: TargetProcess, running: Sequence[TargetProcess]) 
             "thread": course.name,
             "samples": course.samples,
             "call": calls.get(course.tid or 0, ""),
-            "course": [_short(view, stack.frames, leader=leader) for stack in course.stacks],
+            "course": [
+                _short(view, stack.frames, leader=leader) for stack in course.stacks
+            ],
         }
     )
 
 
 def waits_for_device(view: View, course: Course) -> str:
-    """Where a thread waits for its GPU in every sample, by its frames; "": it does not."""
+    """Where a thread waits for its GPU in every sample, by its frames; "": it does
+    not."""
     if course.driver_call:
         return f"{course.driver_call}, called by {course.place}"
     waits = [_waiting(view, stack.frames, leader=True) for stack in course.stacks]
@@ -245,7 +293,9 @@ def _at(view: View, course: Course, *, leader: bool) -> Read:
     """What one thread is at over all its samples."""
     idle = frozenset(ENGINES[view.facts.engine].idle_loops)
     waits = [_waiting(view, stack.frames, leader=leader) for stack in course.stacks]
-    if course.turning in idle or any(bare(s.frames[0]) in idle for s in course.stacks if s.frames):
+    if course.turning in idle or any(
+        bare(s.frames[0]) in idle for s in course.stacks if s.frames
+    ):
         return Stand.WORK, None
     kinds = {wait.wait if wait else None for wait in waits}
     last = waits[-1]
@@ -253,7 +303,9 @@ def _at(view: View, course: Course, *, leader: bool) -> Read:
         moved = len({(w.what, where(w.caller)) for w in waits if w}) > 1
         moves = moved and last.wait is not Wait.WORK
         return (Stand.MOVES if moves else _WAITS[last.wait]), last
-    compiles = any(COMPILERS.search(f.file) for stack in course.stacks for f in stack.frames)
+    compiles = any(
+        COMPILERS.search(f.file) for stack in course.stacks for f in stack.frames
+    )
     if kinds == {None} and course.stays and not compiles:
         return (Stand.WORK if course.idle_loop else Stand.STANDS), None
     return Stand.MOVES, last
@@ -262,10 +314,12 @@ def _at(view: View, course: Course, *, leader: bool) -> Read:
 def _telling(
     courses: Sequence[Course], read: Sequence[Read]
 ) -> tuple[Course, Stand, Waiting | None]:
-    """The thread that tells what the process is at: the main one, else one that does not merely
-    wait while that waits for work."""
+    """The thread that tells what the process is at: the main one, else one that does
+    not merely wait while that waits for work."""
     pairs = list(zip(courses, read, strict=True))
-    course, (stand, wait) = next((p for p in pairs if p[0].name == "MainThread"), pairs[0])
+    course, (stand, wait) = next(
+        (p for p in pairs if p[0].name == "MainThread"), pairs[0]
+    )
     if stand is not Stand.WORK:
         return course, stand, wait
     for other, (at, why) in pairs:
@@ -293,14 +347,18 @@ def _short(view: View, frames: Sequence[Frame], *, leader: bool) -> str:
 
 
 def _counted(view: View, ranks: list[Rank], sizes: dict[str, int]) -> list[Rank]:
-    """With the ranks that the command line asks for and that are no process; those whose process
-    cannot be told from another's are among them."""
+    """With the ranks that the command line asks for and that are no process; those
+    whose process cannot be told from another's are among them."""
     engine = ENGINES.get(view.facts.engine)
     members = [rank for rank in ranks if rank.kind == "worker"]
     if engine is None or not sizes or not members or view.facts.listening is False:
         return ranks
     unknown = [m for m in members if m.stand is Stand.GONE and not m.labels]
-    there = [{k: v for k, v in m.labels.items() if k in sizes} for m in members if m not in unknown]
+    there = [
+        {k: v for k, v in m.labels.items() if k in sizes}
+        for m in members
+        if m not in unknown
+    ]
     if any(one.keys() != sizes.keys() for one in there):
         return ranks  # titles that name other groups: nothing can be counted
     own = members[0].role.startswith(engine.worker_role)
@@ -319,14 +377,17 @@ def _groups(members: Sequence[Rank]) -> list[str]:
         by.setdefault(rank.words, []).append(rank)
     ranked = sorted(by.values(), key=lambda ranks: -len(ranks))
     return [
-        f"{len(ranks)} {_words(ranks[0], len(ranks))}: {', '.join(r.role for r in ranks)}"
+        (
+            f"{len(ranks)} {_words(ranks[0], len(ranks))}: "
+            f"{', '.join(r.role for r in ranks)}"
+        )
         for ranks in ranked
     ]
 
 
 def _odd(members: Sequence[Rank]) -> list[Rank]:
-    """Those that differ: gone, stopped, or in their own code while others wait; else the smaller
-    part, where ranks are at different places."""
+    """Those that differ: gone, stopped, or in their own code while others wait; else
+    the smaller part, where ranks are at different places."""
     for stand in (Stand.GONE, Stand.STOPPED, Stand.STANDS):
         odd = [rank for rank in members if rank.stand is stand]
         if odd and len(odd) < len(members):
@@ -345,13 +406,17 @@ def _odd(members: Sequence[Rank]) -> list[Rank]:
 
 
 def _edges(ranks: Sequence[Rank], odd: Sequence[Rank]) -> list[RankEdge]:
-    """The core waits for its workers, and ranks in a collective for those that are not in it."""
+    """The core waits for its workers, and ranks in a collective for those that are not
+    in it."""
     edges = []
     members = [rank for rank in ranks if rank.kind == "worker"]
     for core in [rank for rank in ranks if rank.stand is Stand.WORKER]:
         below = [m for m in members if m.under in (core.pid, None)] or members
         awaited = [m for m in below if m in odd] or below
-        edges += [RankEdge(waiter=core.role, awaited=m.role, why="its answer") for m in awaited]
+        edges += [
+            RankEdge(waiter=core.role, awaited=m.role, why="its answer")
+            for m in awaited
+        ]
     for rank in members:
         if rank.stand in (Stand.COLLECTIVE, Stand.STAGE):
             edges += [
@@ -366,8 +431,9 @@ def _edges(ranks: Sequence[Rank], odd: Sequence[Rank]) -> list[RankEdge]:
 
 
 def behind(view: View) -> tuple[list[str], list[str]]:
-    """Roles of the ranks that have launched fewer operations than the rest of a communicator, in
-    the same way in two reports of NCCL's RAS service, and what the last report says."""
+    """Roles of the ranks that have launched fewer operations than the rest of a
+    communicator, in the same way in two reports of NCCL's RAS service, and what the
+    last report says."""
     reports = [data for _, data in view.evidence.results(RasData, "check")]
     if not reports:
         return [], []
@@ -384,8 +450,8 @@ def behind(view: View) -> tuple[list[str], list[str]]:
 
 
 def flight(view: View) -> list[str]:
-    """Who entered the last collective operation of a group and who did not, by PyTorch's Flight
-    Recorder. A group of one file says nothing."""
+    """Who entered the last collective operation of a group and who did not, by
+    PyTorch's Flight Recorder. A group of one file says nothing."""
     ranks = [r for _, d in view.evidence.results(FlightData, "check") for r in d.ranks]
     lines = []
     for group in dict.fromkeys(name for rank in ranks for name in rank.entered):
@@ -398,7 +464,8 @@ def flight(view: View) -> list[str]:
             lines.append(
                 f"Flight Recorder: in group {group} rank {', '.join(entered)} entered "
                 f"{first.operation[group]} (number {top}), rank "
-                f"{', '.join(f'{r.rank} (at {r.entered[group]})' for r in late)} did not"
+                f"{', '.join(f'{r.rank} (at {r.entered[group]})' for r in late)} did "
+                "not"
             )
     return lines[:6]
 
@@ -415,31 +482,45 @@ def dumped(view: View) -> list[str]:
     for _, dump in view.evidence.results(GpuCoreData, "check"):
         who = view.facts.role_of(dump.pid) or f"process {dump.pid}"
         what = f"runs {dump.kernels[0]}" if dump.kernels else "has a core dump"
-        more = f" and {len(dump.kernels) - 1} more kernels" if len(dump.kernels) > 1 else ""
+        more = (
+            f" and {len(dump.kernels) - 1} more kernels"
+            if len(dump.kernels) > 1
+            else ""
+        )
         lines.append(f"the GPU of {who} {what}{more}: {dump.file}, {size(dump.bytes)}")
     return lines
 
 
 def _roles_by_pid(facts: TargetFacts) -> dict[int, str]:
-    return {n: p.role for p in facts.processes for n in (p.inner_pid, p.pid) if n is not None}
+    return {
+        n: p.role
+        for p in facts.processes
+        for n in (p.inner_pid, p.pid)
+        if n is not None
+    }
 
 
 def _lagging(report: RasData, roles: dict[int, str]) -> dict[str, str]:
-    """Role: what it has launched, of the ranks that are behind the most of their communicator."""
+    """Role: what it has launched, of the ranks that are behind the most of their
+    communicator."""
     found: dict[str, str] = {}
     for name in dict.fromkeys(rank.communicator for rank in report.ranks):
         ranks = [r for r in report.ranks if r.communicator == name and not r.missing]
         whole = report.form == "json" and len(ranks) > 1
         for kind in sorted({kind for rank in ranks for kind in rank.counts}):
-            most = Counter(rank.counts.get(kind, 0) for rank in ranks) if whole else Counter(
-                report.launched.get(f"{name} {kind}", {})
-            )  # fmt: skip
+            most = (
+                Counter(rank.counts.get(kind, 0) for rank in ranks)
+                if whole
+                else Counter(report.launched.get(f"{name} {kind}", {}))
+            )
             top = max(most, default=0)
             for rank in ranks:
                 at = rank.counts.get(kind, 0)
                 if at < top and most[at] < most[top] and rank.pid in roles:
                     what = "operations" if kind == "all" else kind
-                    found[roles[rank.pid]] = f"has launched {at} {what}, {most[top]} others {top}"
+                    found[roles[rank.pid]] = (
+                        f"has launched {at} {what}, {most[top]} others {top}"
+                    )
     return found
 
 
@@ -447,7 +528,8 @@ def _lagging(report: RasData, roles: dict[int, str]) -> dict[str, str]:
 
 
 def silent(view: View, why: Sequence[str]) -> Assessment | None:
-    """What a server of several ranks is, while it makes no progress; None: its ranks do not tell.
+    """What a server of several ranks is, while it makes no progress; None: its ranks do
+    not tell.
 
     Fires where a core waits for a worker, or where the cores themselves are the ranks.
     """
@@ -462,32 +544,47 @@ def silent(view: View, why: Sequence[str]) -> Assessment | None:
     if cores and not waiting_cores and not any(m.stand is Stand.GONE for m in members):
         return _stuck_core(view, [*why, *_observed(seen)], cores)
     if waiting_cores:
-        below = [m for m in members if m.under in [c.pid for c in waiting_cores] or m.pid is None]
+        below = [
+            m
+            for m in members
+            if m.under in [c.pid for c in waiting_cores] or m.pid is None
+        ]
         members = below or members
     if not members:
         return None
     why = [*why, *_observed(seen)]
-    fine = not any(m.stand in (Stand.GONE, Stand.STOPPED, Stand.STANDS) for m in members)
+    fine = not any(
+        m.stand in (Stand.GONE, Stand.STOPPED, Stand.STANDS) for m in members
+    )
     for one in seen.ranks:
         if one.kind == "detokenizer" and one.stand is Stand.STANDS and fine:
             return _state(
                 view,
                 ServerState.WORKER_STUCK,
-                f"{one.role} is stuck in {one.place}: what the ranks compute reaches nobody.",
+                (
+                    f"{one.role} is stuck in {one.place}: what the ranks compute "
+                    "reaches nobody."
+                ),
                 why,
                 one,
-                "the frames name what it waits for or computes; restart the whole server",
+                (
+                    "the frames name what it waits for or computes; restart the whole "
+                    "server"
+                ),
             )
     return _verdict(view, why, members, waiting_cores)
 
 
 def _stuck_core(view: View, why: list[str], cores: Sequence[Rank]) -> Assessment | None:
-    """Of data parallel cores one that stands in its own code; a single core is no rank."""
+    """Of data parallel cores one that stands in its own code; a single core is no
+    rank."""
     stuck = [rank for rank in cores if rank.stand is Stand.STANDS]
     if not stuck or len(cores) < 2:
         return None
     first, rest = stuck[0], [rank for rank in cores if rank not in stuck]
-    others = f"{names(rest)} {_plural(rest)}" if rest else "every other core stands as well"
+    others = (
+        f"{names(rest)} {_plural(rest)}" if rest else "every other core stands as well"
+    )
     return _state(
         view,
         ServerState.WORKER_STUCK,
@@ -504,13 +601,21 @@ def _verdict(
     odd = _odd(members)
     lagging, said = behind(view)
     why = [*why, *said, *flight(view), *dumped(view)]
-    waits = f"{cores[0].role} waits for its answer" if cores else "the other ranks wait for it"
+    waits = (
+        f"{cores[0].role} waits for its answer"
+        if cores
+        else "the other ranks wait for it"
+    )
     by = {stand: [m for m in members if m.stand is stand] for stand in Stand}
     if by[Stand.GONE]:
         return _lost(view, why, by[Stand.GONE])
     if stuck := by[Stand.STANDS]:
         first = stuck[0]
-        where_ = "" if len(stuck) < len(members) or len(stuck) == 1 else ", like every other rank"
+        where_ = (
+            ""
+            if len(stuck) < len(members) or len(stuck) == 1
+            else ", like every other rank"
+        )
         held = [m for m in members if m.stand in (Stand.COLLECTIVE, Stand.STAGE)]
         others = f", and {names(held)} for it in {held[0].what}" if held else ""
         return _state(
@@ -527,8 +632,8 @@ def _verdict(
         return _state(
             view,
             ServerState.SLOW,
-            f"{first.role} computes (its stack moves: now {first.place}), but nothing was finished "
-            "while it was watched.",
+            f"{first.role} computes (its stack moves: now {first.place}), but nothing "
+            "was finished while it was watched.",
             why,
             first,
             "diagnose again with a longer --deadline: if nothing ever ends, it loops",
@@ -540,7 +645,10 @@ def _verdict(
         return _state(
             view,
             ServerState.TRANSFER_STUCK,
-            f"{first.role} waits for a KV cache in {first.what}, which does not arrive.",
+            (
+                f"{first.role} waits for a KV cache in {first.what}, which does not "
+                "arrive."
+            ),
             why,
             first,
             "diagnose the other server of the pair as well",
@@ -553,7 +661,8 @@ def _verdict(
             view,
             ServerState.RANK_DIVERGED,
             f"The ranks have diverged: {names(late)} never launched the operation that "
-            f"{names(rest)} {'waits' if len(rest) == 1 else 'wait'} for, by NCCL's own counts.",
+            f"{names(rest)} {'waits' if len(rest) == 1 else 'wait'} for, by NCCL's own "
+            "counts.",
             why,
             late[0],
             "the log of that rank tells what it did last; restart the whole server",
@@ -573,7 +682,10 @@ def _verdict(
         return _state(
             view,
             ServerState.COLLECTIVE_WAITS,
-            f"All {len(members)} ranks wait in {first.what} ({first.place}): it does not end.",
+            (
+                f"All {len(members)} ranks wait in {first.what} ({first.place}): it "
+                "does not end."
+            ),
             why,
             first,
             "what carries it is at fault: the network, NCCL, or a rank elsewhere",
@@ -599,30 +711,45 @@ def _verdict(
 def lost(view: View, why: Sequence[str]) -> Assessment | None:
     """Of a server that fails: a worker process is gone; None: none is known to be."""
     seen = look(view)
-    gone = [r for r in seen.ranks if r.kind == "worker" and r.stand is Stand.GONE] if seen else []
+    gone = (
+        [r for r in seen.ranks if r.kind == "worker" and r.stand is Stand.GONE]
+        if seen
+        else []
+    )
     return _lost(view, list(why), gone) if gone else said_gone(view, why)
 
 
 def said_gone(view: View, why: Sequence[str]) -> Assessment | None:
-    """A rank that ended by the log and that no process is: its core ends the others at once, and
-    then itself."""
+    """A rank that ended by the log and that no process is: its core ends the others at
+    once, and then itself."""
     first = first_dead(view)
-    if not first or any(p.role == first for p in view.facts.processes if p.state not in "ZX"):
+    if not first or any(
+        p.role == first for p in view.facts.processes if p.state not in "ZX"
+    ):
         return None
     gone = Rank(role=first, kind="worker", labels=labels(first), stand=Stand.GONE)
-    sentence = f"{first} has ended, by the server's log; its core ends the other ranks then."
+    sentence = (
+        f"{first} has ended, by the server's log; its core ends the other ranks then."
+    )
     return _lost(view, [*why, *_ended_by_log(view)], [gone], sentence)
 
 
 def _ended_by_log(view: View) -> list[str]:
     lines = log_lines(view.evidence, "rank-died")
-    return [f"its log says at {line.time or '?'}: {public_line(line, 200)}" for line in lines[:1]]
+    return [
+        f"its log says at {line.time or '?'}: {public_line(line, 200)}"
+        for line in lines[:1]
+    ]
 
 
-def _lost(view: View, why: list[str], gone: Sequence[Rank], sentence: str = "") -> Assessment:
+def _lost(
+    view: View, why: list[str], gone: Sequence[Rank], sentence: str = ""
+) -> Assessment:
     first = first_dead(view)
     told = next((rank for rank in gone if rank.role == first), None)
-    runs = f"{'is' if len(gone) == 1 else 'are'} gone, while the rest of the server runs"
+    runs = (
+        f"{'is' if len(gone) == 1 else 'are'} gone, while the rest of the server runs"
+    )
     if told is None and len(gone) > 1:
         runs += "; nothing tells which of them ended first"
     found = _state(
@@ -638,9 +765,14 @@ def _lost(view: View, why: list[str], gone: Sequence[Rank], sentence: str = "") 
 
 
 def _plural(ranks: Sequence[Rank]) -> str:
-    """``is in all_reduce``, ``are in all_reduce``, ``waits for work``, ``wait for work``."""
+    """``is in all_reduce``, ``are in all_reduce``, ``waits for work``, ``wait for
+    work``."""
     words = _words(ranks[0], len(ranks))
-    return f"{'is' if len(ranks) == 1 else 'are'} {words}" if words.startswith("in ") else words
+    return (
+        f"{'is' if len(ranks) == 1 else 'are'} {words}"
+        if words.startswith("in ")
+        else words
+    )
 
 
 def _words(rank: Rank, count: int) -> str:
@@ -652,11 +784,14 @@ def _unseen(why: list[str], cores: list[Rank]) -> Assessment | None:
         return None
     return Assessment(
         state=ServerState.FROZEN,
-        sentence=f"{cores[0].role} has handed a step out and waits for a worker; what the workers "
-        "are at could not be read.",
+        sentence=f"{cores[0].role} has handed a step out and waits for a worker; what "
+        "the workers are at could not be read.",
         why=why,
         process=cores[0].role,
-        advice=[KEEP, "run mmrepro as root, or with CAP_SYS_PTRACE, to see their frames"],
+        advice=[
+            KEEP,
+            "run mmrepro as root, or with CAP_SYS_PTRACE, to see their frames",
+        ],
     )
 
 
@@ -669,12 +804,19 @@ def names(ranks: Sequence[Rank]) -> str:
 def _observed(seen: RankLook) -> list[str]:
     lines = list(seen.groups)
     lines += [f"{e.waiter} waits for {e.awaited}: {e.why}" for e in seen.edges[:6]]
-    sources = dict.fromkeys(f"{r.role} stands at {r.source}" for r in seen.ranks if r.source)
+    sources = dict.fromkeys(
+        f"{r.role} stands at {r.source}" for r in seen.ranks if r.source
+    )
     return [*lines, *list(sources)[:4]]
 
 
 def _state(
-    view: View, state: ServerState, sentence: str, why: list[str], rank: Rank, advice: str
+    view: View,
+    state: ServerState,
+    sentence: str,
+    why: list[str],
+    rank: Rank,
+    advice: str,
 ) -> Assessment:
     course = next((c for c in view.courses(rank.pid) if c.name == rank.thread), None)
     stack: dict[str, Any] = {}
@@ -686,7 +828,11 @@ def _state(
             "samples": course.samples + course.torn,
         }
     why = [*why, *_logged(view, rank)]
-    cpu = [] if rank.cpu_pct is None else [f"{rank.role} uses {rank.cpu_pct:.0f} % of a core"]
+    cpu = (
+        []
+        if rank.cpu_pct is None
+        else [f"{rank.role} uses {rank.cpu_pct:.0f} % of a core"]
+    )
     call = [f"its thread waits in the system call {rank.call}"] if rank.call else []
     return Assessment(
         state=state,
@@ -701,23 +847,33 @@ def _state(
 def _logged(view: View, rank: Rank) -> list[str]:
     """The first error of that rank in the log, its exception where it has one."""
     for _, data in view.evidence.results(LogsData, partial=True):
-        own = [line for line in data.errors if line.process.partition(" ")[0] == rank.role]
+        own = [
+            line for line in data.errors if line.process.partition(" ")[0] == rank.role
+        ]
         raised = (one for one in own if EXCEPTION.match(one.text))
         if line := next(raised, own[0] if own else None):
             return [
-                f"first error of {rank.role} in the log, at {line.time}: {public_line(line, 200)}"
+                (
+                    f"first error of {rank.role} in the log, at {line.time}: "
+                    f"{public_line(line, 200)}"
+                )
             ]
     return []
 
 
 def asleep_and_stuck(view: View) -> bool:
-    """Whether a rank stands in its own code, asleep and outside of input and output, while its core
-    waits for it: what does not end by itself, however short the silence."""
+    """Whether a rank stands in its own code, asleep and outside of input and output,
+    while its core waits for it: what does not end by itself, however short the
+    silence."""
     found = silent(view, [])
     if found is None or found.state is not ServerState.WORKER_STUCK:
         return False
     seen = look(view)
-    stuck = [r for r in seen.ranks if r.kind in RUNS and r.stand is Stand.STANDS] if seen else []
+    stuck = (
+        [r for r in seen.ranks if r.kind in RUNS and r.stand is Stand.STANDS]
+        if seen
+        else []
+    )
     return all(_asleep(rank) for rank in stuck)
 
 
@@ -731,8 +887,9 @@ def replicas(facts: TargetFacts) -> bool:
 
 
 def stuck_replica(view: View, why: Sequence[str]) -> Assessment | None:
-    """A replica that is stuck while another one works: a core that stands in its own code and
-    sleeps, or that waits for a worker which does. Or what coordinates them stands so."""
+    """A replica that is stuck while another one works: a core that stands in its own
+    code and sleeps, or that waits for a worker which does. Or what coordinates them
+    stands so."""
     seen = look(view) if replicas(view.facts) else None
     if seen is None:
         return None
@@ -741,10 +898,14 @@ def stuck_replica(view: View, why: Sequence[str]) -> Assessment | None:
         rank
         for rank in seen.ranks
         if (rank.kind in RUNS or rank.kind == "coordinator")
-        and rank.stand is Stand.STANDS and _asleep(rank)
-        and (rank.pid in cores or rank.kind == "coordinator"
-             or any(e.awaited == rank.role for e in seen.edges))
-    ]  # fmt: skip
+        and rank.stand is Stand.STANDS
+        and _asleep(rank)
+        and (
+            rank.pid in cores
+            or rank.kind == "coordinator"
+            or any(e.awaited == rank.role for e in seen.edges)
+        )
+    ]
     if not stuck:
         return None
     harm = "requests that reach it do not get an answer"
@@ -753,7 +914,10 @@ def stuck_replica(view: View, why: Sequence[str]) -> Assessment | None:
     return _state(
         view,
         ServerState.WORKER_STUCK,
-        f"{stuck[0].role} is stuck in {stuck[0].place}, while another replica works: {harm}.",
+        (
+            f"{stuck[0].role} is stuck in {stuck[0].place}, while another replica "
+            f"works: {harm}."
+        ),
         [*why, *_observed(seen)],
         stuck[0],
         "take this server out of the load balancer, and restart it",

@@ -1,4 +1,5 @@
-"""The few numbers that a general diagnosis turns on, read from the evidence. Pure functions."""
+"""The few numbers that a general diagnosis turns on, read from the evidence. Pure
+functions."""
 
 from __future__ import annotations
 
@@ -86,18 +87,26 @@ class View:
     @property
     def endpoints(self) -> HttpData | None:
         """The latest whole reading of the cheap endpoints."""
-        return next((d for _, d in reversed(list(self.evidence.results(HttpData, "check")))), None)
+        return next(
+            (d for _, d in reversed(list(self.evidence.results(HttpData, "check")))),
+            None,
+        )
 
     @property
     def green(self) -> bool | None:
-        """Whether all say so that say anything: one that refuses us (a key, a path) does not."""
+        """Whether all say so that say anything: one that refuses us (a key, a path)
+        does not."""
         said = [a.status for a in self._answers if not _refused(a.status)]
         return all(status == 200 for status in said) if said else None
 
     @property
     def late(self) -> list[str]:
-        """Endpoints without an answer in time, where no other one says that it is not well."""
-        if any(a.status not in (None, 200) and not _refused(a.status) for a in self._answers):
+        """Endpoints without an answer in time, where no other one says that it is not
+        well."""
+        if any(
+            a.status not in (None, 200) and not _refused(a.status)
+            for a in self._answers
+        ):
             return []
         return [a.path for a in self._answers if a.status is None]
 
@@ -106,23 +115,33 @@ class View:
         """Whether anything at all came back over HTTP, be it a refusal."""
         if self.inference is not None and self.inference.status is not None:
             return True
-        return any(a.status is not None for a in self._answers) if self._answers else None
+        return (
+            any(a.status is not None for a in self._answers) if self._answers else None
+        )
 
     @property
     def refused_connection(self) -> bool:
         data = self.endpoints
-        return data is not None and all(connection_refused(a.error) for a in data.answers)
+        return data is not None and all(
+            connection_refused(a.error) for a in data.answers
+        )
 
     @property
     def mute(self) -> bool:
         """Whether every endpoint let the time pass and sent nothing back."""
-        return bool(self._answers) and all(a.timed_out and not a.body for a in self._answers)
+        return bool(self._answers) and all(
+            a.timed_out and not a.body for a in self._answers
+        )
 
     @property
     def garbled(self) -> bool:
-        """Whether one closed or reset its connection, or sent what is no whole HTTP answer: what
-        does that is not frozen."""
-        cut = [a for a in self._answers if a.status is None and not a.error.startswith(NO_WAY)]
+        """Whether one closed or reset its connection, or sent what is no whole HTTP
+        answer: what does that is not frozen."""
+        cut = [
+            a
+            for a in self._answers
+            if a.status is None and not a.error.startswith(NO_WAY)
+        ]
         return any(a.body or not a.timed_out for a in cut)
 
     @property
@@ -138,7 +157,8 @@ class View:
 
     @property
     def behind(self) -> EndpointAnswer | None:
-        """An endpoint's answer that is of what stands before the server: 502 and 504, or a page."""
+        """An endpoint's answer that is of what stands before the server: 502 and 504,
+        or a page."""
         return next((a for a in self._answers if stands_before(a.status, a.body)), None)
 
     # ------------------------------------------------------------ the counters
@@ -150,8 +170,9 @@ class View:
 
     @property
     def own(self) -> bool:
-        """Whether the counters are of the server that was asked: its processes are here, or a
-        request is counted that waits. A balancer may have asked another replica for them."""
+        """Whether the counters are of the server that was asked: its processes are
+        here, or a request is counted that waits. A balancer may have asked another
+        replica for them."""
         return self.here or bool(self.always("running") or self.always("waiting"))
 
     def readings(self, short: str) -> list[float]:
@@ -163,11 +184,12 @@ class View:
     def progress(self) -> bool | None:
         """Whether a counter of tokens moved; None: none was read twice, or one fell.
 
-        Requests count only where tokens are not counted: a frozen vLLM counts as finished those
-        that their clients give up.
-        """
+        Requests count only where tokens are not counted: a frozen vLLM counts as
+        finished those that their clients give up."""
         for counters in (TOKENS, ("finished",)):
-            readings = [values for c in counters if len(values := self.readings(c)) >= 2]
+            readings = [
+                values for c in counters if len(values := self.readings(c)) >= 2
+            ]
             pairs = [pair for values in readings for pair in pairwise(values)]
             if not self.here and any(after < before for before, after in pairs):
                 return None  # counted anew, or by another replica
@@ -177,8 +199,13 @@ class View:
 
     @property
     def moving(self) -> bool | None:
-        """As ``progress``; steps that were made, and a KV cache that fills, are some as well."""
-        others = [values for c in ("steps", "kv_usage") if len(values := self.readings(c)) >= 2]
+        """As ``progress``; steps that were made, and a KV cache that fills, are some as
+        well."""
+        others = [
+            values
+            for c in ("steps", "kv_usage")
+            if len(values := self.readings(c)) >= 2
+        ]
         if self.progress is False and any(values[-1] != values[0] for values in others):
             return True
         return self.progress
@@ -190,11 +217,14 @@ class View:
         return max(read) - min(read) if read else 0.0
 
     def timed(self, short: str) -> list[tuple[float, float]]:
-        """Monotonic second and value of each reading, oldest first. ``waiting_capacity``,
+        """Monotonic second and value of each reading, oldest first.
+        ``waiting_capacity``,
         ``waiting_deferred``: of those that wait, the ones that do for that reason."""
         engine = ENGINES.get(self.facts.engine)
         names = engine.metrics.get(short, ()) if engine else ()
-        reason = short.removeprefix("waiting_") if short.startswith("waiting_") else None
+        reason = (
+            short.removeprefix("waiting_") if short.startswith("waiting_") else None
+        )
         found = []
         read = list(self.evidence.results(MetricsData, "check"))
         begun = read[-1][1].total(BEGUN_AT) if read else None
@@ -207,7 +237,9 @@ class View:
                 if s.name in names and reason in (None, s.labels.get("reason"))
             ]
             if values and None not in values:
-                found.append((result.started.mono, sum(v for v in values if v is not None)))
+                found.append(
+                    (result.started.mono, sum(v for v in values if v is not None))
+                )
         return found
 
     @property
@@ -251,8 +283,8 @@ class View:
 
     @property
     def core_pid(self) -> int | None:
-        """None: not seen. Where the core should have a process of its own and none is called so,
-        the front is not taken for it."""
+        """None: not seen. Where the core should have a process of its own and none is
+        called so, the front is not taken for it."""
         cores = self.facts.cores
         if cores:
             return cores[0].pid
@@ -277,7 +309,8 @@ class View:
 
     @property
     def core_hot(self) -> bool | None:
-        """Whether the core took most of one core in user space, or queued for one all the time."""
+        """Whether the core took most of one core in user space, or queued for one all
+        the time."""
         pid = self.core_pid
         uses = [
             p.user_pct
@@ -308,10 +341,13 @@ class View:
     def courses(self, pid: int | None) -> list[Course]:
         if pid is None:
             return []
-        samples = [s for _, d in self.evidence.results(StacksData, "check") for s in d.samples]
+        samples = [
+            s for _, d in self.evidence.results(StacksData, "check") for s in d.samples
+        ]
         return courses(samples, pid)
 
 
 def _refused(status: int | None) -> bool:
-    """It turned this request away, or sent it elsewhere, which tells nothing of how it is."""
+    """It turned this request away, or sent it elsewhere, which tells nothing of how it
+    is."""
     return status is not None and 300 <= status < 500

@@ -33,7 +33,13 @@ from mmrepro.live.diagnose.classes import LOG_GROWTH, classes
 from mmrepro.live.diagnose.collect import Collector
 from mmrepro.live.diagnose.discover import Target
 from mmrepro.live.diagnose.kernel import note_kernel
-from mmrepro.live.diagnose.match import all_scenarios, known_hang, match_all, stuck_rank, union
+from mmrepro.live.diagnose.match import (
+    all_scenarios,
+    known_hang,
+    match_all,
+    stuck_rank,
+    union,
+)
 from mmrepro.live.diagnose.options import DiagnoseCommand
 from mmrepro.live.diagnose.readings import View
 from mmrepro.probes.base import ProbeStatus, RawSink
@@ -59,15 +65,18 @@ class Diagnosed:
 
 
 def diagnose(
-    options: DiagnoseCommand, listener: Listener | None = None, typed: Sequence[str] = ()
+    options: DiagnoseCommand,
+    listener: Listener | None = None,
+    typed: Sequence[str] = (),
 ) -> Diagnosed:
-    """Diagnose a live server; never writes to it, signals it or leaves anything running.
+    """Diagnose a live server; never writes to it, signals it or leaves anything
+    running.
 
-    Args:
-        typed: its command line, where the caller started it as a fork, which shows none.
+    Args: typed: its command line, where the caller started it as a fork, which shows
+        none.
 
-    Raises:
-        UsageError: no address, an unknown engine or scenario, or an output folder that cannot be
+    Raises: UsageError: no address, an unknown engine or scenario, or an output folder
+        that cannot be
             used.
         KeyboardInterrupt: nothing is kept then.
     """
@@ -81,12 +90,16 @@ def diagnose(
     folder = _folder(options.out)
     redactor = Redactor()
     sent = {s: redactor.add(s, "header") for s in secrets(options.headers)}
-    mask = mask_of({secret: placeholder for secret, placeholder in sent.items() if placeholder})
+    mask = mask_of(
+        {secret: placeholder for secret, placeholder in sent.items() if placeholder}
+    )
     recorder = Recorder(folder, _private(listener, redactor), mask=mask)
     recorder.phase = "check"
     try:
         diagnosis = _look(options, target, recorder, taken, scenarios)
-        incident = build(diagnosis, recorder.evidence, folder, options.command_line(), scenarios)
+        incident = build(
+            diagnosis, recorder.evidence, folder, options.command_line(), scenarios
+        )
         kept = options.out is not None or diagnosis.exit_code != 0
         if kept:
             folder = write_incident(incident, folder, redactor)
@@ -104,7 +117,8 @@ def secrets(headers: Mapping[str, str]) -> list[str]:
 
 
 def _private(listener: Listener | None, redactor: Redactor) -> Listener | None:
-    """What went wrong with an exchange may quote the server, and that what it was sent."""
+    """What went wrong with an exchange may quote the server, and that what it was
+    sent."""
     if listener is None:
         return None
     public = Public.after(redactor)
@@ -119,7 +133,9 @@ def _look(
     scenarios: Sequence[Scenario],
 ) -> Diagnosis:
     facts, evidence = target.facts, recorder.evidence
-    given, logs = dumps.sort(options.logs)  # of another moment than this look: judged by themselves
+    given, logs = dumps.sort(
+        options.logs
+    )  # of another moment than this look: judged by themselves
     options = replace(options, logs=tuple(logs))
     collector = Collector(target, options, recorder)
     try:
@@ -128,8 +144,12 @@ def _look(
                 _collect(options, target, collector, scenarios, lateness)
         except MmreproError:
             raise
-        except Exception as error:  # what was seen by then is judged and kept all the same
-            target.unseen.append(f"the rest of the look: mmrepro failed ({type(error).__name__})")
+        except (
+            Exception
+        ) as error:  # what was seen by then is judged and kept all the same
+            target.unseen.append(
+                f"the rest of the look: mmrepro failed ({type(error).__name__})"
+            )
         if lateness.share > SHORT:
             evidence.facts[LATENESS] = round(lateness.share, 2)
         if (growth := collector.log_growth()) is not None:
@@ -158,7 +178,8 @@ def _look(
             effect=collector.effect(),
         )
         for result, data in evidence.results(LogsData, partial=True):
-            # It has judged, and stays out of the incident: it is long, and has clients' words.
+            # It has judged, and stays out of the incident: it is long, and has clients'
+            # words.
             result.data = data.model_copy(update={"excerpt": []})
         return diagnosis
     finally:
@@ -203,7 +224,8 @@ def _decided(
     scenarios: Sequence[Scenario],
     lateness: Lateness,
 ) -> bool:
-    """Whether the request was given up before its deadline, for it is a hang all the same."""
+    """Whether the request was given up before its deadline, for it is a hang all the
+    same."""
 
     def fit() -> Fit | None:
         if not collector.waits or lateness.share > SHORT:
@@ -234,11 +256,14 @@ def _decided(
 
 def _live(facts: TargetFacts, evidence: Evidence, deadline_s: float = 0.0) -> LiveFacts:
     found = LiveFacts(facts.engine, facts.release, tuple(facts.command), deadline_s)
-    return replace(found, device=_device(facts, found.option("--device") or "", evidence))
+    return replace(
+        found, device=_device(facts, found.option("--device") or "", evidence)
+    )
 
 
 def _device(facts: TargetFacts, given: str, evidence: Evidence) -> str:
-    """cpu or cuda, by who holds a GPU's memory, the server's option or its installed build."""
+    """cpu or cuda, by who holds a GPU's memory, the server's option or its installed
+    build."""
     pids = {p.pid for p in facts.processes}
     if any(data.held_by(pids) for _, data in evidence.results(GpuData)):
         return "cuda"
@@ -251,13 +276,17 @@ def _of_engine(scenarios: Sequence[Scenario], facts: TargetFacts) -> list[Scenar
 
 
 def _keep_log_lines(recorder: Recorder, evidence: Evidence) -> None:
-    """What conditions cite of a log, under its name: the log itself stays where it is."""
+    """What conditions cite of a log, under its name: the log itself stays where it
+    is."""
     for _, data in evidence.results(LogsData, partial=True):
         lines = [*data.errors, *data.last_by_process.values()]
         lines += [line for matching in data.matches.values() for line in matching]
         lines += [data.last_work] if data.last_work else []
         text = "".join(
-            f"{number}: ({line.process}) {line.level} {line.time} [{line.source}] {line.text}\n"
+            (
+                f"{number}: ({line.process}) {line.level} {line.time} [{line.source}] "
+                f"{line.text}\n"
+            )
             for number, line in sorted({line.number: line for line in lines}.items())
         )
         sink = RawSink(recorder.dir, mask=recorder.mask)
@@ -265,7 +294,8 @@ def _keep_log_lines(recorder: Recorder, evidence: Evidence) -> None:
 
 
 def _catch_locals(collector: Collector, scenarios: Sequence[Scenario]) -> None:
-    """A few more samples where a scenario looks for a local that is only there now and then."""
+    """A few more samples where a scenario looks for a local that is only there now and
+    then."""
     looking = [s for s in scenarios if s.looks_for_locals]
     evidence = collector.evidence
     live = _live(collector.target.facts, evidence)
@@ -276,12 +306,16 @@ def _catch_locals(collector: Collector, scenarios: Sequence[Scenario]) -> None:
         if m.fit in (Fit.LIKELY, Fit.SYMPTOM_ONLY)
     ]
     if close:
-        collector.more_stacks(lambda samples: any(s.enough_stacks(samples) for s in close))
+        collector.more_stacks(
+            lambda samples: any(s.enough_stacks(samples) for s in close)
+        )
 
 
 def _metric_names(evidence: Evidence) -> frozenset[str]:
     return frozenset(
-        sample.name for _, data in evidence.results(MetricsData) for sample in data.samples
+        sample.name
+        for _, data in evidence.results(MetricsData)
+        for sample in data.samples
     )
 
 
@@ -291,8 +325,8 @@ def _unseen(target: Target, evidence: Evidence) -> list[str]:
         unseen.append("its processes: stacks, CPU and log need mmrepro on its machine")
     if target.facts.processes and target.facts.core_role and not target.facts.cores:
         unseen.append(
-            f"which process is {target.facts.core_role}: none is called so, and the titles are all "
-            "that tells; where it stands cannot be told"
+            f"which process is {target.facts.core_role}: none is called so, and the "
+            "titles are all that tells; where it stands cannot be told"
         )
     if reason := refused_stacks(evidence):
         refused = "py-spy was refused" in reason
@@ -305,7 +339,8 @@ def _unseen(target: Target, evidence: Evidence) -> list[str]:
     for _, data in evidence.results(LogsData):
         if data.skipped_bytes:
             unseen.append(
-                f"the first {size(data.skipped_bytes)} of {data.file}: only its end was read"
+                f"the first {size(data.skipped_bytes)} of {data.file}: only its end "
+                "was read"
             )
     return list(dict.fromkeys(unseen))
 
@@ -328,11 +363,21 @@ def _since(evidence: Evidence, state: ServerState) -> str:
     for _, data in evidence.results(LogsData, partial=True):
         line = data.last_work
         if line is not None and line.time:
-            after = f"; {data.stuck_count} requests were added after it" if data.stuck_count else ""
-            return f"{line.time}, the log's last sign of work done (line {line.number}){after}"
+            after = (
+                f"; {data.stuck_count} requests were added after it"
+                if data.stuck_count
+                else ""
+            )
+            return (
+                f"{line.time}, the log's last sign of work done (line "
+                f"{line.number}){after}"
+            )
     for _, data in evidence.results(LogsData, partial=True):
         if data.errors and data.errors[0].time:
-            return f"{data.errors[0].time}, the log's first error (line {data.errors[0].number})"
+            return (
+                f"{data.errors[0].time}, the log's first error (line "
+                f"{data.errors[0].number})"
+            )
     return ""
 
 
@@ -350,7 +395,8 @@ def _folder(out: Path | None) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """The folder of a diagnosis that is not kept, and those above it that were made for it.
+    """The folder of a diagnosis that is not kept, and those above it that were made for
+    it.
 
     What was there before stays: --out may name a folder of the user's.
     """

@@ -1,8 +1,8 @@
 """A start, from its log or while it is watched: ready, failed, or stuck, and why.
 
-What a log's exceptions mean is the table in :mod:`mmrepro.engines.starts`; here are the reading of
-a whole start, what this machine knows of the release, and the settings that fit.
-"""
+What a log's exceptions mean is the table in :mod:`mmrepro.engines.starts`; here are the
+reading of a whole start, what this machine knows of the release, and the settings that
+fit."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 
 
 class StartState(StrEnum):
-    """What came of a start. ``unknown``: neither its end nor its being ready is shown."""
+    """What came of a start. ``unknown``: neither its end nor its being ready is
+    shown."""
 
     READY = "ready"
     FAILED = "failed"
@@ -74,22 +75,31 @@ class StartReading(Document, kind="start"):
     stage: Annotated[str, Field(description="what the start was at last")] = ""
     log: str = ""
     lines: Annotated[int, Field(description="of this start")] = 0
-    last: Annotated[LogLine | None, Field(description="the log's last line with a text")] = None
-    exit_code: Annotated[int | None, Field(description="of a watched start that ended")] = None
+    last: Annotated[
+        LogLine | None, Field(description="the log's last line with a text")
+    ] = None
+    exit_code: Annotated[
+        int | None, Field(description="of a watched start that ended")
+    ] = None
     seconds: Annotated[float | None, Field(description="that it was watched")] = None
     url: str = ""
-    pid: Annotated[int | None, Field(description="of a server that was left running")] = None
+    pid: Annotated[
+        int | None, Field(description="of a server that was left running")
+    ] = None
     notes: list[str] = []
 
 
-# ------------------------------------------------------------------ the lines of one start
+# --------------------------------------------------------------- the lines of one start
 
 
 def engine_of(lines: Sequence[LogLine], command: Sequence[str] = ()) -> Engine | None:
-    """By the command, else by the form of a line that one engine alone prints, else by the modules
-    that its tracebacks name. Names of models and users count for nothing."""
+    """By the command, else by the form of a line that one engine alone prints, else by
+    the modules that its tracebacks name. Names of models and users count for
+    nothing."""
     if command:
-        known = [e for e in ENGINES.values() if e.recognise(Signs((" ".join(command),)))]
+        known = [
+            e for e in ENGINES.values() if e.recognise(Signs((" ".join(command),)))
+        ]
         if len(known) == 1:
             return known[0]
     if any(
@@ -102,7 +112,9 @@ def engine_of(lines: Sequence[LogLine], command: Sequence[str] = ()) -> Engine |
     if forms:
         return ENGINES.get(forms.most_common(1)[0][0])
     for engine in ENGINES.values():
-        if engine.log_mark and any(re.search(engine.log_mark, line.own_words) for line in lines):
+        if engine.log_mark and any(
+            re.search(engine.log_mark, line.own_words) for line in lines
+        ):
             return engine
     usage = next((m for line in lines if (m := _USAGE.match(line.own_words))), None)
     if usage is not None:
@@ -113,7 +125,8 @@ def engine_of(lines: Sequence[LogLine], command: Sequence[str] = ()) -> Engine |
         e.name
         for line in lines
         for e in ENGINES.values()
-        if line.process.startswith(e.core_role) or line.process.startswith("APIServer pid")
+        if line.process.startswith(e.core_role)
+        or line.process.startswith("APIServer pid")
     )
     best = (frames or roles).most_common(1)
     return ENGINES[best[0][0]] if best else None
@@ -123,7 +136,8 @@ _MINIVLLM = re.compile(r'minivllm(?:: | cannot start)|\s*File "[^"]*/minivllm/\w
 _SERVES = re.compile(r"ready on port \d|placeholder ids: ")
 """minivllm logs in vLLM's form."""
 _USAGE = re.compile(
-    r"usage: (?:(?P<lmdeploy>lmdeploy\b)|(?P<minivllm>minivllm\b)|(?P<vllm>vllm\b|api_server\.py)|"
+    r"usage: (?:(?P<lmdeploy>lmdeploy\b)|(?P<minivllm>minivllm\b)|(?P<vllm>vllm\b"
+    r"|api_server\.py)|"
     r"(?P<sglang>sglang\b|launch_server\.py))"
 )
 """What argparse calls the program, where a start ends before it logs anything."""
@@ -156,11 +170,12 @@ def release_of(lines: Sequence[LogLine], engine: Engine | None) -> str:
     return ""
 
 
-# ------------------------------------------------------------------ what this machine knows
+# -------------------------------------------------------------- what this machine knows
 
 
 def installed_for(command: Sequence[str]) -> list[Path]:
-    """The site-packages that the programs in ``command`` belong to: ``/venv/bin/vllm``."""
+    """The site-packages that the programs in ``command`` belong to:
+    ``/venv/bin/vllm``."""
     found = []
     for word in command[:8]:
         program = shutil.which(word) if "=" not in word else None
@@ -172,7 +187,8 @@ def installed_for(command: Sequence[str]) -> list[Path]:
 
 
 def _metadata(engine: str, places: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """Release and metadata of each ``engine`` that is installed in one of ``places``."""
+    """Release and metadata of each ``engine`` that is installed in one of
+    ``places``."""
     own = re.compile(rf"{engine}(?:_cpu)?-(\d[\w.]*?)(?:\+\w+)?\.dist-info")
     for place in places:
         for folder in sorted(place.glob(f"{engine}*.dist-info")):
@@ -180,8 +196,11 @@ def _metadata(engine: str, places: Sequence[Path]) -> Iterator[tuple[str, Path]]
                 yield match[1], folder / "METADATA"
 
 
-def asked_ranges(engine: str, release: str, folders: Sequence[Path] = ()) -> dict[str, str]:
-    """What the release's wheel asks for, by package: from metadata on this machine, no network.
+def asked_ranges(
+    engine: str, release: str, folders: Sequence[Path] = ()
+) -> dict[str, str]:
+    """What the release's wheel asks for, by package: from metadata on this machine, no
+    network.
 
     ``folders``: site-packages to look into first.
     """
@@ -208,14 +227,16 @@ def _ranges(metadata: str) -> dict[str, str]:
     for line in requirements_of(metadata):
         with contextlib.suppress(InvalidRequirement):
             one = Requirement(line)
-            if one.marker is None or ("extra" not in str(one.marker) and one.marker.evaluate()):
+            if one.marker is None or (
+                "extra" not in str(one.marker) and one.marker.evaluate()
+            ):
                 found.setdefault(canonicalize_name(one.name), str(one.specifier))
     return found
 
 
 def _looked(cause: FailedStart) -> FailedStart:
-    """A file that cannot be opened, looked for here: safetensors reports every refusal as
-    “No such file or directory”."""
+    """A file that cannot be opened, looked for here: safetensors reports every refusal
+    as “No such file or directory”."""
     path = cause.numbers.get("path", "")
     if cause.fault is not StartFault.WEIGHTS_MISSING or not path.startswith("/"):
         return cause
@@ -236,24 +257,35 @@ def _looked(cause: FailedStart) -> FailedStart:
     )
 
 
-# ------------------------------------------------------------------ the setting that fits
+# ---------------------------------------------------------------- the setting that fits
 
 _ARGUMENT = {
     "vllm": re.compile(r"'gpu_memory_utilization': (?P<share>[\d.]+)"),
     "sglang": re.compile(r"mem_fraction_static=(?P<share>[\d.]+)"),
 }
-_TOTAL = re.compile(r"/(?P<total>[\d.]+) GiB\) on startup|total capacity of (?P<other>[\d.]+) GiB")
-_SGLANG = re.compile(r"Load weight (?P<which>begin|end)\..*?avail mem=(?P<gb>[\d.]+) GB")
-_SEVERAL = re.compile(r"[Hh]ybrid KV cache manager|attention page size is >= mamba page size")
-"""vllm/v1/core/kv_cache_utils.py; models/config.py or, since 0.19, platforms/interface.py."""
+_TOTAL = re.compile(
+    r"/(?P<total>[\d.]+) GiB\) on startup|total capacity of (?P<other>[\d.]+) GiB"
+)
+_SGLANG = re.compile(
+    r"Load weight (?P<which>begin|end)\..*?avail mem=(?P<gb>[\d.]+) GB"
+)
+_SEVERAL = re.compile(
+    r"[Hh]ybrid KV cache manager|attention page size is >= mamba page size"
+)
+"""vllm/v1/core/kv_cache_utils.py; models/config.py or, since 0.19,
+platforms/interface.py."""
 _PATH = re.compile(r"model_path='(?P<path>/[^']+)'|'model': '(?P<other>/[^']+)'")
 
 
 def fitting(
-    cause: FailedStart, lines: Sequence[LogLine], engine: str, release: str, total_bytes: int = 0
+    cause: FailedStart,
+    lines: Sequence[LogLine],
+    engine: str,
+    release: str,
+    total_bytes: int = 0,
 ) -> str:
-    """The memory setting with which the failed length fits, by :mod:`mmrepro.kv_budget`; "": the
-    log lacks what that takes.
+    """The memory setting with which the failed length fits, by
+    :mod:`mmrepro.kv_budget`; "": the log lacks what that takes.
 
     Args:
         total_bytes: of the device; 0: as the log says.
@@ -268,16 +300,20 @@ def fitting(
         found = smallest(plan, max(length - 1, 1))
         if found.setting is None:
             most = found.best.max_tokens if found.best else 0
-            return f"no value of {plan.engine.option} is enough here; at best {most} tokens fit"
+            return (
+                f"no value of {plan.engine.option} is enough here; at best "
+                f"{most} tokens fit"
+            )
         tokens = found.setting.max_tokens
         return f"{plan.engine.option} {found.setting.setting}: then {tokens} tokens fit"
     return ""
 
 
 def one_group(numbers: Mapping[str, str]) -> bool:
-    """Whether the cache grows in proportion with the length, as one group of full attention does,
-    by the two lengths of vLLM's message: windows and states take a part that does not grow. Both
-    sizes have two decimals, and the estimate is of whole blocks."""
+    """Whether the cache grows in proportion with the length, as one group of full
+    attention does, by the two lengths of vLLM's message: windows and states take a part
+    that does not grow. Both sizes have two decimals, and the estimate is of whole
+    blocks."""
     if not numbers.get("most"):
         return False
     length, most = int(numbers["length"]), int(numbers["most"])
@@ -291,7 +327,11 @@ def one_group(numbers: Mapping[str, str]) -> bool:
 
 
 def _plan(
-    cause: FailedStart, lines: Sequence[LogLine], engine: str, release: str, total_bytes: int
+    cause: FailedStart,
+    lines: Sequence[LogLine],
+    engine: str,
+    release: str,
+    total_bytes: int,
 ) -> MemoryPlan | None:
     from mmrepro.kv_budget import SGLANG, VLLM, SglangPlan, VllmPlan
 
@@ -299,9 +339,17 @@ def _plan(
     numbers = cause.numbers
     if engine == "vllm" and {"length", "needed", "available"} <= numbers.keys():
         match = _TOTAL.search(text)
-        total = float(match["total"] or match["other"]) * GIB if match else float(total_bytes)
+        total = (
+            float(match["total"] or match["other"]) * GIB
+            if match
+            else float(total_bytes)
+        )
         share = _ARGUMENT["vllm"].search(text)
-        used = float(share["share"]) if share else float(VLLM.default(release or VLLM.release) or 0)
+        used = (
+            float(share["share"])
+            if share
+            else float(VLLM.default(release or VLLM.release) or 0)
+        )
         blocks = -(-int(numbers["length"]) // VLLM.block_size)
         block = round(float(numbers["needed"]) * GIB / blocks)
         if not total or not block or _SEVERAL.search(text) or not one_group(numbers):
@@ -348,11 +396,10 @@ def read_start(
 ) -> StartReading:
     """What came of the start that ``lines`` are the log of.
 
-    Args:
-        engine: None: recognised.
-        exit_code: of its first process, if that is known to have ended; then it is ``gone``.
-        local: it is this machine's: the files that the log names may be looked at.
-        total_bytes: of the device's memory; 0: as the log says.
+    Args: engine: None: recognised. exit_code: of its first process, if that is known to
+        have ended; then it is ``gone``. local: it is this machine's: the files that the
+        log names may be looked at. total_bytes: of the device's memory; 0: as the log
+        says.
     """
     engine = engine or engine_of(lines, command)
     lines = last_start(lines, engine)
@@ -380,7 +427,10 @@ def read_start(
     asked = Asked(name, release, stage, ranges, exit_code)
     cause = start_cause(lines, asked)
     if ready is not None and exit_code is not None:
-        words = f"The server started (line {ready.number}) and ended with {exit_code} later."
+        words = (
+            f"The server started (line {ready.number}) and ended with "
+            f"{exit_code} later."
+        )
         return answer.model_copy(update={"state": StartState.READY, "sentence": words})
     if cause is None:
         return _no_cause(answer, lines, gone, exit_code)
@@ -414,13 +464,13 @@ def as_cause(failed: FailedStart) -> Cause:
     )
 
 
-def below(lines: Sequence[LogLine], one: Raised | None, engine: str) -> StartCause | None:
+def below(
+    lines: Sequence[LogLine], one: Raised | None, engine: str
+) -> StartCause | None:
     """What is below ``failed-start``, for the judge of whole logs.
 
-    Args:
-        lines: of one server; those that a reading kept.
-        one: the first exception; its message may have lines that are not among ``lines``.
-        engine: "": not known.
+    Args: lines: of one server; those that a reading kept. one: the first exception; its
+        message may have lines that are not among ``lines``. engine: "": not known.
     """
     known = ENGINES[engine] if engine else None
     release = release_of(lines, known)
@@ -428,7 +478,9 @@ def below(lines: Sequence[LogLine], one: Raised | None, engine: str) -> StartCau
     asked = Asked(engine, release, stage_of(lines, known), ranges)
     failed = start_cause(lines, asked)
     if failed is None and one is not None:
-        whole = one.line.model_copy(update={"text": one.text, "level": "", "quoted": []})
+        whole = one.line.model_copy(
+            update={"text": one.text, "level": "", "quoted": []}
+        )
         failed = start_cause([whole], asked)
     return below_of(failed) if failed else None
 
@@ -449,16 +501,20 @@ def _no_cause(
     first = next((e for e in raised(lines) if e.kind not in ("hint", "error")), None)
     ended = gone or exit_code is not None
     if first is not None:
-        words = f"It failed, and the table has no rule for this exception: {first.shown}"
+        words = (
+            f"It failed, and the table has no rule for this exception: {first.shown}"
+        )
         state, notes = StartState.FAILED, [f"line {first.line.number}: {first.shown}"]
     elif ended:
-        words = f"It ended with {exit_code} {answer.stage}, and its log holds no exception."
+        words = (
+            f"It ended with {exit_code} {answer.stage}, and its log holds no exception."
+        )
         state, notes = StartState.FAILED, []
     else:
         at = f" {answer.stage}" if answer.stage else ""
         words = (
-            f"The log ends{at}, without a ready line and without an error: the start goes on, "
-            "hangs, or was killed."
+            f"The log ends{at}, without a ready line and without an error: the start "
+            "goes on, hangs, or was killed."
         )
         state, notes = StartState.UNKNOWN, ["watch it: mmrepro why -- COMMAND"]
     return answer.model_copy(update={"state": state, "sentence": words, "notes": notes})
@@ -469,7 +525,8 @@ _NO_PORT = re.compile(r"\[Errno 98\] error while attempting to bind on address")
 
 
 def ready_line(lines: Sequence[LogLine], engine: Engine | None) -> LogLine | None:
-    """The line with which the engine says that it is ready; None where it got no port."""
+    """The line with which the engine says that it is ready; None where it got no
+    port."""
     marks = [engine.ready_mark] if engine else [e.ready_mark for e in ENGINES.values()]
     form = re.compile("|".join(marks))
     if any(_NO_PORT.match(line.own_words) for line in lines):
@@ -489,7 +546,8 @@ MOST_LOG = 256 * MIB
 """Of the server's output; a start that writes more is ended."""
 
 DEFAULT_PORTS: Mapping[str, int] = {"vllm": 8000, "sglang": 30000, "lmdeploy": 23333}
-"""vllm/entrypoints/openai/cli_args.py, sglang/srt/server_args.py, lmdeploy/cli/serve.py."""
+"""vllm/entrypoints/openai/cli_args.py, sglang/srt/server_args.py,
+lmdeploy/cli/serve.py."""
 
 
 class Follower:
@@ -534,11 +592,12 @@ def watch_start(
     show: Callable[[LogLine], None] = lambda _: None,
     total_bytes: int = 0,
 ) -> StartReading:
-    """Watch a start until it is ready, gone, or ``deadline_s`` seconds are over; or until its log
-    names a cause and nothing moves any more: an API server may wait for ever for a dead engine.
+    """Watch a start until it is ready, gone, or ``deadline_s`` seconds are over; or
+    until its log names a cause and nothing moves any more: an API server may wait for
+    ever for a dead engine.
 
-    Ready is: the engine's own ready line; or a process of this start listens on the port of its
-    command, and ``/health`` answers there.
+    Ready is: the engine's own ready line; or a process of this start listens on the
+    port of its command, and ``/health`` answers there.
 
     Args:
         show: gets each new line.
@@ -555,7 +614,9 @@ def watch_start(
         port = port_of(command, engine)
         url = f"http://127.0.0.1:{port}" if port else ""
         code = process.exit_code
-        ready = ready_line(follower.lines, engine) is not None or _answers(process, url, engine)
+        ready = ready_line(follower.lines, engine) is not None or _answers(
+            process, url, engine
+        )
         over = time.monotonic() - began >= deadline_s or follower.bytes > MOST_LOG
         if code is not None or ready or over:
             break
@@ -588,38 +649,59 @@ def watch_start(
     )
     seconds = round(time.monotonic() - began, 1)
     answer = answer.model_copy(
-        update={"seconds": seconds, "log": str(process.log), "url": url if ready else ""}
+        update={
+            "seconds": seconds,
+            "log": str(process.log),
+            "url": url if ready else "",
+        }
     )
     if ready and code is None:
-        words = f"The server is ready after {duration(seconds)}" + (f" at {url}." if url else ".")
+        words = f"The server is ready after {duration(seconds)}" + (
+            f" at {url}." if url else "."
+        )
         return answer.model_copy(
-            update={"state": StartState.READY, "sentence": words, "cause": None, "notes": []}
+            update={
+                "state": StartState.READY,
+                "sentence": words,
+                "cause": None,
+                "notes": [],
+            }
         )
     if code is not None or answer.state is StartState.FAILED:
         return answer
     if follower.bytes > MOST_LOG:
         words = f"The start wrote {MOST_LOG // MIB} MiB of log and is not ready."
-        return answer.model_copy(update={"state": StartState.UNKNOWN, "sentence": words})
+        return answer.model_copy(
+            update={"state": StartState.UNKNOWN, "sentence": words}
+        )
     return _late(answer, seconds, quiet, share, process)
 
 
 def _late(
-    answer: StartReading, seconds: float, quiet: float, share: float, process: EngineProcess
+    answer: StartReading,
+    seconds: float,
+    quiet: float,
+    share: float,
+    process: EngineProcess,
 ) -> StartReading:
     """Not ready at the deadline: it hangs, or it still works."""
     busy = f"its processes use {share * 100:.0f} % of a processor"
     silence = f"no line for {duration(quiet)}"
     if quiet < QUIET_S or share > IDLE_SHARE:
         words = (
-            f"It is not ready after {duration(seconds)} {answer.stage}, and still works: "
-            f"{silence}, {busy}."
+            f"It is not ready after {duration(seconds)} {answer.stage}, and still "
+            f"works: {silence}, {busy}."
         )
         notes = ["--deadline gives it longer"]
         return answer.model_copy(
             update={"state": StartState.STARTING, "sentence": words, "notes": notes}
         )
     where = _stacks(process)
-    last = f"last line: {public_line(answer.last, 160)}" if answer.last else "its log is empty"
+    last = (
+        f"last line: {public_line(answer.last, 160)}"
+        if answer.last
+        else "its log is empty"
+    )
     words = f"The start hangs {answer.stage}: {silence}, and {busy}."
     failed = FailedStart(
         fault=StartFault.HANG,
@@ -627,9 +709,12 @@ def _late(
         line=answer.last,
         why=(last, f"{silence}; {busy}", *where),
         advice=(
-            "a download waits so too (HF_HUB_OFFLINE=1 rules it out), and a rank of another "
-            "machine that never comes",
-            "the next lines of the log with VLLM_LOGGING_LEVEL=DEBUG or --log-level debug",
+            "a download waits so too (HF_HUB_OFFLINE=1 rules it out), and a rank of "
+            "another machine that never comes",
+            (
+                "the next lines of the log with VLLM_LOGGING_LEVEL=DEBUG or "
+                "--log-level debug"
+            ),
         ),
     )
     update = {"state": StartState.STUCK, "sentence": words, "cause": as_cause(failed)}
@@ -647,11 +732,14 @@ def _cpu(process: EngineProcess) -> float:
 
 
 def _answers(process: EngineProcess, url: str, engine: Engine | None) -> bool:
-    """Whether the server itself answers: a process of this start listens on the port."""
+    """Whether the server itself answers: a process of this start listens on the
+    port."""
     if not url or engine is None:
         return False
     port = int(url.rpartition(":")[2])
-    inodes = {s.inode for s in processes.sockets() or () if s.port == port and s.state == "0A"}
+    inodes = {
+        s.inode for s in processes.sockets() or () if s.port == port and s.state == "0A"
+    }
     if not inodes:
         return False
     wanted = {f"socket:[{inode}]" for inode in inodes}
@@ -667,7 +755,8 @@ STACKS_S = 20.0
 
 
 def _stacks(process: EngineProcess) -> list[str]:
-    """What the main thread of each of its Python processes stands in, innermost first."""
+    """What the main thread of each of its Python processes stands in, innermost
+    first."""
     pids = process.process_ids()
     with tempfile.TemporaryDirectory(prefix="mmrepro-why-") as folder:
         probe = StacksProbe(pids, samples=1, locals=False)
@@ -676,6 +765,8 @@ def _stacks(process: EngineProcess) -> list[str]:
     for sample in result.data.samples if result.data else ():
         if sample.threads:
             frames = sample.threads[0].frames[:3]
-            place = " < ".join(f"{f.function} ({Path(f.file).name}:{f.line})" for f in frames)
+            place = " < ".join(
+                f"{f.function} ({Path(f.file).name}:{f.line})" for f in frames
+            )
             found.append(f"{processes.label(sample.pid)[:60]}: {place}")
     return found[:MOST_STACKS]

@@ -13,24 +13,53 @@ MIN_SAMPLES = 3
 NEAR = 3
 """Frames by which the samples of one small loop may differ at their inner end."""
 NEAR_IN_PYTHON = 6
-"""The same for a thread that has the GIL in every sample: its loop is all Python, and calls Python
-functions. A model's forward pass, which moves by as much, gives the GIL up in each of its kernels.
-vLLM 0.23.0's LRUCache.popitem differs by 4 (line 81 or 82 of cachetools' __setitem__)."""
+"""The same for a thread that has the GIL in every sample: its loop is all Python, and
+calls Python functions. A model's forward pass, which moves by as much, gives the GIL up
+in each of its kernels. vLLM 0.23.0's LRUCache.popitem differs by 4 (line 81 or 82 of
+cachetools' __setitem__)."""
 
-# Where a thread with nothing to do stands. The last part of the innermost function's name.
-WAITING = frozenset({
-    "wait", "get", "poll", "select", "epoll", "recv", "recv_multipart", "recv_bytes",
-    "recv_pyobj", "_recv", "accept", "dequeue", "readline", "join", "_worker", "run_forever",
-    "run_until_complete", "_run_once", "serve_forever", "watch", "_monitor_engine_cores", "_poll",
-    "wait_for_ready", "watchdog_thread", "_watchdog_thread", "_watchdog_once",
-})  # fmt: skip
+# Where a thread with nothing to do stands. The last part of the innermost function's
+# name.
+WAITING = frozenset(
+    {
+        "wait",
+        "get",
+        "poll",
+        "select",
+        "epoll",
+        "recv",
+        "recv_multipart",
+        "recv_bytes",
+        "recv_pyobj",
+        "_recv",
+        "accept",
+        "dequeue",
+        "readline",
+        "join",
+        "_worker",
+        "run_forever",
+        "run_until_complete",
+        "_run_once",
+        "serve_forever",
+        "watch",
+        "_monitor_engine_cores",
+        "_poll",
+        "wait_for_ready",
+        "watchdog_thread",
+        "_watchdog_thread",
+        "_watchdog_once",
+    }
+)
 LOOPS = frozenset({"run_forever", "run_until_complete", "_run_once", "serve_forever"})
 RUNNERS = ("uvloop/__init__.py", "asyncio/runners.py")
-"""uvloop's event loop has no Python frame: who runs it is the innermost one while it waits."""
+"""uvloop's event loop has no Python frame: who runs it is the innermost one while it
+waits."""
 WAITING_FILES = ("selectors.py", "concurrent/futures/thread.py", *RUNNERS)
 LOCKING = frozenset({"acquire", "__enter__", "_acquire_restore", "acquire_lock"})
 DEVICE = re.compile(r"(?:torch/cuda|/nccl|torch/distributed|torch/_C|cuda|triton)")
-_LOCK = re.compile(r"<(?:[\w. ]*)(?:lock|Lock|Semaphore|Condition)[^>]* at (0x[0-9a-f]+)")
+_LOCK = re.compile(
+    r"<(?:[\w. ]*)(?:lock|Lock|Semaphore|Condition)[^>]* at (0x[0-9a-f]+)"
+)
 _SELF = re.compile(r" at (0x[0-9a-f]+)")
 
 
@@ -38,12 +67,11 @@ _SELF = re.compile(r" at (0x[0-9a-f]+)")
 class Course:
     """One thread over all samples in which it appears.
 
-    Attributes:
-        stacks: its samples, oldest first, without the torn ones.
-        torn: how many were torn, and left out.
-        steady: frames, innermost first, that are the same in every sample, lines included.
-        loose: how many frames at most stand inside of them.
-        turning: the function that differs first, coming from outside; "" when none does.
+    Attributes: stacks: its samples, oldest first, without the torn ones. torn: how many
+        were torn, and left out. steady: frames, innermost first, that are the same in
+        every sample, lines included. loose: how many frames at most stand inside of
+        them. turning: the function that differs first, coming from outside; "" when
+        none does.
     """
 
     pid: int
@@ -88,7 +116,8 @@ class Course:
         """It is an event loop that has nothing to do, in every sample."""
         inner = [own[0].file for s in self.stacks if (own := _python(s.frames))]
         idle = all(
-            f.endswith(RUNNERS) or (f.endswith("selectors.py") and self.in_a_loop) for f in inner
+            f.endswith(RUNNERS) or (f.endswith("selectors.py") and self.in_a_loop)
+            for f in inner
         )
         return idle and len(inner) == len(self.stacks)
 
@@ -109,12 +138,14 @@ class Course:
 
     @property
     def on_device(self) -> bool:
-        return any(DEVICE.search(f.file) for s in self.stacks for f in _python(s.frames)[:3])
+        return any(
+            DEVICE.search(f.file) for s in self.stacks for f in _python(s.frames)[:3]
+        )
 
     @property
     def driver_call(self) -> str:
-        """The function of CUDA's or HIP's driver in which it waits in every sample, by its C
-        frames; "": none, or they were not read."""
+        """The function of CUDA's or HIP's driver in which it waits in every sample, by
+        its C frames; "": none, or they were not read."""
         calls = [_driver_call(stack.frames) for stack in self.stacks]
         return calls[-1] if all(calls) else ""
 
@@ -125,7 +156,8 @@ class Course:
 
     @property
     def place(self) -> str:
-        """``LRUCache.popitem (vllm/utils/cache.py:195)``: the innermost frame most often seen."""
+        """``LRUCache.popitem (vllm/utils/cache.py:195)``: the innermost frame most
+        often seen."""
         tops = [where(_python(s.frames)[0]) for s in self.stacks if s.frames]
         return max(set(tops), key=tops.count) if tops else "no Python frame"
 
@@ -135,11 +167,21 @@ _LIBRARY = re.compile(r"lib(?:cuda|cudart|amdhip64)\.so")
 
 
 def _driver_call(frames: Sequence[Frame]) -> str:
-    """Of the C frames below the innermost Python one; a copy to the host waits for the device."""
+    """Of the C frames below the innermost Python one; a copy to the host waits for the
+    device."""
     own = _python(frames)
-    below = frames[: frames.index(own[0])] if own and own[0].file.endswith(".py") else frames
+    below = (
+        frames[: frames.index(own[0])]
+        if own and own[0].file.endswith(".py")
+        else frames
+    )
     return next(
-        (f.function for f in below if _LIBRARY.search(f.file) and _DRIVER.match(f.function)), ""
+        (
+            f.function
+            for f in below
+            if _LIBRARY.search(f.file) and _DRIVER.match(f.function)
+        ),
+        "",
     )
 
 
@@ -153,7 +195,8 @@ def where(frame: Frame) -> str:
 
 
 def _python(frames: Sequence[Frame]) -> list[Frame]:
-    """Without the frames of C code, which --native adds: one Python call runs many of them."""
+    """Without the frames of C code, which --native adds: one Python call runs many of
+    them."""
     own = [f for f in frames if f.file.endswith(".py") or f.file.startswith("<")]
     return own or list(frames)
 
@@ -166,7 +209,8 @@ def _waits(frames: Sequence[Frame]) -> bool:
 
 
 def courses(samples: Iterable[StackSample], pid: int) -> list[Course]:
-    """The threads of ``pid`` that are there in every sample of it, in the order first seen."""
+    """The threads of ``pid`` that are there in every sample of it, in the order first
+    seen."""
     mine = [s for s in samples if s.pid == pid and s.threads]
     by_thread: dict[object, list[ThreadStack]] = {}
     for sample in mine:
@@ -177,11 +221,12 @@ def courses(samples: Iterable[StackSample], pid: int) -> list[Course]:
 
 
 def _untorn(stacks: list[ThreadStack]) -> list[ThreadStack]:
-    """Without the few samples that py-spy, which pauses nothing, took while the stack changed.
+    """Without the few samples that py-spy, which pauses nothing, took while the stack
+    changed.
 
-    Such a sample has no frame, or ends short of the frame in which the thread was started: that one
-    never changes. Where more than a third is like that, nothing is left out.
-    """
+    Such a sample has no frame, or ends short of the frame in which the thread was
+    started: that one never changes. Where more than a third is like that, nothing is
+    left out."""
     counts = Counter(root for stack in stacks if (root := _root(stack)))
     common = max(counts, key=counts.__getitem__, default=None)
     read = [stack for stack in stacks if _root(stack) == common]
@@ -216,11 +261,12 @@ def _course(pid: int, taken: list[ThreadStack]) -> Course:
 
 
 def holder(waiting: Course, all_courses: Sequence[Course]) -> str:
-    """Which thread holds the lock that ``waiting`` waits for, as far as locals tell; else "".
+    """Which thread holds the lock that ``waiting`` waits for, as far as locals tell;
+    else "".
 
-    py-spy prints a lock as ``<lock at 0x…>``. A thread that has the same lock in a local and does
-    not wait for it is the holder; a thread inside another method of the same object probably is.
-    """
+    py-spy prints a lock as ``<lock at 0x…>``. A thread that has the same lock in a
+    local and does not wait for it is the holder; a thread inside another method of the
+    same object probably is."""
     near = waiting.stacks[-1].frames[:4]
     locks, objects = _locks(near), _objects(near)
     others = [c for c in all_courses if c is not waiting and not c.locking]
@@ -229,7 +275,9 @@ def holder(waiting: Course, all_courses: Sequence[Course]) -> str:
             return f"thread {other.name!r} has it, in {other.place}"
     for other in others:
         if objects & _objects(other.stacks[-1].frames):
-            return f"probably thread {other.name!r}, inside the same object: {other.place}"
+            return (
+                f"probably thread {other.name!r}, inside the same object: {other.place}"
+            )
     return ""
 
 

@@ -22,11 +22,16 @@ srt/managers/scheduler.py)."""
 SIZES = {group: names for group, names in RANK_OPTIONS.items() if group != "EP"}
 """Ranks of expert parallelism are those of the other groups."""
 ORDER = ("DP", "PP", "TP")
-"""In which titles name their groups, and in which engines count ranks: outermost first."""
+"""In which titles name their groups, and in which engines count ranks: outermost
+first."""
 ELSEWHERE = (
-    "--nnodes", "--node-rank", "--data-parallel-size-local", "--headless",
-    "--distributed-executor-backend", "--enable-dp-attention",
-)  # fmt: skip
+    "--nnodes",
+    "--node-rank",
+    "--data-parallel-size-local",
+    "--headless",
+    "--distributed-executor-backend",
+    "--enable-dp-attention",
+)
 """With these options not every rank is a process below this server."""
 KINDS: Sequence[tuple[str, Literal["coordinator", "detokenizer"]]] = (
     ("DPCoordinator", "coordinator"),
@@ -38,9 +43,10 @@ IN_ORDER = {
     ("vllm", "EngineCore"): SpecifierSet("<0.34"),
     ("sglang", "scheduler"): SpecifierSet("<0.5.24"),
 }
-"""Releases that start the ranks below one parent in their order: make_worker_process in vllm/v1/
-executor/multiproc_executor.py (0.33 does so in threads), CoreEngineProcManager in vllm/v1/engine/
-utils.py, _launch_scheduler_processes in sglang/srt/entrypoints/engine.py."""
+"""Releases that start the ranks below one parent in their order: make_worker_process in
+vllm/v1/ executor/multiproc_executor.py (0.33 does so in threads), CoreEngineProcManager
+in vllm/v1/engine/ utils.py, _launch_scheduler_processes in
+sglang/srt/entrypoints/engine.py."""
 LEAST = 6
 """Characters of a title that tell what a process was."""
 UNKNOWN = " of unknown rank"
@@ -48,9 +54,9 @@ DIED = re.compile(
     r"Worker proc (?:VllmWorker-(?P<worker>\d+)|\S+) died unexpectedly|"
     r"Subprocess scheduler_(?P<scheduler>\d+) \(pid=(?P<pid>\d+)\) crashed"
 )
-"""Lines of vLLM's MultiprocExecutor (v1/executor/multiproc_executor.py, 0.11 to 0.33) and SGLang's
-SubprocessWatchdog (srt/utils/watchdog.py, 0.5.17 and later): the number of a rank below its
-parent."""
+"""Lines of vLLM's MultiprocExecutor (v1/executor/multiproc_executor.py, 0.11 to 0.33)
+and SGLang's SubprocessWatchdog (srt/utils/watchdog.py, 0.5.17 and later): the number of
+a rank below its parent."""
 
 
 def labels(role: str) -> dict[str, int]:
@@ -59,8 +65,8 @@ def labels(role: str) -> dict[str, int]:
 
 
 def expected(facts: TargetFacts) -> dict[str, int]:
-    """Sizes of the groups that the command line asks for; {}: it says nothing, or some ranks are
-    not processes of this server."""
+    """Sizes of the groups that the command line asks for; {}: it says nothing, or some
+    ranks are not processes of this server."""
     words = [part for word in facts.command for part in word.split("=", 1)]
     if any(word in ELSEWHERE for word in words):
         return {}
@@ -77,7 +83,9 @@ def named(prefix: str, rank: Mapping[str, int]) -> str:
     return "_".join([prefix, *(f"{k}{v}" for k, v in rank.items())])
 
 
-def every(sizes: Mapping[str, int], groups: Sequence[str] = ORDER) -> list[dict[str, int]]:
+def every(
+    sizes: Mapping[str, int], groups: Sequence[str] = ORDER
+) -> list[dict[str, int]]:
     """The ranks of these groups, in the order in which engines count and start them."""
     kept = [name for name in groups if name in sizes]
     return [
@@ -99,11 +107,12 @@ def whole(
     died: Mapping[int, int] | None = None,
     logged: Mapping[int, str] | None = None,
 ) -> TargetFacts:
-    """With the whole title of each process that has ended, as far as the others tell it.
+    """With the whole title of each process that has ended, as far as the others tell
+    it.
 
-    The command line has the number of ranks: a single one that no other process has is that of a
-    single process without one. Where the engine starts them in their order, so it is of several.
-    A process whose rank nothing tells is of unknown rank.
+    The command line has the number of ranks: a single one that no other process has is
+    that of a single process without one. Where the engine starts them in their order,
+    so it is of several. A process whose rank nothing tells is of unknown rank.
 
     Args:
         facts: processes below one parent stand in the order of their start.
@@ -121,7 +130,12 @@ def whole(
     for process in facts.processes:
         said = (logged or {}).get(process.inner_pid or process.pid, "")
         title = roles[process.pid]
-        if process.state in "ZX" and title in titles and said.startswith(title) and labels(said):
+        if (
+            process.state in "ZX"
+            and title in titles
+            and said.startswith(title)
+            and labels(said)
+        ):
             roles[process.pid] = said
     for prefix in prefixes:
         outer = prefix == engine.core_role and bool(engine.worker_role)
@@ -138,7 +152,9 @@ def whole(
             counted = "DP" not in sizes or "DP" in wanted[0]
             order = in_order(facts.engine, prefix, facts.release)
             found = _ranks(below, wanted, died or {}, in_order=order) if counted else {}
-            for process in [p for p in there if not labels(roles[p.pid]) and p.state in "ZX"]:
+            for process in [
+                p for p in there if not labels(roles[p.pid]) and p.state in "ZX"
+            ]:
                 rank = found.get(process.inner_pid or process.pid)
                 roles[process.pid] = named(prefix, rank) if rank else prefix + UNKNOWN
     processes = [p.model_copy(update={"role": roles[p.pid]}) for p in facts.processes]
@@ -146,7 +162,8 @@ def whole(
 
 
 def absent(facts: TargetFacts) -> list[str]:
-    """Cores that the command line asks for and that are no process, nor one that has ended."""
+    """Cores that the command line asks for and that are no process, nor one that has
+    ended."""
     engine, sizes = ENGINES.get(facts.engine), expected(facts)
     if engine is None:
         return []
@@ -162,7 +179,8 @@ def _groups(engine: Engine) -> tuple[str, ...]:
 
 
 def _title(role: str, titles: Sequence[str]) -> str:
-    """The title that ``role`` is the beginning of, without its rank; of another one itself."""
+    """The title that ``role`` is the beginning of, without its rank; of another one
+    itself."""
     for title in titles:
         cut = len(role) >= LEAST and title.startswith(role)
         if cut or (role.startswith(title) and not labels(role)):
@@ -177,9 +195,13 @@ def _ranks(
     *,
     in_order: bool,
 ) -> dict[int, Mapping[str, int]]:
-    """Pid: rank of each that has none in ``below``, which is in the order of their start."""
+    """Pid: rank of each that has none in ``below``, which is in the order of their
+    start."""
     groups = wanted[0].keys()
-    known = {pid: {k: v for k, v in rank.items() if k in groups} for pid, rank in below.items()}
+    known = {
+        pid: {k: v for k, v in rank.items() if k in groups}
+        for pid, rank in below.items()
+    }
     if any(rank and rank not in wanted for rank in known.values()):
         return {}
     said = {pid: wanted[number] for pid, number in died.items() if number < len(wanted)}

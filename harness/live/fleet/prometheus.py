@@ -1,9 +1,10 @@
-"""What a Prometheus server knows of inference servers: their addresses, and metrics that it holds.
+"""What a Prometheus server knows of inference servers: their addresses, and metrics
+that it holds.
 
 Its HTTP API is read, nothing else: ``/api/v1/targets`` and ``/api/v1/query``
-(prometheus.io/docs/prometheus/latest/querying/api). What stores metrics without scraping (Thanos,
-Mimir, VictoriaMetrics) has the second one alone; the label ``instance`` is the address then.
-"""
+(prometheus.io/docs/prometheus/latest/querying/api). What stores metrics without
+scraping (Thanos, Mimir, VictoriaMetrics) has the second one alone; the label
+``instance`` is the address then."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from mmrepro.probes.http import Fetched, fetch
 ANSWER_S = 10.0
 MAX_BYTES = 32 << 20
 APART_S = 60.0
-"""Between the two moments whose metrics are compared: longer than usual scrape intervals."""
+"""Between the two moments whose metrics are compared: longer than usual scrape
+intervals."""
 RECENT = "1h"
 """A server that is down has no metrics of now."""
 MOST = 64
@@ -46,8 +48,8 @@ def _names(*shorts: str) -> list[str]:
 def known(url: str) -> Known:
     """The inference servers that a Prometheus server watches.
 
-    No header goes there: those that a command is given are the inference servers' own. A user and
-    a password stand in ``url``.
+    No header goes there: those that a command is given are the inference servers' own.
+    A user and a password stand in ``url``.
 
     Raises:
         UsageError: it is no Prometheus server, or watches no inference server.
@@ -57,7 +59,9 @@ def known(url: str) -> Known:
     targets, refused = _targets(root)
     told = Known()
     if refused:
-        told.unseen.append(f"the targets of {bare(root)}: {refused}; taken by their metrics")
+        told.unseen.append(
+            f"the targets of {bare(root)}: {refused}; taken by their metrics"
+        )
     jobs = {job for job, _ in held}
     for key, (address, health, error) in targets.items():
         if key[0] not in jobs:
@@ -68,11 +72,16 @@ def known(url: str) -> Known:
             told.found.setdefault(address, _scraped(key, "", "", held[key], apart))
     if not told.found:
         raise UsageError(
-            f"{bare(root)} holds no metrics of a server of a known engine from the last hour.",
+            (
+                f"{bare(root)} holds no metrics of a server of a known engine from the "
+                "last hour."
+            ),
             hint="mmrepro diagnose URL URL, with the servers' own addresses",
         )
     if len(told.found) > MOST:
-        told.unseen.append(f"{len(told.found) - MOST} more servers that {bare(root)} watches")
+        told.unseen.append(
+            f"{len(told.found) - MOST} more servers that {bare(root)} watches"
+        )
     told.found = dict(sorted(told.found.items())[:MOST])
     return told
 
@@ -90,7 +99,11 @@ def _ask(root: str, path: str, **words: str) -> Any:
         max_bytes=MAX_BYTES,
     )
     answer = _json(got)
-    if got.status == 200 and isinstance(answer, dict) and answer.get("status") == "success":
+    if (
+        got.status == 200
+        and isinstance(answer, dict)
+        and answer.get("status") == "success"
+    ):
         return answer.get("data")
     told = got.error or f"it answers {got.status}, and not as Prometheus does"
     raise UsageError(
@@ -127,7 +140,9 @@ def _targets(root: str) -> tuple[dict[Key, tuple[str, str, str]], str]:
     found = {}
     for one in active if isinstance(active, list) else []:
         labels = one.get("labels") if isinstance(one, dict) else None
-        address = _address(str(one.get("scrapeUrl", ""))) if isinstance(labels, dict) else ""
+        address = (
+            _address(str(one.get("scrapeUrl", ""))) if isinstance(labels, dict) else ""
+        )
         if labels and address:
             key = str(labels.get("job", "")), str(labels.get("instance", ""))
             last_error = str(one.get("lastError", ""))[:300]
@@ -139,7 +154,8 @@ Held = dict[str, list[float | None]]
 
 
 def _held(root: str) -> tuple[dict[Key, Held], float]:
-    """By server: running, waiting and tokens, a minute ago and now, where it has them."""
+    """By server: running, waiting and tokens, a minute ago and now, where it has
+    them."""
     kinds = {
         "running": _names("running"),
         "waiting": _names("waiting"),
@@ -148,7 +164,9 @@ def _held(root: str) -> tuple[dict[Key, Held], float]:
     every = "|".join(sorted({name for names in kinds.values() for name in names}))
     now = time.time()
     found: dict[Key, Held] = {}
-    recent = f'count by (job, instance) (last_over_time({{__name__=~"{every}"}}[{RECENT}]))'
+    recent = (
+        f'count by (job, instance) (last_over_time({{__name__=~"{every}"}}[{RECENT}]))'
+    )
     for labels, _ in _series(_ask(root, "query", query=recent)):
         key = labels.get("job", ""), labels.get("instance", "")
         found[key] = {kind: [None, None] for kind in kinds}
@@ -156,15 +174,22 @@ def _held(root: str) -> tuple[dict[Key, Held], float]:
         query = f'sum by (job, instance, __name__) ({{__name__=~"{every}"}})'
         data = _ask(root, "query", query=query, time=f"{moment:.3f}")
         for labels, value in _series(data):
-            key, name = (labels.get("job", ""), labels.get("instance", "")), labels.get("__name__")
+            key, name = (
+                (labels.get("job", ""), labels.get("instance", "")),
+                labels.get("__name__"),
+            )
             for kind, names in kinds.items():
                 if key in found and name in names:
                     found[key][kind][index] = (found[key][kind][index] or 0.0) + value
     return found, APART_S
 
 
-def _scraped(key: Key, health: str, error: str, held: Held | None, apart: float) -> Scraped:
-    whole = {k: [v for v in values if v is not None] for k, values in (held or {}).items()}
+def _scraped(
+    key: Key, health: str, error: str, held: Held | None, apart: float
+) -> Scraped:
+    whole = {
+        k: [v for v in values if v is not None] for k, values in (held or {}).items()
+    }
     return Scraped(
         job=key[0],
         instance=key[1],
@@ -183,14 +208,20 @@ def bare(url: str) -> str:
 
 
 def _address(text: str) -> str:
-    """``http://host:8000`` of ``http://host:8000/metrics`` or ``host:8000``; "": it is none."""
+    """``http://host:8000`` of ``http://host:8000/metrics`` or ``host:8000``; "": it is
+    none."""
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         port = parts.port
     except ValueError:
         return ""
     whole = port is not None or "://" in text
-    if parts.scheme not in ("http", "https") or not parts.hostname or not whole or port == 0:
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or not whole
+        or port == 0
+    ):
         return ""
     path = parts.path.rstrip("/").removesuffix("/metrics")
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}"

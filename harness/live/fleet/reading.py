@@ -1,8 +1,9 @@
-"""What several looks say together: who is unlike the others, which side of a transfer stands. Pure.
+"""What several looks say together: who is unlike the others, which side of a transfer
+stands. Pure.
 
-A replica is compared with those that are for the same; a decode server with the prefill servers. A
-statement rests on what was read of both sides, never on what could not be read.
-"""
+A replica is compared with those that are for the same; a decode server with the prefill
+servers. A statement rests on what was read of both sides, never on what could not be
+read."""
 
 from __future__ import annotations
 
@@ -31,29 +32,37 @@ SGLANG_MODE = "--disaggregation-mode"
 LMDEPLOY_ROLE = "--role"
 VLLM_CONFIG = "--kv-transfer-config"
 VLLM_ROLES = {"kv_producer": Part.PREFILL, "kv_consumer": Part.DECODE}
-"""Of vllm/config/kv_transfer.py. ``kv_both``, which is usual with NIXL, names no side."""
+"""Of vllm/config/kv_transfer.py. ``kv_both``, which is usual with NIXL, names no
+side."""
 SIDES = {"prefill": Part.PREFILL, "decode": Part.DECODE}
 LOCAL = ("vllm:prompt_tokens_by_source_total", "source", "local_compute")
 """From vLLM 0.23 (v1/metrics/loggers.py)."""
 REMOTE = ("vllm:prompt_tokens_by_source_total", "source", "external_kv_transfer")
 FAILED = (
-    "vllm:nixl_num_failed_transfers_total", "vllm:nixl_num_failed_notifications_total",
-    "vllm:nixl_num_kv_expired_reqs_total", "sglang:num_bootstrap_failed_reqs_total",
+    "vllm:nixl_num_failed_transfers_total",
+    "vllm:nixl_num_failed_notifications_total",
+    "vllm:nixl_num_kv_expired_reqs_total",
+    "sglang:num_bootstrap_failed_reqs_total",
     "sglang:num_transfer_failed_reqs_total",
-)  # fmt: skip
-"""vLLM 0.32 (kv_connector/v1/nixl/stats.py), SGLang 0.5.23 (observability/metrics_collector.py)."""
+)
+"""vLLM 0.32 (kv_connector/v1/nixl/stats.py), SGLang 0.5.23
+(observability/metrics_collector.py)."""
 PROMPTS = ("vllm:request_prompt_tokens_sum", "vllm:request_prompt_tokens_count")
 LOCAL_SHARE = 0.5
-"""A decode server computes the last token of each prompt itself, and what ends no block."""
+"""A decode server computes the last token of each prompt itself, and what ends no
+block."""
 LOCAL_TOKENS = 512
 LONG_PROMPT = 64
-"""Mean tokens of a prompt: shorter ones may be health checks, which go past the router."""
+"""Mean tokens of a prompt: shorter ones may be health checks, which go past the
+router."""
 SLOW_TIMES, SLOW_S = 5.0, 2.0
-"""A small request that takes so many times as long as with the median, and so much longer."""
+"""A small request that takes so many times as long as with the median, and so much
+longer."""
 SLOW = frozenset({ServerState.SLOW, ServerState.OVERLOADED, ServerState.NOT_READY})
 SHOWN = 4
 OWN = re.compile(
-    r"^--?(?:port|host|.*-port|.*-ip|.*-addr(?:ess)?|.*-rank|node-id|.*-host|uds|seed|root-path"
+    r"^--?(?:port|host|.*-port|.*-ip|.*-addr(?:ess)?|.*-rank|node-id|.*-host|uds|seed"
+    r"|root-path"
     r"|base-gpu-id|.*-init-addr|.*-log.*|device|name)$"
 )
 """Options that are each server's own."""
@@ -79,7 +88,9 @@ class Look:
 # ------------------------------------------------------------------ one server
 
 
-def part_of(command: Sequence[str], metrics: Sequence[MetricsData] = ()) -> tuple[Part, str]:
+def part_of(
+    command: Sequence[str], metrics: Sequence[MetricsData] = ()
+) -> tuple[Part, str]:
     """What a server is for, and how that is known."""
     words = [part for word in command for part in _halves(word)]
     for name, value in pairwise(words):
@@ -92,10 +103,14 @@ def part_of(command: Sequence[str], metrics: Sequence[MetricsData] = ()) -> tupl
             side = VLLM_ROLES.get(value)
         if side is not None:
             return side, f"its option {name}"
-    for data in metrics:  # SGLang says so with each metric (srt/observability/metrics_collector.py)
+    for data in (
+        metrics
+    ):  # SGLang says so with each metric (srt/observability/metrics_collector.py)
         kinds = {s.labels.get("engine_type", "") for s in data.samples} & SIDES.keys()
         if len(kinds) == 1:
-            return SIDES[kind := kinds.pop()], f'the label engine_type="{kind}" of its metrics'
+            return SIDES[
+                kind := kinds.pop()
+            ], f'the label engine_type="{kind}" of its metrics'
     return Part.REPLICA, ""
 
 
@@ -116,7 +131,11 @@ def _role(text: str) -> str:
 def member(look: Look) -> Member:
     """One server of several, without what only the others show."""
     found, view = look.diagnosis, look.view
-    metrics = [d for _, d in look.evidence.results(MetricsData, "check")] if look.evidence else []
+    metrics = (
+        [d for _, d in look.evidence.results(MetricsData, "check")]
+        if look.evidence
+        else []
+    )
     part, because = part_of(found.target.command if found else [], metrics)
     counted = {}
     if view is not None:
@@ -154,7 +173,9 @@ def read(looks: Sequence[Look]) -> tuple[list[Member], list[Finding]]:
     return members, [*findings, *_local(by)]
 
 
-def summary(members: Sequence[Member], findings: Sequence[Finding]) -> tuple[FleetState, str]:
+def summary(
+    members: Sequence[Member], findings: Sequence[Finding]
+) -> tuple[FleetState, str]:
     """One state for all of them, and a sentence."""
     if findings:
         return findings[0].state, findings[0].sentence
@@ -162,7 +183,8 @@ def summary(members: Sequence[Member], findings: Sequence[Finding]) -> tuple[Fle
     if blind:
         well = len(members) - len(blind)
         return FleetState.UNKNOWN, (
-            f"{well} of {len(members)} servers are well; of {_names(blind)} it could not be told."
+            f"{well} of {len(members)} servers are well; of {_names(blind)} it could "
+            "not be told."
         )
     return FleetState.ALL_WELL, f"All {len(members)} servers are well."
 
@@ -186,15 +208,21 @@ def _odd(part: Part, alike: Sequence[Member], about: set[str]) -> Iterator[Findi
         return
     kind = "servers" if part is Part.REPLICA else f"{part} servers"
     why = [f"{one.name}: {_state(one)}: {one.sentence}" for one in unwell[:SHOWN]]
-    why += [f"{_names(well)}: {'answers' if len(well) == 1 else 'answer'}"] if well else []
+    why += (
+        [f"{_names(well)}: {'answers' if len(well) == 1 else 'answer'}"] if well else []
+    )
     why += [f"{one.name}: {text}" for one in unwell[:SHOWN] for text in one.differs]
     first, count = unwell[0], len(alike)
-    known = sorted({m.scenario for one in unwell if one.diagnosis for m in one.diagnosis.found})
+    known = sorted(
+        {m.scenario for one in unwell if one.diagnosis for m in one.diagnosis.found}
+    )
     why += [f"known failure: {name}" for name in known]
     if not well:
         each = "; ".join(f"{one.name}: {_state(one)}" for one in unwell[:SHOWN])
         if count == 1:
-            sentence = f"{first.name}, the only {kind[:-1]}, is unwell: {first.sentence}"
+            sentence = (
+                f"{first.name}, the only {kind[:-1]}, is unwell: {first.sentence}"
+            )
         elif len(unwell) < count:
             sentence = f"No {kind[:-1]} is seen to work: {each}."
         elif len({_state(one) for one in unwell}) == 1:
@@ -207,7 +235,9 @@ def _odd(part: Part, alike: Sequence[Member], about: set[str]) -> Iterator[Findi
             sentence=sentence,
             servers=[one.name for one in unwell],
             why=why,
-            advice=["look at what they share: their traffic, their model, their release"],
+            advice=[
+                "look at what they share: their traffic, their model, their release"
+            ],
         )
         return
     rest = f"{len(well)} of {count} {kind} {'answers' if len(well) == 1 else 'answer'}"
@@ -227,7 +257,8 @@ def _odd(part: Part, alike: Sequence[Member], about: set[str]) -> Iterator[Findi
 
 
 def _differences(alike: Sequence[tuple[Member, Look]]) -> None:
-    """Note in what each is unlike the others: release, model, options, the time of an answer."""
+    """Note in what each is unlike the others: release, model, options, the time of an
+    answer."""
     targets = [one.diagnosis.target if one.diagnosis else None for one, _ in alike]
     facts: Mapping[str, list[str]] = {
         "release": [t.release if t else "" for t in targets],
@@ -248,7 +279,11 @@ def _differences(alike: Sequence[tuple[Member, Look]]) -> None:
                 has = "is not given" if value == "-" else f"is {value}"
                 theirs = "do not have it" if usual == "-" else f"have {usual}"
                 one.differs.append(f"{name} {has}, where the others {theirs}")
-    took = [(one, seconds) for one, look in alike if (seconds := _answered_s(look)) is not None]
+    took = [
+        (one, seconds)
+        for one, look in alike
+        if (seconds := _answered_s(look)) is not None
+    ]
     for one, seconds in took if len(took) > 2 else []:
         others = median(other for who, other in took if who is not one)
         if seconds > SLOW_TIMES * others and seconds > others + SLOW_S:
@@ -271,7 +306,9 @@ def _options(command: Sequence[str]) -> dict[str, str]:
     found = {}
     for name, value in pairwise([*words, ""]):
         if name.startswith("--") and not OWN.match(name):
-            found[name] = value[:80] if value and not value.startswith("--") else "given"
+            found[name] = (
+                value[:80] if value and not value.startswith("--") else "given"
+            )
     return found
 
 
@@ -294,7 +331,11 @@ def _transfers(by: By) -> Iterator[Finding]:
     waits = [one for one, look in decode if _in_transfer(look)]
     holds = [one for one, look in prefill if _in_transfer(look)]
     broken = [one for one, _ in (*prefill, *decode) if _at_fault(one)]
-    if not waits and not holds and not any(_only_waits(one) for one, _ in (*prefill, *decode)):
+    if (
+        not waits
+        and not holds
+        and not any(_only_waits(one) for one, _ in (*prefill, *decode))
+    ):
         return  # one that is unwell for itself is told as such
     both = (*prefill, *decode)
     why = [f"{one.name} ({one.part}): {_counts(one)}" for one, _ in both]
@@ -311,30 +352,35 @@ def _transfers(by: By) -> Iterator[Finding]:
         certainty = Certainty.CERTAIN if waits or holds else Certainty.LIKELY
     elif waits and holds:
         sentence = (
-            f"The transfer stands between the two sides: {_names(holds)} {_has(holds)} KV caches "
-            f"to send, {_names(waits)} {_wait(waits)} for them, and none arrives."
+            f"The transfer stands between the two sides: {_names(holds)} {_has(holds)} "
+            f"KV caches to send, {_names(waits)} {_wait(waits)} for them, and none "
+            "arrives."
         )
-        advice = "look at what carries them: NIXL, Mooncake, the network between the two"
+        advice = (
+            "look at what carries them: NIXL, Mooncake, the network between the two"
+        )
     elif waits:
         idle = [one for one, _ in prefill]
         knows = all(on_their_way(look) for _, look in prefill)
         sentence = (
-            f"The transfer stands on the prefill side: {_names(waits)} {_wait(waits)} for a KV "
-            f"cache, and {_names(idle)} {_has(idle)} none to send."
+            f"The transfer stands on the prefill side: {_names(waits)} {_wait(waits)} "
+            f"for a KV cache, and {_names(idle)} {_has(idle)} none to send."
             if knows
-            else f"The transfer stands: {_names(waits)} {_wait(waits)} for a KV cache that does "
-            f"not arrive; {_others(idle)}."
+            else f"The transfer stands: {_names(waits)} {_wait(waits)} for a KV cache "
+            f"that does not arrive; {_others(idle)}."
         )
         advice = (
-            "the prefill server has dropped it (restarted, expired), was never asked, or what "
-            "carries it fails: compare both logs by the request's id"
+            "the prefill server has dropped it (restarted, expired), was never asked, "
+            "or what carries it fails: compare both logs by the request's id"
         )
     else:
         sentence = (
-            f"The transfer stands on the decode side: {_names(holds)} {_has(holds)} KV caches to "
-            "send, and no decode server asks for one."
+            f"The transfer stands on the decode side: {_names(holds)} {_has(holds)} KV "
+            "caches to send, and no decode server asks for one."
         )
-        advice = "the decode server does not know of them: look at the router and at its log"
+        advice = (
+            "the decode server does not know of them: look at the router and at its log"
+        )
     yield Finding(
         state=FleetState.TRANSFER_STANDS,
         certainty=certainty,
@@ -372,14 +418,17 @@ def _wait(some: Sequence[Member]) -> str:
 
 
 def on_their_way(look: Look) -> list[tuple[float, float]]:
-    """Monotonic second and count of the requests that wait for a KV cache, or for who fetches it,
-    in each reading."""
+    """Monotonic second and count of the requests that wait for a KV cache, or for who
+    fetches it, in each reading."""
     view = look.view
     if view is None:
         return []
     decodes = part_of(view.facts.command)[0] is Part.DECODE
-    # Before 0.32 a vLLM counts them with all that it puts off; its prefill server counts none.
-    return view.timed("transfers") or (view.timed("waiting_deferred") if decodes else [])
+    # Before 0.32 a vLLM counts them with all that it puts off; its prefill server
+    # counts none.
+    return view.timed("transfers") or (
+        view.timed("waiting_deferred") if decodes else []
+    )
 
 
 def may_hang(look: Look) -> bool:
@@ -389,8 +438,8 @@ def may_hang(look: Look) -> bool:
 
 
 def _in_transfer(look: Look) -> bool:
-    """Whether some were all the time, for so long that no transfer takes it, and nothing but our
-    own small request was worked on."""
+    """Whether some were all the time, for so long that no transfer takes it, and
+    nothing but our own small request was worked on."""
     read, view = on_their_way(look), look.view
     if view is None or len(read) < 2 or not may_hang(look):
         return False
@@ -408,11 +457,15 @@ def _only_waits(one: Member) -> bool:
     if found is None or found.exit_code == 0 or found.found:
         return False
     named = {c.name for c in found.classes}
-    return found.state is ServerState.TRANSFER_STUCK or LiveClass.TRANSFER_STUCK in named
+    return (
+        found.state is ServerState.TRANSFER_STUCK or LiveClass.TRANSFER_STUCK in named
+    )
 
 
 def _counts(one: Member) -> str:
-    parts = [f"{s} " + " → ".join(f"{v:g}" for v in vs) for s, vs in one.counted.items()]
+    parts = [
+        f"{s} " + " → ".join(f"{v:g}" for v in vs) for s, vs in one.counted.items()
+    ]
     return f"{_state(one)}; {', '.join(parts) or 'no metrics'}"
 
 
@@ -424,8 +477,8 @@ def _failed(look: Look) -> Iterator[str]:
 
 
 def _local(by: By) -> Iterator[Finding]:
-    """A decode server that computes prompts which a prefill server should have computed. It
-    answers, and says nothing of it."""
+    """A decode server that computes prompts which a prefill server should have
+    computed. It answers, and says nothing of it."""
     for one, look in by.get(Part.DECODE, ()):
         local, remote = _labelled(look, *LOCAL), _labelled(look, *REMOTE)
         total, count = (_plain(look, name) for name in PROMPTS)
@@ -434,26 +487,36 @@ def _local(by: By) -> Iterator[Finding]:
         share, mean = local / max(1.0, local + remote), total / count
         if local < LOCAL_TOKENS or share < LOCAL_SHARE or mean < LONG_PROMPT:
             continue
-        asked = [m.counted["prompt_tokens"][-1] for m, _ in by.get(Part.PREFILL, ())
-                 if m.counted.get("prompt_tokens")]  # fmt: skip
+        asked = [
+            m.counted["prompt_tokens"][-1]
+            for m, _ in by.get(Part.PREFILL, ())
+            if m.counted.get("prompt_tokens")
+        ]
         why = [
-            f"of its prompt tokens {local:.0f} were computed there, {remote:.0f} came from another "
-            "server",
+            f"of its prompt tokens {local:.0f} were computed there, {remote:.0f} came "
+            "from another server",
             f"{count:.0f} requests, {mean:.0f} prompt tokens each",
         ]
-        advice = "look at what the router sends it (kv_transfer_params), and at both logs"
+        advice = (
+            "look at what the router sends it (kv_transfer_params), and at both logs"
+        )
         if asked:
-            why.append(f"the prefill servers have computed {sum(asked):.0f} prompt tokens")
+            why.append(
+                f"the prefill servers have computed {sum(asked):.0f} prompt tokens"
+            )
             advice = (
                 "both sides compute: the transfer fails, look at both logs"
                 if sum(asked) >= local / 2
-                else "the router does not ask the prefill side: look at its list of servers"
+                else (
+                    "the router does not ask the prefill side: look at its "
+                    "list of servers"
+                )
             )
         yield Finding(
             state=FleetState.PREFILLS_LOCALLY,
             certainty=Certainty.LIKELY,
-            sentence=f"{one.name} is a decode server and computes {share:.0%} of its prompt tokens "
-            "itself; it answers, and says nothing of it.",
+            sentence=f"{one.name} is a decode server and computes {share:.0%} of its "
+            "prompt tokens itself; it answers, and says nothing of it.",
             servers=[one.name],
             why=why,
             advice=[advice],
@@ -462,7 +525,11 @@ def _local(by: By) -> Iterator[Finding]:
 
 def _labelled(look: Look, name: str, label: str, value: str) -> float | None:
     """Sum over the last reading; None: it has none."""
-    metrics = [d for _, d in look.evidence.results(MetricsData, "check")] if look.evidence else []
+    metrics = (
+        [d for _, d in look.evidence.results(MetricsData, "check")]
+        if look.evidence
+        else []
+    )
     values = [
         s.value
         for s in (metrics[-1].samples if metrics else [])
@@ -472,5 +539,9 @@ def _labelled(look: Look, name: str, label: str, value: str) -> float | None:
 
 
 def _plain(look: Look, name: str) -> float | None:
-    metrics = [d for _, d in look.evidence.results(MetricsData, "check")] if look.evidence else []
+    metrics = (
+        [d for _, d in look.evidence.results(MetricsData, "check")]
+        if look.evidence
+        else []
+    )
     return metrics[-1].total(name) if metrics else None

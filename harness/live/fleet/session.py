@@ -30,7 +30,14 @@ from mmrepro.live.diagnose.discover import parse_url
 from mmrepro.live.diagnose.options import DiagnoseCommand, LiveCommand
 from mmrepro.live.diagnose.session import Diagnosed, diagnose, secrets
 from mmrepro.live.fleet import prometheus
-from mmrepro.live.fleet.reading import Look, may_hang, member, on_their_way, read, summary
+from mmrepro.live.fleet.reading import (
+    Look,
+    may_hang,
+    member,
+    on_their_way,
+    read,
+    summary,
+)
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.http import api_root
 from mmrepro.probes.metrics import MetricsProbe
@@ -38,7 +45,8 @@ from mmrepro.probes.metrics import MetricsProbe
 LATER_S = UNASKED_S + 0.5
 METRICS_S = 2.0
 AT_ONCE = 8
-"""Servers that are looked at beside each other: each look has threads and py-spy of its own."""
+"""Servers that are looked at beside each other: each look has threads and py-spy of its
+own."""
 Listener = Callable[[str], None]
 """Gets a sentence for each server that was looked at."""
 
@@ -53,11 +61,11 @@ class Looked:
 
 
 def servers(asked: LiveCommand) -> tuple[dict[str, Scraped | None], list[str]]:
-    """Addresses, each once, in their order, with what Prometheus holds of each; what of them could
-    not be seen.
+    """Addresses, each once, in their order, with what Prometheus holds of each; what of
+    them could not be seen.
 
-    Raises:
-        UsageError: an address is none, or a Prometheus server knows no inference server.
+    Raises: UsageError: an address is none, or a Prometheus server knows no inference
+        server.
     """
     found: dict[str, Scraped | None] = {}
     for url in filter(None, (asked.url, *asked.more)):
@@ -66,7 +74,9 @@ def servers(asked: LiveCommand) -> tuple[dict[str, Scraped | None], list[str]]:
     if not asked.prometheus:
         return found, []
     told = prometheus.known(asked.prometheus)
-    return found | {api_root(url): scraped for url, scraped in told.found.items()}, told.unseen
+    return found | {
+        api_root(url): scraped for url, scraped in told.found.items()
+    }, told.unseen
 
 
 def look(asked: DiagnoseCommand, listener: Listener | None = None) -> Looked:
@@ -77,15 +87,19 @@ def look(asked: DiagnoseCommand, listener: Listener | None = None) -> Looked:
     """
     if asked.pid or asked.logs:
         raise UsageError(
-            "--pid and --log belong to one server.", hint=f"mmrepro diagnose {asked.url} --log FILE"
+            "--pid and --log belong to one server.",
+            hint=f"mmrepro diagnose {asked.url} --log FILE",
         )
     began, taken = time.monotonic(), Moment.now()
     addresses, unseen = servers(asked)
     if asked.out is not None and is_there(asked.out / FLEET_FILE):
         raise UnwritableOutput(
-            f"{asked.out} already holds such a look.", hint="choose another --out, or remove it"
+            f"{asked.out} already holds such a look.",
+            hint="choose another --out, or remove it",
         )
-    folder = prepared(asked.out or new_folder(DEFAULT_ROOT, "servers", str(len(addresses))))
+    folder = prepared(
+        asked.out or new_folder(DEFAULT_ROOT, "servers", str(len(addresses)))
+    )
     below = [folder / _below(index, url) for index, url in enumerate(addresses)]
     ours = [one for one in below if not is_there(one)]
     try:
@@ -144,7 +158,9 @@ def _each(
             except queue.Empty:
                 return
             url = urls[index]
-            one = replace(asked, url=url, more=(), prometheus="", out=folder / _below(index, url))
+            one = replace(
+                asked, url=url, more=(), prometheus="", out=folder / _below(index, url)
+            )
             made, error = _diagnosed(one)
             results[index] = (
                 Look(
@@ -179,8 +195,8 @@ def _diagnosed(one: DiagnoseCommand) -> tuple[Diagnosed | None, str]:
 
 
 def _once_more(asked: DiagnoseCommand, looks: Sequence[Look]) -> None:
-    """Read the metrics of a pair again where KV caches were on their way all the time: a server
-    that answers was looked at for two seconds only."""
+    """Read the metrics of a pair again where KV caches were on their way all the time:
+    a server that answers was looked at for two seconds only."""
     halves = [one for one in looks if member(one).part is not Part.REPLICA]
     read = [at for one in halves if may_hang(one) for at, _ in on_their_way(one)]
     if not read:
@@ -219,5 +235,8 @@ def required(asked: LiveCommand, command: str) -> None:
     if not asked.url and not asked.prometheus:
         raise UsageError(
             "No server is named.",
-            hint=f"mmrepro {command} http://127.0.0.1:8000, or --prometheus http://127.0.0.1:9090",
+            hint=(
+                f"mmrepro {command} http://127.0.0.1:8000, or --prometheus "
+                "http://127.0.0.1:9090"
+            ),
         )

@@ -1,1 +1,2 @@
-"""A deep health check: a real small inference at an interval, and a diagnosis when it fails."""
+"""A deep health check: a real small inference at an interval, and a diagnosis when it
+fails."""

@@ -1,4 +1,5 @@
-"""One check: a small inference, and, if it is not answered, whether the server worked meanwhile.
+"""One check: a small inference, and, if it is not answered, whether the server worked
+meanwhile.
 
 The readings of the last few checks together show classes of failure.
 """
@@ -25,7 +26,13 @@ from mmrepro.live.watch.health import Check, CheckOutcome
 from mmrepro.live.watch.processes import Growth, Processes, Seen, caches_bytes
 from mmrepro.probes.base import Probe, ProbeData, ProbeResult, ProbeStatus, run_probe
 from mmrepro.probes.data import InferenceData, MetricsData
-from mmrepro.probes.http import InferenceProbe, api_root, connection_refused, fetch, first_model
+from mmrepro.probes.http import (
+    InferenceProbe,
+    api_root,
+    connection_refused,
+    fetch,
+    first_model,
+)
 from mmrepro.probes.metrics import MetricsProbe
 from mmrepro.probes.processes import ConnectionsProbe
 from mmrepro.traffic.evidence import Evidence
@@ -34,8 +41,8 @@ CHECKS = 3
 
 
 class Window:
-    """Takes the results of each check's probes. What was read before an answer tells nothing of a
-    silence after it."""
+    """Takes the results of each check's probes. What was read before an answer tells
+    nothing of a silence after it."""
 
     def __init__(self) -> None:
         self._checks: deque[list[ProbeResult[Any]]] = deque(maxlen=CHECKS)
@@ -54,18 +61,21 @@ class Window:
     ) -> list[NamedClass]:
         """Those that are more than possible.
 
-        Args:
-            silence: stacks that were taken while a request waited.
-            late: the part of the time for which this process waited for a processor, where that
+        Args: silence: stacks that were taken while a request waited. late: the part of
+            the time for which this process waited for a processor, where that
                 was much.
         """
         asked = [r for r in self._now if isinstance(r.data, InferenceData)]
         if not _answered(self._now):
             for check in [c for c in self._checks if _answered(c)]:
                 check.clear()
-        readings = [r for c in self._checks for r in c if not isinstance(r.data, InferenceData)]
+        readings = [
+            r for c in self._checks for r in c if not isinstance(r.data, InferenceData)
+        ]
         facts_too = {LATENESS: late} if late else {}
-        evidence = Evidence(probes=[*readings, *asked, *silence.probes], facts=dict(facts_too))
+        evidence = Evidence(
+            probes=[*readings, *asked, *silence.probes], facts=dict(facts_too)
+        )
         found = classes(evidence, facts)
         return [one for one in found if one.certainty is not Certainty.POSSIBLE]
 
@@ -75,15 +85,19 @@ def _answered(check: list[ProbeResult[Any]]) -> bool:
 
 
 LATE = 0.3
-"""Part of the deadline after which a request that is not answered yet has its server looked at."""
+"""Part of the deadline after which a request that is not answered yet has its server
+looked at."""
 MODELS_S = 5.0
 
 
-# Not the count of finished requests: a frozen vLLM counts those that clients give up on. How full
-# the KV cache is moves with each chunk of a long prompt, which counts no token until its end.
+# Not the count of finished requests: a frozen vLLM counts those that clients give up
+# on. How full the KV cache is moves with each chunk of a long prompt, which counts no
+# token until its end.
 def _metrics(*shorts: str) -> tuple[str, ...]:
     engines = ENGINES.values()
-    return tuple(name for e in engines for short in shorts for name in e.metrics.get(short, ()))
+    return tuple(
+        name for e in engines for short in shorts for name in e.metrics.get(short, ())
+    )
 
 
 PROGRESS = _metrics("prompt_tokens", "generation_tokens")
@@ -91,18 +105,19 @@ GAUGES = _metrics("kv_usage")
 HINTS = {401: "--header 'Authorization: Bearer KEY'", 404: "--model NAME"}
 HINTS[403] = HINTS[401]
 TIED = 3
-"""So many answers in a row that move the counters: these are of the server that answers."""
+"""So many answers in a row that move the counters: these are of the server that
+answers."""
 
 
 class Checker:
     """Sends the checks to ``url``.
 
-    What it says of one is in its own words: a server may answer with whatever it was sent, a key
-    among it, and what a watch says is served to others.
+    What it says of one is in its own words: a server may answer with whatever it was
+    sent, a key among it, and what a watch says is served to others.
 
     ``model``: the served name; empty: the first that ``/v1/models`` lists, asked once.
-    ``image``: a data URL that goes with the text, so that the vision path is checked as well.
-    """
+    ``image``: a data URL that goes with the text, so that the vision path is checked as
+    well."""
 
     def __init__(
         self,
@@ -144,30 +159,38 @@ class Checker:
 
     def _ranks(self) -> dict[str, str]:
         facts, silence = self._processes.facts, self._processes.silence
-        seen = look(View(facts, silence)) if facts is not None and silence.probes else None
+        seen = (
+            look(View(facts, silence)) if facts is not None and silence.probes else None
+        )
         return {rank.role: rank.stand.value for rank in seen.ranks} if seen else {}
 
     def _classes(self) -> tuple[NamedClass, ...]:
-        """Of failure, by what the last checks read and by the memory of its processes."""
+        """Of failure, by what the last checks read and by the memory of its
+        processes."""
         processes, share = self._processes, self._lateness.share
         if (facts := processes.facts) is None:
             return ()
         late = share if share > SHORT else 0.0
         found = self._window.classes(facts, processes.silence, late=late)
-        self._growth.observe(time.monotonic(), self._finished(facts), processes.memory())
+        self._growth.observe(
+            time.monotonic(), self._finished(facts), processes.memory()
+        )
         pictures = bool(self._total(facts, "mm_cache_queries"))
         grows = self._growth.named(caches_bytes(facts.command) if pictures else 0)
         return (*found, *([grows] if grows else []))
 
     def _finished(self, facts: TargetFacts) -> float:
-        """Requests that the server counts as finished, else those of ours that were answered."""
+        """Requests that the server counts as finished, else those of ours that were
+        answered."""
         total = self._total(facts, "finished")
         return self._answers if total is None else total
 
     def _total(self, facts: TargetFacts, short: str) -> float | None:
         engine, data = ENGINES.get(facts.engine), self._counted
         names = engine.metrics.get(short, ()) if engine else ()
-        return next((v for n in names if data and (v := data.total(n)) is not None), None)
+        return next(
+            (v for n in names if data and (v := data.total(n)) is not None), None
+        )
 
     def _find_model(self) -> Seen | None:
         """Ask for the served model, if it is not known; why that failed."""
@@ -182,7 +205,11 @@ class Checker:
         )
         if got.status == 200:
             self.model = first_model(got.body)
-            return None if self.model else (CheckOutcome.ERROR, "/v1/models lists no model")
+            return (
+                None
+                if self.model
+                else (CheckOutcome.ERROR, "/v1/models lists no model")
+            )
         if got.timed_out:
             return self._silence("/v1/models", {}, (CheckOutcome.SILENT, ""))
         return self._no_completion("/v1/models", got.status, got.error, {})
@@ -199,7 +226,8 @@ class Checker:
         )
         box: list[ProbeData | None] = []
         asking = threading.Thread(
-            target=lambda: box.append(self._run(probe, self.deadline_s + 1).data), daemon=True
+            target=lambda: box.append(self._run(probe, self.deadline_s + 1).data),
+            daemon=True,
         )
         asking.start()
         asking.join(LATE * self.deadline_s)
@@ -234,11 +262,14 @@ class Checker:
             return CheckOutcome.UNKNOWN, f"{asked}: {status}{hint}"
         if dead := self._processes.part_dead():
             return CheckOutcome.FAILED, dead
-        # A gateway says 502 to 504, and of one that never worked the request may be to blame.
+        # A gateway says 502 to 504, and of one that never worked the request may be to
+        # blame.
         fails = status == 500 and self._worked and before
         if fails and before == self._signs() and self._own(before, before):
             return CheckOutcome.SILENT, f"{asked}: 500, and no counter of work moves"
-        told = status or error.partition(":")[0]  # what follows may be the server's own words
+        told = (
+            status or error.partition(":")[0]
+        )  # what follows may be the server's own words
         return CheckOutcome.ERROR, f"{asked}: {told}"
 
     def _silence(self, asked: str, before: Mapping[str, float], seen: Seen) -> Seen:
@@ -254,31 +285,43 @@ class Checker:
         counted = counted and self._own(before, after or {})
         mute = after is None and self._processes.near
         if verdict is CheckOutcome.SILENT and not counted and not mute:
-            return CheckOutcome.ERROR, f"{told}; no counter of its own tells whether it works"
+            return (
+                CheckOutcome.ERROR,
+                f"{told}; no counter of its own tells whether it works",
+            )
         return verdict, "; ".join(filter(None, [told, why]))
 
     def _own(self, before: Mapping[str, float], after: Mapping[str, float]) -> bool:
-        """Whether the counters are of the server that is asked, and not of another replica behind
-        a balancer: its processes are here, a request is counted that waits, or the counters have
-        moved with each of the last ``TIED`` answers and are still of the same process."""
+        """Whether the counters are of the server that is asked, and not of another
+        replica behind a balancer: its processes are here, a request is counted that
+        waits, or the counters have moved with each of the last ``TIED`` answers and are
+        still of the same process."""
         if self._processes.seen:
             return True
-        if any(after.get(name, v) < v for name, v in before.items() if name not in GAUGES):
+        if any(
+            after.get(name, v) < v for name, v in before.items() if name not in GAUGES
+        ):
             return False
         facts = self._processes.facts
-        busy = facts is not None and any(self._total(facts, g) for g in ("running", "waiting"))
+        busy = facts is not None and any(
+            self._total(facts, g) for g in ("running", "waiting")
+        )
         same = before.get(BEGUN_AT) == after.get(BEGUN_AT)
-        return same and (busy or (self._tied >= TIED and after.get(BEGUN_AT) == self._begun))
+        return same and (
+            busy or (self._tied >= TIED and after.get(BEGUN_AT) == self._begun)
+        )
 
     def _tie(self, before: Mapping[str, float]) -> None:
-        """Count the answers in a row that moved the counters: others were another replica's."""
+        """Count the answers in a row that moved the counters: others were another
+        replica's."""
         if not self._processes.seen:
             after = self._signs() or {}
             self._tied = self._tied + 1 if moved_signs(before, after) else 0
             self._begun = after.get(BEGUN_AT)
 
     def _signs(self) -> dict[str, float] | None:
-        """Counters of work done; empty where there are no metrics, None where they are late."""
+        """Counters of work done; empty where there are no metrics, None where they are
+        late."""
         result = self._run(MetricsProbe(self.url, 2.0, headers=self.headers), 3.0)
         data = result.data
         if isinstance(data, MetricsData):
@@ -303,8 +346,8 @@ class Checker:
 
 
 def moved_signs(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
-    """Names of those that changed. A counter that fell is no progress: a restart, or another
-    replica's, as is one of a process that began at another time."""
+    """Names of those that changed. A counter that fell is no progress: a restart, or
+    another replica's, as is one of a process that began at another time."""
     if before.get(BEGUN_AT) != after.get(BEGUN_AT):
         return []
     known = [name for name in after if name in before and after[name] != before[name]]

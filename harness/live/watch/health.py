@@ -1,4 +1,5 @@
-"""Live or not, ready or not: a pure state machine over check results. No clock, no I/O."""
+"""Live or not, ready or not: a pure state machine over check results. No clock, no
+I/O."""
 
 from __future__ import annotations
 
@@ -12,31 +13,35 @@ STATES = ("starting", "ready", "live", "not-live")
 
 
 class CheckOutcome(StrEnum):
-    """What one check says of the server; only FAILED, SILENT and ABSENT can end liveness."""
+    """What one check says of the server; only FAILED, SILENT and ABSENT can end
+    liveness."""
 
     OK = "ok"
     BUSY = "busy"
-    """No answer in time, but its own counters or its stacks moved (or it said 429): overloaded."""
+    """No answer in time, but its own counters or its stacks moved (or it said 429):
+    overloaded."""
     FAILED = "failed"
     """Its process was seen to have ended, or to stand still while the check waited."""
     SILENT = "silent"
-    """No answer and no counter moved; whether its processes stand still could not be seen."""
+    """No answer and no counter moved; whether its processes stand still could not be
+    seen."""
     ABSENT = "absent"
     """Nothing listens, and it starts, or what became of it cannot be seen."""
     ERROR = "error"
-    """No answer, or an error: clients get no better one, but a restart may heal nothing."""
+    """No answer, or an error: clients get no better one, but a restart may heal
+    nothing."""
     UNKNOWN = "unknown"
-    """The check itself is wrong for this server (401, 404): it says nothing about health."""
+    """The check itself is wrong for this server (401, 404): it says nothing about
+    health."""
 
 
 @dataclass(frozen=True)
 class Check:
     """One check. ``at``: seconds on the monotonic clock when its result was there.
 
-    ``classes``: of failure, that this check and those shortly before it show. ``ranks``: role of
-    each rank, and what it is at (``in-collective``, ``stands``) while the server is silent; {}: it
-    answers, or runs in one process.
-    """
+    ``classes``: of failure, that this check and those shortly before it show.
+    ``ranks``: role of each rank, and what it is at (``in-collective``, ``stands``)
+    while the server is silent; {}: it answers, or runs in one process."""
 
     verdict: CheckOutcome
     at: float
@@ -48,13 +53,16 @@ class Check:
 
 @dataclass(kw_only=True)
 class Health:
-    """Hysteresis: ``failures`` failed checks in a row end liveness, ``successes`` bring it back.
+    """Hysteresis: ``failures`` failed checks in a row end liveness, ``successes`` bring
+    it back.
 
-    So do silent ones, once nothing has moved for ``stall_s`` seconds: a prompt may be so long that
-    for a while no counter moves. A server that is busy, or answers with errors, is alive but not
-    ready: restarting it would throw its work away. Until the first success it is starting: alive,
-    not ready, for at most ``grace_s`` seconds from ``started``; failures count only after that.
-    One that is absent after it was there is starting again.
+    So do silent ones, once nothing has moved for ``stall_s`` seconds: a prompt may be
+    so long that for a while no counter moves. A server that is busy, or answers with
+    errors, is alive but not
+    ready: restarting it would throw its work away. Until the first success it is
+    starting: alive, not ready, for at most ``grace_s`` seconds from ``started``;
+    failures count only after that. One that is absent after it was there is starting
+    again.
 
     Raises:
         ValueError: a threshold below 1.
@@ -80,16 +88,20 @@ class Health:
 
     @property
     def ready(self) -> bool:
-        """Live, past its start, not observed to stand still since the last answer, and not
-        ``failures`` times in a row without one."""
+        """Live, past its start, not observed to stand still since the last answer, and
+        not ``failures`` times in a row without one."""
         observed = self.failed_in_a_row > 0
         return (
-            self.live and not self.starting and not observed and self.bad_in_a_row < self.failures
+            self.live
+            and not self.starting
+            and not observed
+            and self.bad_in_a_row < self.failures
         )
 
     @property
     def state(self) -> str:
-        """``starting``, ``ready``, ``live`` (but not ready) or ``not-live``: see :data:`STATES`."""
+        """``starting``, ``ready``, ``live`` (but not ready) or ``not-live``: see
+        :data:`STATES`."""
         if not self.live:
             return "not-live"
         return "starting" if self.starting else "ready" if self.ready else "live"

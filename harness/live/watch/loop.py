@@ -1,4 +1,5 @@
-"""The watch: check at an interval, tell what changed, diagnose once when liveness is lost."""
+"""The watch: check at an interval, tell what changed, diagnose once when liveness is
+lost."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ from typing import TYPE_CHECKING
 
 from mmrepro.base.errors import MmreproError
 from mmrepro.base.units import duration
-from mmrepro.failure.documents.diagnosis import CLASS_WORDS, Certainty, LiveClass, NamedClass
+from mmrepro.failure.documents.diagnosis import (
+    CLASS_WORDS,
+    Certainty,
+    LiveClass,
+    NamedClass,
+)
 from mmrepro.live.diagnose.discover import parse_url
 from mmrepro.live.watch.checker import Checker
 from mmrepro.live.watch.health import CheckOutcome, Health
@@ -27,8 +33,8 @@ SUREST = list(Certainty)
 CONFIRM_PAUSE_S = 0.01
 """Between a first failure and the check that confirms it."""
 RETURN_S = 1.0
-"""From one check's start to the next one's, at most, of a server that is gone: when it starts
-again, it must not be called dead for long."""
+"""From one check's start to the next one's, at most, of a server that is gone: when it
+starts again, it must not be called dead for long."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,8 @@ Listener = Callable[[str, str], None]
 
 
 class Watch:
-    """Runs until ``stop`` or as the options say. What it knows may be read from other threads."""
+    """Runs until ``stop`` or as the options say. What it knows may be read from other
+    threads."""
 
     def __init__(
         self,
@@ -104,11 +111,14 @@ class Watch:
         return changed
 
     def _tell_classes(self) -> None:
-        """What the last check and the last diagnosis name, until it is live again; in our own
-        words, for what a class rests on may be the server's."""
+        """What the last check and the last diagnosis name, until it is live again; in
+        our own words, for what a class rests on may be the server's."""
         with self.lock:
             last, finding = self.health.last, self.finding
-            named = [*(finding.classes if finding else ()), *(last.classes if last else ())]
+            named = [
+                *(finding.classes if finding else ()),
+                *(last.classes if last else ()),
+            ]
             before = self.classes
             now: dict[LiveClass, Certainty] = {}
             for one in sorted(named, key=lambda one: SUREST.index(one.certainty)):
@@ -134,7 +144,9 @@ class Watch:
         if self.diagnose is None:
             return
         if self.incidents >= self.options.max_incidents:
-            self.listener("diagnosis", f"not diagnosed: {self.incidents} incidents are the limit")
+            self.listener(
+                "diagnosis", f"not diagnosed: {self.incidents} incidents are the limit"
+            )
             return
         if self._diagnosis is not None and self._diagnosis.is_alive():
             return
@@ -149,7 +161,11 @@ class Watch:
             finding = self.diagnose()
         except Exception as error:  # the watch goes on, whatever becomes of a diagnosis
             # Its text may be the server's: only of our own errors it is not.
-            told = error.message if isinstance(error, MmreproError) else type(error).__name__
+            told = (
+                error.message
+                if isinstance(error, MmreproError)
+                else type(error).__name__
+            )
             self.listener("error", f"the diagnosis failed: {told}")
             return
         with self.lock:
@@ -162,8 +178,8 @@ MAX_DEADLINE_S = 15.0
 
 
 def default_deadline(interval_s: float, failures: int) -> float:
-    """Seconds for one check, so that ``failures`` of them, one after the other, end within one
-    interval; at most 15."""
+    """Seconds for one check, so that ``failures`` of them, one after the other, end
+    within one interval; at most 15."""
     return min(MAX_DEADLINE_S, 0.9 * interval_s / failures - CONFIRM_PAUSE_S)
 
 
@@ -176,15 +192,19 @@ def watch_of(
 ) -> Watch:
     """The watch of a server. Raises UsageError for what cannot be an address.
 
-    Args:
-        diagnose: looks for the cause when a check fails, with a deadline in seconds; None: that
+    Args: diagnose: looks for the cause when a check fails, with a deadline in seconds;
+        None: that
             it failed is only reported.
     """
     parse_url(asked.url)
     deadline = asked.deadline_s or default_deadline(asked.interval_s, health.failures)
     picture = small_picture() if asked.image else None
     checker = Checker(
-        asked.url, deadline, model=asked.model, image=picture, headers=dict(asked.headers)
+        asked.url,
+        deadline,
+        model=asked.model,
+        image=picture,
+        headers=dict(asked.headers),
     )
     look = None if diagnose is None else partial(diagnose, max(1.0, deadline))
     return Watch(checker, health, asked, diagnose=look, listener=listener)
@@ -199,15 +219,25 @@ def small_picture() -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def diagnosed(asked: WatchCommand, write: Callable[[Path], object], deadline_s: float) -> Diagnosed:
-    """Diagnose the server; the incident is kept below ``out``, ``write`` writes its reports."""
+def diagnosed(
+    asked: WatchCommand, write: Callable[[Path], object], deadline_s: float
+) -> Diagnosed:
+    """Diagnose the server; the incident is kept below ``out``, ``write`` writes its
+    reports."""
     from mmrepro.live.diagnose.options import DiagnoseCommand
     from mmrepro.live.diagnose.session import diagnose
 
-    folder = None if asked.out is None else asked.out / time.strftime("watch-%Y%m%d-%H%M%S")
+    folder = (
+        None if asked.out is None else asked.out / time.strftime("watch-%Y%m%d-%H%M%S")
+    )
     found = diagnose(
         DiagnoseCommand(
-            asked.url, asked.model, asked.logs, asked.headers, folder, deadline_s=deadline_s
+            asked.url,
+            asked.model,
+            asked.logs,
+            asked.headers,
+            folder,
+            deadline_s=deadline_s,
         )
     )
     if found.folder is not None:
@@ -222,8 +252,8 @@ def diagnosed(asked: WatchCommand, write: Callable[[Path], object], deadline_s: 
 
 @dataclass
 class Together:
-    """One look at several servers, for each of their watches that asks: who is unlike the others,
-    and which side of a transfer stands, no server shows by itself."""
+    """One look at several servers, for each of their watches that asks: who is unlike
+    the others, and which side of a transfer stands, no server shows by itself."""
 
     asked: WatchCommand
     write: Callable[[Path], object]
@@ -232,7 +262,8 @@ class Together:
     _last: tuple[float, Looked] | None = None
 
     def diagnosed(self, url: str, _: float = 0.0) -> Diagnosed:
-        """Of one of them. A look that began after the question is taken by all who wait for one."""
+        """Of one of them. A look that began after the question is taken by all who wait
+        for one."""
         asked_at = time.monotonic()
         with self._lock:
             if self._last is None or self._last[0] < asked_at:
@@ -249,13 +280,22 @@ class Together:
         from mmrepro.live.fleet.session import look
 
         asked = self.asked
-        folder = None if asked.out is None else asked.out / time.strftime("watch-%Y%m%d-%H%M%S")
+        folder = (
+            None
+            if asked.out is None
+            else asked.out / time.strftime("watch-%Y%m%d-%H%M%S")
+        )
         looked = look(
             DiagnoseCommand(
-                url=asked.url, more=asked.more, prometheus=asked.prometheus, model=asked.model,
-                headers=asked.headers, out=folder, deadline_s=self.deadline_s,
+                url=asked.url,
+                more=asked.more,
+                prometheus=asked.prometheus,
+                model=asked.model,
+                headers=asked.headers,
+                out=folder,
+                deadline_s=self.deadline_s,
             )
-        )  # fmt: skip
+        )
         for one in looked.diagnosed if looked.folder is not None else ():
             if one.folder is not None:
                 self.write(one.folder)

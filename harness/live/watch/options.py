@@ -13,7 +13,8 @@ from mmrepro.live.diagnose.options import LiveCommand
 
 @dataclass(frozen=True)
 class WatchCommand(LiveCommand):
-    """Options of ``mmrepro watch``; ``deadline_s``: None: by ``loop.default_deadline``."""
+    """Options of ``mmrepro watch``; ``deadline_s``: None: by
+    ``loop.default_deadline``."""
 
     COMMAND: ClassVar[str] = "watch"
     interval_s: float = option(
@@ -39,7 +40,12 @@ class WatchCommand(LiveCommand):
         2, "Failed checks in a row that end liveness.", "N", LIMITS, least=1, most=100
     )
     successes: int = option(
-        2, "Answered checks in a row that bring it back.", "N", LIMITS, least=1, most=100
+        2,
+        "Answered checks in a row that bring it back.",
+        "N",
+        LIMITS,
+        least=1,
+        most=100,
     )
     grace_s: float = option(
         600.0,
@@ -52,8 +58,8 @@ class WatchCommand(LiveCommand):
     )
     stall_s: float = option(
         60.0,
-        "Silence, no counter moving, that ends liveness where its processes cannot be observed "
-        "to stand still.",
+        "Silence, no counter moving, that ends liveness where its processes cannot be "
+        "observed to stand still.",
         "SECONDS",
         LIMITS,
         name="--stall",
@@ -61,8 +67,8 @@ class WatchCommand(LiveCommand):
     )
     http: str = option(
         "",
-        "Serve /live, /ready and /metrics at PORT of this machine, or at HOST:PORT, and continue "
-        "when the server is dead.",
+        "Serve /live, /ready and /metrics at PORT of this machine, or at HOST:PORT, "
+        "and continue when the server is dead.",
         "[HOST:]PORT",
         OUTPUT,
     )
@@ -79,7 +85,9 @@ class WatchCommand(LiveCommand):
     max_incidents: int = option(
         5, "Maximum number of diagnoses that are kept.", "N", OUTPUT, least=1, most=1000
     )
-    out: Path | None = common.OUT(None, help="Folder of the incidents.", shown="incidents/")
+    out: Path | None = common.OUT(
+        None, help="Folder of the incidents.", shown="incidents/"
+    )
     json: bool = common.JSON(False, help="Print one JSON object a line on stdout.")
     quiet: bool = common.QUIET(False, help="Print what changes, not each check.")
 

@@ -1,9 +1,8 @@
-"""The processes behind a watched URL, where they can be observed: an end, a standstill, memory that
-grows with each request.
+"""The processes behind a watched URL, where they can be observed: an end, a standstill,
+memory that grows with each request.
 
-Caches grow as well, until they are full: only what goes on growing as it began, past what the
-caches may take, is told.
-"""
+Caches grow as well, until they are full: only what goes on growing as it began, past
+what the caches may take, is told."""
 
 from __future__ import annotations
 
@@ -44,7 +43,8 @@ REQUESTS = 100
 LEAST_BYTES = 256 << 20
 """Allocators and lists of blocks grow by that much in a healthy server."""
 PARTS = 4
-"""Of the time, each of which has to have grown; the last by at least half of their mean."""
+"""Of the time, each of which has to have grown; the last by at least half of their
+mean."""
 MOST_SAMPLES = 256
 MIB = 1 << 20
 
@@ -54,7 +54,8 @@ CACHE_GB = 4.0
 
 
 def caches_bytes(command: Sequence[str]) -> int:
-    """What vLLM's multimodal cache may take of each process's memory, by the server's options."""
+    """What vLLM's multimodal cache may take of each process's memory, by the server's
+    options."""
     option, size = "--mm-processor-cache-gb", CACHE_GB
     for word, after in zip(command, [*command[1:], ""], strict=True):
         value = after if word == option else word.removeprefix(f"{option}=")
@@ -89,7 +90,10 @@ class Growth:
         self._courses: dict[tuple[int, int], _Course] = {}
 
     def observe(
-        self, at: float, requests: float, processes: Mapping[tuple[int, int], tuple[str, int]]
+        self,
+        at: float,
+        requests: float,
+        processes: Mapping[tuple[int, int], tuple[str, int]],
     ) -> None:
         """Take one reading.
 
@@ -104,7 +108,8 @@ class Growth:
             course.add(at, requests, rss_bytes)
 
     def named(self, caches_bytes: int = 0) -> NamedClass | None:
-        """The class, where a process grows. ``caches_bytes``: what its caches may take of it."""
+        """The class, where a process grows. ``caches_bytes``: what its caches may take
+        of it."""
         grown = [
             told
             for (pid, _), course in self._courses.items()
@@ -140,8 +145,9 @@ def _told(pid: int, course: _Course, allowed_bytes: int) -> tuple[bool, str] | N
     if not steady or requests < REQUESTS or grown < allowed_bytes:
         return None
     text = (
-        f"{course.role} (pid {pid}) grew by {units.size(grown)} over {requests:.0f} requests in "
-        f"{units.duration(took)}: {units.size(grown / requests, 1)} a request"
+        f"{course.role} (pid {pid}) grew by {units.size(grown)} over {requests:.0f} "
+        f"requests in {units.duration(took)}: {units.size(grown / requests, 1)} a "
+        "request"
     )
     return seconds >= SURE_S, text
 
@@ -153,8 +159,8 @@ Seen = tuple[CheckOutcome, str]
 
 @dataclass
 class _Root:
-    """The process that answered. ``alive_at``: when it was last seen to live, in clock ticks after
-    boot."""
+    """The process that answered. ``alive_at``: when it was last seen to live, in clock
+    ticks after boot."""
 
     pid: int
     start: int
@@ -163,7 +169,8 @@ class _Root:
 
 
 class Processes:
-    """The processes behind ``url``. Nothing is asked of the server, and none is paused."""
+    """The processes behind ``url``. Nothing is asked of the server, and none is
+    paused."""
 
     def __init__(self, url: str, scratch: Path) -> None:
         self._url = url
@@ -175,7 +182,8 @@ class Processes:
 
     @property
     def facts(self) -> TargetFacts | None:
-        """What was found of it since it answered, or was looked at; None: nothing yet."""
+        """What was found of it since it answered, or was looked at; None: nothing
+        yet."""
         return None if self._target is None else self._target.facts
 
     def name_engine(self, metrics: frozenset[str]) -> None:
@@ -184,7 +192,8 @@ class Processes:
             discover.name_engine(self._target, metrics)
 
     def memory(self) -> dict[tuple[int, int], tuple[str, int]]:
-        """(pid, start in clock ticks): role and resident bytes, of each process that lives."""
+        """(pid, start in clock ticks): role and resident bytes, of each process that
+        lives."""
         known = self._target.facts.processes if self._target is not None else []
         read = ((p.role, processes.stat(p.pid)) for p in known)
         return {
@@ -195,7 +204,8 @@ class Processes:
 
     @property
     def near(self) -> bool:
-        """No network lies between, nor a proxy that can be seen: it runs on this machine."""
+        """No network lies between, nor a proxy that can be seen: it runs on this
+        machine."""
         target = self._found()
         return target.facts.place != "remote" and not target.proxied
 
@@ -218,14 +228,21 @@ class Processes:
         if root is None:
             return CheckOutcome.ABSENT, "nothing listens there"
         if self._alive(root):
-            return CheckOutcome.SILENT, f"process {root.pid} lives, and does not listen any more"
+            return (
+                CheckOutcome.SILENT,
+                f"process {root.pid} lives, and does not listen any more",
+            )
         ended = f"process {root.pid}, which answered before, has ended"
         if again := _started_again(root):
-            return CheckOutcome.ABSENT, f"{ended}; process {again} has its command: it starts"
+            return (
+                CheckOutcome.ABSENT,
+                f"{ended}; process {again} has its command: it starts",
+            )
         return CheckOutcome.FAILED, ended
 
     def part_dead(self) -> str:
-        """Which process of the engine has ended, while others live; "": none is seen to."""
+        """Which process of the engine has ended, while others live; "": none is seen
+        to."""
         target = self._found()
         discover.refresh(target)
         dead = general.at_once(Evidence(), target.facts)
@@ -235,8 +252,8 @@ class Processes:
     def look(self, seconds: float) -> Seen:
         """Where its threads are, while it keeps a request waiting; for ``seconds``.
 
-        What was seen in the silent checks before counts as well: what moves now and then works.
-        """
+        What was seen in the silent checks before counts as well: what moves now and
+        then works."""
         unseen = CheckOutcome.SILENT, ""
         target = self._found()
         if target.engine is None or target.facts.root_pid is None:
@@ -249,7 +266,9 @@ class Processes:
         ranks = [p.pid for p in workers(target.facts)][:MAX_RANKS]
         near = (view.core_pid, target.facts.root_pid, *ranks)
         pids = list(dict.fromkeys(pid for pid in near if pid is not None))
-        probe = StacksProbe(pids, SAMPLES, seconds / SAMPLES, locals=False, blocking_fallback=False)
+        probe = StacksProbe(
+            pids, SAMPLES, seconds / SAMPLES, locals=False, blocking_fallback=False
+        )
         result = run_probe(probe, self._scratch, seconds, phase="check")
         self.silence.probes.append(result)  # type: ignore[arg-type] # as AnyProbeResult
         for raw in result.raw:
@@ -259,8 +278,13 @@ class Processes:
             return unseen
         if found is Stance.MOVES:
             return CheckOutcome.SILENT, f"its stacks move ({place})"
-        how = "stands still" if found is Stance.STANDS else "idles while a request waits"
-        return CheckOutcome.FAILED, f"{target.facts.role_of(view.core_pid) or 'it'} {how} ({place})"
+        how = (
+            "stands still" if found is Stance.STANDS else "idles while a request waits"
+        )
+        return (
+            CheckOutcome.FAILED,
+            f"{target.facts.role_of(view.core_pid) or 'it'} {how} ({place})",
+        )
 
     def _found(self) -> Target:
         if self._target is None:
@@ -269,7 +293,9 @@ class Processes:
             status = None if pid is None else processes.stat(pid)
             if pid is not None and status is not None:
                 command = processes.arguments(pid)
-                self._root = _Root(pid, status.start_ticks, command, processes.now_ticks())
+                self._root = _Root(
+                    pid, status.start_ticks, command, processes.now_ticks()
+                )
                 discover.name_engine(target, frozenset())
         return self._target
 

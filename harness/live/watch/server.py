@@ -28,8 +28,8 @@ EXCHANGE_S = 10.0
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """``PORT`` or ``:PORT`` (loopback), or ``HOST:PORT``; ``0.0.0.0:PORT`` is every interface.
-    Raises UsageError."""
+    """``PORT`` or ``:PORT`` (loopback), or ``HOST:PORT``; ``0.0.0.0:PORT`` is every
+    interface. Raises UsageError."""
     host, _, port = text.rpartition(":")
     if not port.isdigit() or not 0 <= int(port) < 65536:
         raise UsageError(f"{text!r} is no address.", hint="--http 127.0.0.1:9400")
@@ -37,18 +37,21 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 class WatchServer:
-    """Serves the state of ``watch`` until ``close``; ``address`` is what it is bound to.
+    """Serves the state of ``watch`` until ``close``; ``address`` is what it is bound
+    to.
 
-    Args:
-        watch: of one server, or those of several by name. Of several ``/live`` and ``/ready`` are
-            200 where all are; ``/ready?server=NAME`` is of one. Each metric has the label
-            ``server`` then.
+    Args: watch: of one server, or those of several by name. Of several ``/live`` and
+        ``/ready`` are
+            200 where all are; ``/ready?server=NAME`` is of one. Each metric has the
+            label ``server`` then.
 
     Raises:
         UsageError: the address cannot be bound.
     """
 
-    def __init__(self, watch: Watch | Mapping[str, Watch], address: tuple[str, int]) -> None:
+    def __init__(
+        self, watch: Watch | Mapping[str, Watch], address: tuple[str, int]
+    ) -> None:
         watches = {"": watch} if isinstance(watch, Watch) else watch
         registry = CollectorRegistry()
         registry.register(_Metrics(watches))
@@ -65,7 +68,9 @@ class WatchServer:
                 hint="--http :0 takes a free port",
             ) from error
         self.address: tuple[str, int] = self._server.server_address[:2]  # type: ignore[assignment]
-        threading.Thread(target=self._server.serve_forever, name="watch-http", daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, name="watch-http", daemon=True
+        ).start()
 
     def close(self) -> None:
         self._server.shutdown()
@@ -77,7 +82,9 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(
+        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]
+    ) -> None:
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         self._until: dict[socket.socket, float] = {}
@@ -127,7 +134,9 @@ def state(watch: Watch) -> dict[str, Any]:
                 "seconds_ago": round(now - last.at, 1),
                 "why": last.why,
             },
-            "seconds_since_success": None if good_at is None else round(now - good_at, 1),
+            "seconds_since_success": None
+            if good_at is None
+            else round(now - good_at, 1),
             "checks": {verdict.value: count for verdict, count in watch.counts.items()},
             "classes": {name.value: sure.value for name, sure in watch.classes.items()},
             "ranks": dict(last.ranks) if last else {},
@@ -152,7 +161,9 @@ def states(watches: Mapping[str, Watch]) -> dict[str, Any]:
 
 def odd(servers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Those that are neither ready nor starting, while another one is ready."""
-    unready = [n for n, one in servers.items() if not one["ready"] and not one["starting"]]
+    unready = [
+        n for n, one in servers.items() if not one["ready"] and not one["starting"]
+    ]
     return unready if any(one["ready"] for one in servers.values()) else []
 
 
@@ -175,7 +186,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif path in ("/live", "/ready", "/"):
             found = states(chosen)
             fine = found[path[1:]] if path != "/" else True
-            self._send(200 if fine else 503, json.dumps(found, indent=1).encode() + b"\n")
+            self._send(
+                200 if fine else 503, json.dumps(found, indent=1).encode() + b"\n"
+            )
         else:
             self._send(404, b'{"error": "there is /live, /ready, /metrics and /"}\n')
 

@@ -1,1 +1,2 @@
-"""A case on a fresh server: the requests of the case, by their barriers, and what came of them."""
+"""A case on a fresh server: the requests of the case, by their barriers, and what came
+of them."""

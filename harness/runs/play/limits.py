@@ -1,4 +1,5 @@
-"""What a server says of its sizes, in its log and its metrics: context, KV cache, block, batch."""
+"""What a server says of its sizes, in its log and its metrics: context, KV cache,
+block, batch."""
 
 from __future__ import annotations
 

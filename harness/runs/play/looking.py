@@ -1,4 +1,5 @@
-"""What a server shows from outside: counters, stacks that stand still, tracebacks in its log."""
+"""What a server shows from outside: counters, stacks that stand still, tracebacks in
+its log."""
 
 from __future__ import annotations
 
@@ -42,14 +43,16 @@ def of_metrics(text: str) -> dict[str, float]:
 
 
 async def settled(traffic: Traffic, engine: Engine) -> dict[str, float]:
-    """The metrics of an idle server, or of one that was not idle within IDLE_LIMIT_S: nothing runs
-    and nothing waits, twice in a row."""
+    """The metrics of an idle server, or of one that was not idle within IDLE_LIMIT_S:
+    nothing runs and nothing waits, twice in a row."""
     end = time.monotonic() + IDLE_LIMIT_S
     calm = 0
     while True:
         metrics = of_metrics(await traffic.scrape(deadline_s=IDLE_SCRAPE_S))
         names = [engine.metrics.get(short, ()) for short in ("running", "waiting")]
-        busy = any(next((metrics[n] for n in some if n in metrics), None) for some in names)
+        busy = any(
+            next((metrics[n] for n in some if n in metrics), None) for some in names
+        )
         calm = 0 if busy else calm + 1
         if calm == 2 or time.monotonic() > end:
             return metrics
@@ -101,7 +104,7 @@ def size_of(file: Path) -> int | None:
         return None
 
 
-# ---------------------------------------------------------------------------- does it stand still?
+# ----------------------------------------------------------------- does it stand still?
 
 COUNTERS = ("prompt_tokens", "generation_tokens", "finished")
 KV_USE = re.compile(r"cache_usage|token_usage|used_tokens|cache_used")
@@ -127,12 +130,17 @@ class Stand:
 
 
 async def counters(server: Started, traffic: Traffic) -> dict[str, float]:
-    """What the engine tells of its answers: tokens and requests, and how full the KV cache is, as
-    some count an answer only once it is whole. Others may count what goes round in a loop."""
+    """What the engine tells of its answers: tokens and requests, and how full the KV
+    cache is, as some count an answer only once it is whole. Others may count what goes
+    round in a loop."""
     metrics = of_metrics(await traffic.scrape(deadline_s=SCRAPE_S))
-    counted = {name for short in COUNTERS for name in server.spec.engine.metrics.get(short, ())}
+    counted = {
+        name for short in COUNTERS for name in server.spec.engine.metrics.get(short, ())
+    }
     return {
-        name: value for name, value in metrics.items() if name in counted or KV_USE.search(name)
+        name: value
+        for name, value in metrics.items()
+        if name in counted or KV_USE.search(name)
     }
 
 
@@ -141,9 +149,9 @@ async def stand(
 ) -> Stand:
     """Look for as long as it takes to tell standing still from slow work.
 
-    Still: nothing that the engine or the client counts moves, and either all of the engine's
-    processes sleep, or the core's busiest thread does not leave the place where it is.
-    """
+    Still: nothing that the engine or the client counts moves, and either all of the
+    engine's processes sleep, or the core's busiest thread does not leave the place
+    where it is."""
     began, seen = time.monotonic(), client()
     pids = server.process.process_ids()
     before, ticks = await counters(server, traffic), cpu_ticks(pids)
@@ -156,39 +164,51 @@ async def stand(
     silent = "no counter moves" if after else "no counter is told"
     if used < ASLEEP_PCT:
         return Stand(True, f"{silent}, and its processes sleep", threads)
-    busiest = threads[0] if threads and threads[0].active and threads[0].frames else None
+    busiest = (
+        threads[0] if threads and threads[0].active and threads[0].frames else None
+    )
     if busiest and stays(busiest, samples, server.spec.engine.idle_loops):
         place = busiest.frames[0].function
         return Stand(True, f"{silent}, and the core stays in {place}", threads)
     return Stand(False, f"{silent}, but the core moves", threads)
 
 
-async def stacks(server: Started, folder: Path) -> tuple[list[ThreadStack], list[StackSample]]:
+async def stacks(
+    server: Started, folder: Path
+) -> tuple[list[ThreadStack], list[StackSample]]:
     """The core's threads as they stand, busiest first, and the samples behind that."""
     pid = server.core_pid
     if pid is None:
         return [], []
     probe = StacksProbe([pid], samples=SAMPLES, interval_s=INTERVAL_S, locals=False)
     result = await asyncio.to_thread(
-        run_probe, probe, folder, STACKS_S, phase="check", label=f"stand-{time.monotonic():.0f}"
+        run_probe,
+        probe,
+        folder,
+        STACKS_S,
+        phase="check",
+        label=f"stand-{time.monotonic():.0f}",
     )
     data = result.data
-    taken = [s for s in data.samples if s.threads] if isinstance(data, StacksData) else []
+    taken = (
+        [s for s in data.samples if s.threads] if isinstance(data, StacksData) else []
+    )
     return standing(taken), taken
 
 
 def standing(samples: Sequence[StackSample]) -> list[ThreadStack]:
     """Each thread with the frames that it did not leave, busiest first.
 
-    A loop that never ends is caught somewhere else in each sample: what they share is its place.
-    """
+    A loop that never ends is caught somewhere else in each sample: what they share is
+    its place."""
     by_thread: dict[tuple[int | None, str], list[ThreadStack]] = {}
     for sample in samples:
         for thread in sample.threads:
             by_thread.setdefault((thread.tid, thread.name), []).append(thread)
     kept = [seen for seen in by_thread.values() if len(seen) >= SHARE * len(samples)]
     kept.sort(
-        key=lambda seen: sum(2 * bool(t.active) + bool(t.owns_gil) for t in seen), reverse=True
+        key=lambda seen: sum(2 * bool(t.active) + bool(t.owns_gil) for t in seen),
+        reverse=True,
     )
     return [
         seen[-1].model_copy(
@@ -203,45 +223,67 @@ def standing(samples: Sequence[StackSample]) -> list[ThreadStack]:
 
 
 def _shared(seen: Sequence[ThreadStack]) -> list[Frame]:
-    """The frames, innermost first, that nearly all of the samples have from the outside in."""
+    """The frames, innermost first, that nearly all of the samples have from the outside
+    in."""
     inward = [list(reversed(thread.frames)) for thread in seen if thread.frames]
     roots = Counter(frames[0].function for frames in inward)
-    following = [f for f in inward if f[0].function == roots.most_common(1)[0][0]]  # else torn
+    following = [
+        f for f in inward if f[0].function == roots.most_common(1)[0][0]
+    ]  # else torn
     shared = []
     whole = len(following)
     for depth in range(max(map(len, following), default=0)):
-        here = Counter((f[depth].function, f[depth].file) for f in following if len(f) > depth)
+        here = Counter(
+            (f[depth].function, f[depth].file) for f in following if len(f) > depth
+        )
         if not here:
             break
         best, count = here.most_common(1)[0]
         if count < SHARE * whole:
             break
         following = [
-            f for f in following if len(f) > depth and (f[depth].function, f[depth].file) == best
+            f
+            for f in following
+            if len(f) > depth and (f[depth].function, f[depth].file) == best
         ]
         shared.append(following[-1][depth])
     return list(reversed(shared))
 
 
-def stays(thread: ThreadStack, samples: Sequence[StackSample], idle: Collection[str] = ()) -> bool:
-    """Whether the thread never came far from where it stands; a function of ``idle`` is no place:
-    it turns there for want of work."""
+def stays(
+    thread: ThreadStack, samples: Sequence[StackSample], idle: Collection[str] = ()
+) -> bool:
+    """Whether the thread never came far from where it stands; a function of ``idle`` is
+    no place: it turns there for want of work."""
     if not thread.frames or thread.frames[0].name in idle:
         return False
-    seen = [t for s in samples for t in s.threads if (t.tid, t.name) == (thread.tid, thread.name)]
-    deepest = sorted(len(t.frames) for t in seen)[: max(1, round(SHARE * len(seen)))][-1]
+    seen = [
+        t
+        for s in samples
+        for t in s.threads
+        if (t.tid, t.name) == (thread.tid, thread.name)
+    ]
+    deepest = sorted(len(t.frames) for t in seen)[: max(1, round(SHARE * len(seen)))][
+        -1
+    ]
     return len(thread.frames) >= deepest - TURNING
 
 
-# -------------------------------------------------------------------------------------- tracebacks
+# --------------------------------------------------------------------------- tracebacks
 
 MAX_BYTES = 16 << 20
 MAX_TRACEBACKS, MAX_FRAMES = 200, 60
 ERROR_CHARS, MESSAGE_CHARS = 300, 60
-OF_LEAVING = ("CancelledError", "ClientDisconnect", "KeyboardInterrupt", "BrokenPipeError")
+OF_LEAVING = (
+    "CancelledError",
+    "ClientDisconnect",
+    "KeyboardInterrupt",
+    "BrokenPipeError",
+)
 """What a server logs of a client that went away: no failure."""
 OF_DEATH = ("EngineDeadError",)
-"""What the rest of an engine says when its core has died: an echo, whatever the cause was."""
+"""What the rest of an engine says when its core has died: an echo, whatever the cause
+was."""
 WEB_SERVERS = ("/uvicorn/", "/starlette/", "/fastapi/")
 
 _BEGIN = "Traceback (most recent call last):"
@@ -276,7 +318,8 @@ class Traceback:
         return bool(self.message) and any(self.message in answer for answer in plain)
 
     def frames_of(self, engine: Engine) -> list[str]:
-        """Its functions in the engine's own code, innermost first; of others, if it has none."""
+        """Its functions in the engine's own code, innermost first; of others, if it has
+        none."""
         both = zip(self.frames, self.files, strict=True)
         own = [name for name, file in both if f"/{engine.name}/" in file]
         return own or self.frames
@@ -288,13 +331,14 @@ class Traceback:
 
     @property
     def in_request(self) -> bool:
-        """Raised while the web server handled one request, and not by the engine on its own."""
+        """Raised while the web server handled one request, and not by the engine on its
+        own."""
         return any(web in file for file in self.files for web in WEB_SERVERS)
 
 
 def read_tracebacks(log: Path, start: int = 0, fatal: str = "") -> list[Traceback]:
-    """Those of a log from byte ``start`` on, in order; [] where it cannot be read. ``fatal``: as
-    for :func:`tracebacks`."""
+    """Those of a log from byte ``start`` on, in order; [] where it cannot be read.
+    ``fatal``: as for :func:`tracebacks`."""
     try:
         with log.open("rb") as file:
             file.seek(start)
@@ -308,21 +352,25 @@ END_BYTES = 256 << 10
 
 
 def says_it_ends(log: Path, start: int, pattern: str) -> bool:
-    """Whether the end of a log, from byte ``start`` on, holds an engine's own line of ``pattern``:
-    that it ends its processes itself."""
+    """Whether the end of a log, from byte ``start`` on, holds an engine's own line of
+    ``pattern``: that it ends its processes itself."""
     try:
         with log.open("rb") as file:
             file.seek(max(start, log.stat().st_size - END_BYTES))
             text = file.read(END_BYTES).decode("utf-8", "replace")
     except OSError:
         return False
-    reads = (read_line(clean(line.encode("utf-8", "replace"))) for line in text.splitlines())
-    return bool(pattern) and any(re.search(pattern, one.own[one.head :]) for one in reads)
+    reads = (
+        read_line(clean(line.encode("utf-8", "replace"))) for line in text.splitlines()
+    )
+    return bool(pattern) and any(
+        re.search(pattern, one.own[one.head :]) for one in reads
+    )
 
 
 def tracebacks(lines: Iterable[str], fatal: str = "") -> list[Traceback]:
-    """Of lines in which several processes may write in turn. ``fatal``: pattern of what an engine
-    says before the traceback of what ends it; "": it says nothing."""
+    """Of lines in which several processes may write in turn. ``fatal``: pattern of what
+    an engine says before the traceback of what ends it; "": it says nothing."""
     found: list[Traceback] = []
     open_ones: dict[str, Traceback] = {}
     announced: set[str] = set()
@@ -354,8 +402,8 @@ def tracebacks(lines: Iterable[str], fatal: str = "") -> list[Traceback]:
 
 
 def failed(record: RequestRecord) -> bool:
-    """Whether it got no proper answer: 500 or above, a broken connection, a stream without an
-    end."""
+    """Whether it got no proper answer: 500 or above, a broken connection, a stream
+    without an end."""
     if record.left:
         return False
     return record.status is None or record.status >= 500 or record.cut_short
@@ -364,13 +412,17 @@ def failed(record: RequestRecord) -> bool:
 def telling(
     found: Sequence[Traceback], requests: Sequence[RequestRecord], core: str = ""
 ) -> list[Traceback]:
-    """Those that are more than a refused request or a client that went away; first what ended the
-    engine by its own word, then those whose message an answer of 500 or above carries, then those
-    of the process ``core``, then those that no request of its own raised, last the echoes of a
-    death."""
-    refused = [r.error for r in requests if r.status is not None and 400 <= r.status < 500]
+    """Those that are more than a refused request or a client that went away; first what
+    ended the engine by its own word, then those whose message an answer of 500 or above
+    carries, then those of the process ``core``, then those that no request of its own
+    raised, last the echoes of a death."""
+    refused = [
+        r.error for r in requests if r.status is not None and 400 <= r.status < 500
+    ]
     failed = [r.error for r in requests if r.status is None or r.status >= 500]
-    left = [one for one in found if one.type not in OF_LEAVING and not one.named_in(refused)]
+    left = [
+        one for one in found if one.type not in OF_LEAVING and not one.named_in(refused)
+    ]
 
     def rank(one: Traceback) -> tuple[bool, ...]:
         named = one.named_in(failed)
@@ -387,5 +439,7 @@ def telling(
 
 def of_engine(found: Sequence[Traceback], engine: Engine) -> Traceback | None:
     """The first one that was in the engine's own code; else the first."""
-    own = [one for one in found if any(f"/{engine.name}/" in file for file in one.files)]
+    own = [
+        one for one in found if any(f"/{engine.name}/" in file for file in one.files)
+    ]
     return next(iter([*own, *found]), None)

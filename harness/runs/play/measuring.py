@@ -1,10 +1,10 @@
-"""A server of each side under the same requests in turn: how long each takes, what each uses.
+"""A server of each side under the same requests in turn: how long each takes, what each
+uses.
 
-The traffic is cut where the recording was idle, or into equal parts, and the parts are sent to both
-sides in the order A B B A. Where both servers live at once, a part follows on the other side within
-a second: what drifts on the machine falls on both. Each request is held against the same request on
-the other side.
-"""
+The traffic is cut where the recording was idle, or into equal parts, and the parts are
+sent to both sides in the order A B B A. Where both servers live at once, a part follows
+on the other side within a second: what drifts on the machine falls on both. Each
+request is held against the same request on the other side."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ IDLE_S = 0.5
 PART_REQUESTS = 12
 """Of a part of traffic without times."""
 LEAST_AT_ONCE = 4
-"""Requests of a part at saturation. Two parts differ by as much chance however long they are, so
-that many short ones tell more."""
+"""Requests of a part at saturation. Two parts differ by as much chance however long
+they are, so that many short ones tell more."""
 TRIMMED = 0.1
-"""The share of the ratios at saturation that is left out at each end: something else may have used
-the machine for a moment."""
+"""The share of the ratios at saturation that is left out at each end: something else
+may have used the machine for a moment."""
 ANSWER_S = 600.0
 WARM_UPS = 3
 """Requests before anything is measured."""
@@ -59,8 +59,8 @@ SPREAD: Final = ("ttft", "itl", "tpot", "latency")
 
 Pass = Literal["recorded", "saturated"]
 SHARES: Final[dict[Pass, float]] = {"recorded": 0.4, "saturated": 0.6}
-"""The share of a block's time that each pass gets. All metrics that decide, except TTFT, are
-measured at saturation."""
+"""The share of a block's time that each pass gets. All metrics that decide, except
+TTFT, are measured at saturation."""
 
 
 class Broken(Exception):
@@ -113,12 +113,12 @@ class Sample:
     computed: float = 0.0
 
 
-# ---------------------------------------------------------------------------------- the parts
+# ---------------------------------------------------------------------------- the parts
 
 
 def parts(case: Case, part_s: float) -> list[Case]:
-    """The traffic cut where nothing was sent for a while, or after ``part_s``; each part can be
-    sent by itself."""
+    """The traffic cut where nothing was sent for a while, or after ``part_s``; each
+    part can be sent by itself."""
     ids: list[list[str]] = []
     began = last = -math.inf
     for op in case.operations:
@@ -136,29 +136,39 @@ def parts(case: Case, part_s: float) -> list[Case]:
 def saturated(case: Case, at_once: int) -> list[list[Operation]]:
     """The same requests without times and order, ``at_once`` at a time."""
     room = [f"running<={at_once - 1}"]
-    free = [op.model_copy(update={"after": room}) for op in case.operations if not op.values]
+    free = [
+        op.model_copy(update={"after": room}) for op in case.operations if not op.values
+    ]
     size = max(LEAST_AT_ONCE, at_once)
     return [free[first : first + size] for first in range(0, len(free), size)]
 
 
-# --------------------------------------------------------------------------------- one side
+# ----------------------------------------------------------------------------- one side
 
 
 class _Served:
     """One side while it is measured."""
 
     def __init__(
-        self, server: Started, journal: Journal, wanted: Measuring, made: Mapping[str, Picture]
+        self,
+        server: Started,
+        journal: Journal,
+        wanted: Measuring,
+        made: Mapping[str, Picture],
     ) -> None:
         self.server, self.journal, self.made = server, journal, made
-        self.sample = Sample(values={"start": journal.incident.engine.start_seconds or 0.0})
+        self.sample = Sample(
+            values={"start": journal.incident.engine.start_seconds or 0.0}
+        )
         self._traffic: Traffic | None = None
         self._before: dict[str, float] = {}
 
     @property
     def traffic(self) -> Traffic:
         if self._traffic is None:
-            self._traffic = Traffic(self.server.url, SERVED_MODEL, self.journal.recorder)
+            self._traffic = Traffic(
+                self.server.url, SERVED_MODEL, self.journal.recorder
+            )
         return self._traffic
 
     async def warm_up(self) -> None:
@@ -176,10 +186,15 @@ class _Served:
         self._before = of_metrics(await self.traffic.scrape())
         self.journal.recorder.phase = "trigger"
 
-    async def perform(self, which: Pass, number: int, operations: Sequence[Operation]) -> None:
-        """Send a part and keep its times. Raises Broken: the server has ended, or hangs."""
+    async def perform(
+        self, which: Pass, number: int, operations: Sequence[Operation]
+    ) -> None:
+        """Send a part and keep its times. Raises Broken: the server has ended, or
+        hangs."""
         began, computed = time.monotonic(), time.thread_time()
-        sending, tokens = await self._send(operations, "real" if which == "recorded" else "fast")
+        sending, tokens = await self._send(
+            operations, "real" if which == "recorded" else "fast"
+        )
         took = time.monotonic() - began
         self.sample.spent += took
         self.sample.computed += time.thread_time() - computed
@@ -216,12 +231,16 @@ class _Served:
         pids = self.server.process.process_ids()
         reading = await asyncio.to_thread(of_processes, pids, metrics)
         values["rss"] = float(reading.rss_bytes or 0)
-        sizes = [one.tokens for one in (*by_log(log), *by_metrics(text)) if one.name == KV]
+        sizes = [
+            one.tokens for one in (*by_log(log), *by_metrics(text)) if one.name == KV
+        ]
         if sizes:
             values["kv-cache"] = float(min(sizes))
 
         def grown(short: str) -> float | None:
-            name = next((n for n in engine.metrics.get(short, ()) if n in metrics), None)
+            name = next(
+                (n for n in engine.metrics.get(short, ()) if n in metrics), None
+            )
             return None if name is None else metrics[name] - self._before.get(name, 0.0)
 
         def share(name: str, part: str, whole: str) -> None:
@@ -234,14 +253,16 @@ class _Served:
         share("preemptions", "preemptions", "finished")
         if told := reading.first(engine.metrics.get("accept_length", ())):
             values["acceptance"] = told
-        held = [sum(p.gpu_bytes.values()) for p in self.journal.recorder.evidence.series]
+        held = [
+            sum(p.gpu_bytes.values()) for p in self.journal.recorder.evidence.series
+        ]
         if any(held):
             values["gpu"] = max(held)
         await self.traffic.close()
         self._traffic = None
 
 
-# ----------------------------------------------------------------------------------- a block
+# ------------------------------------------------------------------------------ a block
 
 
 def measure(player: Player, wanted: Measuring, folder: Path) -> Block:
@@ -281,7 +302,12 @@ class _Block:
         order: tuple[Side, Side],
         chance: random.Random,
     ) -> None:
-        self.player, self.wanted, self.folder, self.order = player, wanted, folder, order
+        self.player, self.wanted, self.folder, self.order = (
+            player,
+            wanted,
+            folder,
+            order,
+        )
         self.pictures = pictures(wanted.case, wanted.contents)
         recorded = [part.operations for part in parts(wanted.case, wanted.part_s)]
         crowds = saturated(wanted.case, wanted.at_once)
@@ -292,9 +318,13 @@ class _Block:
             "saturated": [*crowds],
         }
         if wanted.only in METRICS:
-            del self.parts["recorded" if METRICS[wanted.only].saturated else "saturated"]
+            del self.parts[
+                "recorded" if METRICS[wanted.only].saturated else "saturated"
+            ]
         whole = sum(SHARES[which] for which in self.parts)
-        self.each_s = {which: wanted.seconds * SHARES[which] / whole for which in self.parts}
+        self.each_s = {
+            which: wanted.seconds * SHARES[which] / whole for which in self.parts
+        }
 
     def run(self, made: Block) -> dict[Side, Sample]:
         took, busy = time.monotonic(), _busy_s()
@@ -302,7 +332,9 @@ class _Block:
         ticks = 0
         if self.wanted.together:
             with contextlib.ExitStack() as both:
-                sides = {side: both.enter_context(self._serving(side)) for side in self.order}
+                sides = {
+                    side: both.enter_context(self._serving(side)) for side in self.order
+                }
                 asyncio.run(self._watched(self._in_turn(sides)))
                 ticks = sum(self._ticks(one) for one in sides.values())
             samples = {side: one.sample for side, one in sides.items()}
@@ -315,7 +347,9 @@ class _Block:
                 samples[side] = one.sample
         took = time.monotonic() - took
         spent = sum(sample.spent for sample in samples.values())
-        made.client_busy = round(sum(s.computed for s in samples.values()) / max(spent, 1e-3), 3)
+        made.client_busy = round(
+            sum(s.computed for s in samples.values()) / max(spent, 1e-3), 3
+        )
         others = _busy_s() - busy - (time.process_time() - own) - ticks / TICKS_PER_S
         made.noise = round(max(0.0, others / took), 2)
         return samples
@@ -363,8 +397,8 @@ class _Block:
         return done
 
     async def _alone(self, one: _Served, counts: Mapping[Pass, int]) -> dict[Pass, int]:
-        """As many parts as the other side had, ``counts``; as there is time for, where it is
-        first."""
+        """As many parts as the other side had, ``counts``; as there is time for, where
+        it is first."""
         await one.warm_up()
         done: dict[Pass, int] = {}
         for which, some in self.parts.items():
@@ -381,7 +415,8 @@ class _Block:
 
 
 def _pace_s() -> float:
-    """What a fixed computation takes: where that varies, so does all that is measured beside it."""
+    """What a fixed computation takes: where that varies, so does all that is measured
+    beside it."""
     took = []
     for _ in range(5):
         began = time.perf_counter()
@@ -393,16 +428,20 @@ def _pace_s() -> float:
 def _busy_s() -> float:
     """Processor time of the whole machine so far, in seconds of one core."""
     now = psutil.cpu_times()
-    return float(now.user + now.system + getattr(now, "nice", 0.0) + getattr(now, "steal", 0.0))
+    return float(
+        now.user + now.system + getattr(now, "nice", 0.0) + getattr(now, "steal", 0.0)
+    )
 
 
-# ------------------------------------------------------------------------------ what changed
+# ------------------------------------------------------------------------- what changed
 
 
 def note_changes(made: Block, old: Sample, new: Sample) -> None:
     """Write into ``made`` what both sides' samples say."""
 
-    def note(name: str, before: float | None, after: float | None, change: float | None) -> None:
+    def note(
+        name: str, before: float | None, after: float | None, change: float | None
+    ) -> None:
         if before is None or after is None:
             return
         if change is None:
@@ -420,7 +459,12 @@ def note_changes(made: Block, old: Sample, new: Sample) -> None:
                 continue
             before, after = ([pair[side] for pair in both] for side in (0, 1))
             ratio = _ratio(both, which)
-            note(name + suffix, statistics.median(before), statistics.median(after), ratio)
+            note(
+                name + suffix,
+                statistics.median(before),
+                statistics.median(after),
+                ratio,
+            )
             if name in SPREAD and not suffix:
                 made.spread[name] = quantiles(before), quantiles(after)
             if (tail := f"{name}-p90{suffix}") in METRICS:
@@ -432,7 +476,12 @@ def note_changes(made: Block, old: Sample, new: Sample) -> None:
     if old.rates and new.rates:
         both = list(zip(old.rates, new.rates, strict=False))
         ratio = _ratio(both, "saturated")
-        note("throughput", statistics.median(old.rates), statistics.median(new.rates), ratio)
+        note(
+            "throughput",
+            statistics.median(old.rates),
+            statistics.median(new.rates),
+            ratio,
+        )
     for name in old.values.keys() & new.values.keys():
         note(name, old.values[name], new.values[name], None)
 
@@ -440,10 +489,9 @@ def note_changes(made: Block, old: Sample, new: Sample) -> None:
 def _ratio(both: Sequence[tuple[float, float]], which: Pass) -> float:
     """How much the second of each pair is of the first, as a logarithm.
 
-    At the recorded times the median of all: a core that slept between two requests disturbs many.
-    At saturation the mean without the ends: the requests of a part are disturbed together, so that
-    the median is that of a few parts.
-    """
+    At the recorded times the median of all: a core that slept between two requests
+    disturbs many. At saturation the mean without the ends: the requests of a part are
+    disturbed together, so that the median is that of a few parts."""
     ratios = sorted(math.log(b / a) for a, b in both)
     if which == "recorded":
         return statistics.median(ratios)
@@ -452,10 +500,12 @@ def _ratio(both: Sequence[tuple[float, float]], which: Pass) -> float:
 
 
 def _values(name: str, old: Timing, new: Timing) -> list[tuple[float, float]]:
-    """The pairs of one request: of the times between its tokens each by its place, where both
-    answers came in as many pieces."""
+    """The pairs of one request: of the times between its tokens each by its place,
+    where both answers came in as many pieces."""
     if name == "itl" and len(old.gaps) == len(new.gaps):
-        return [(a, b) for a, b in zip(old.gaps, new.gaps, strict=True) if a > 0 and b > 0]
+        return [
+            (a, b) for a, b in zip(old.gaps, new.gaps, strict=True) if a > 0 and b > 0
+        ]
     before, after = getattr(old, name), getattr(new, name)
     return [(before, after)] if before and after else []
 

@@ -15,7 +15,13 @@ from mmrepro.probes.data import ThreadStack
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.observe import Interpreter, Probing
 from mmrepro.runs.play import looking
-from mmrepro.runs.play.looking import failed, read_tracebacks, reading, says_it_ends, telling
+from mmrepro.runs.play.looking import (
+    failed,
+    read_tracebacks,
+    reading,
+    says_it_ends,
+    telling,
+)
 from mmrepro.runs.play.players import Look, PlayOptions
 from mmrepro.runs.start import Started
 from mmrepro.traffic import Traffic
@@ -27,7 +33,8 @@ from mmrepro.traffic.evidence.recorder import Recorder
 CANARY_BEFORE, CANARY_AFTER = "canary before", "canary after"
 CANARY_TEXT, CANARY_TOKENS = "hello", 8
 FIRST_ANSWER_S = 60.0
-"""For the first answer of a server: it warms up, and a scenario's gate waits as long."""
+"""For the first answer of a server: it warms up, and a scenario's gate waits as
+long."""
 MOST_DEADLINES = 30
 """A request that has no answer after so many deadlines hangs, whatever else goes on."""
 WATCH_S, COUNT_S, LOOK_AGAIN_S = 0.1, 0.5, 1.0
@@ -51,7 +58,11 @@ class Observing:
         self.deadlines, self.cancelled = deadlines, cancelled
         self.traffic = Traffic(server.url, SERVED_MODEL, recorder)
         self.sending = Sending(
-            self.traffic, pictures, deadlines.answer_s, options.time, bodies=options.bodies
+            self.traffic,
+            pictures,
+            deadlines.answer_s,
+            options.time,
+            bodies=options.bodies,
         )
         self.state, self.said, self.early = PlayState.ENDED, "", False
         self.stack: list[ThreadStack] = []
@@ -62,12 +73,15 @@ class Observing:
         self._log_start = looking.size_of(server.process.log) or 0
 
     async def play(self, case: Case, played: Played, on_look: Look | None) -> None:
-        """Play ``case`` and write into ``played`` what came of it. Raises SupervisorError: the
-        process that owns the server is gone; KeyboardInterrupt: the session was cancelled."""
+        """Play ``case`` and write into ``played`` what came of it. Raises
+        SupervisorError: the process that owns the server is gone; KeyboardInterrupt:
+        the session was cancelled."""
         watching = asyncio.ensure_future(self._watch())
         performing = asyncio.ensure_future(self._perform(case, played))
         try:
-            await asyncio.wait({performing, watching}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {performing, watching}, return_when=asyncio.FIRST_COMPLETED
+            )
             if watching.done():
                 self.sending.stop()
                 watching.result()
@@ -107,8 +121,8 @@ class Observing:
             await self._canary(CANARY_AFTER)
 
     async def _canary(self, label: str) -> None:
-        """The same small request each time. Its logprobs tell near-ties apart; an engine that
-        refuses a request for them is asked without."""
+        """The same small request each time. Its logprobs tell near-ties apart; an
+        engine that refuses a request for them is asked without."""
         fields: dict[str, Any] = {
             "model": SERVED_MODEL,
             "messages": [{"role": "user", "content": CANARY_TEXT}],
@@ -132,12 +146,15 @@ class Observing:
     # ------------------------------------------------------------------ is it alive?
 
     async def _watch(self) -> None:
-        """Returns when the play is over for a reason of the server's, or was cancelled."""
+        """Returns when the play is over for a reason of the server's, or was
+        cancelled."""
         counters, counted, moved, looked = None, 0.0, 0.0, 0.0
         while not self.cancelled.is_set() and not self._dead():
             await asyncio.sleep(WATCH_S)
             now = time.monotonic()
-            age = max((now - since for _, since in self.sending.pending.values()), default=0.0)
+            age = max(
+                (now - since for _, since in self.sending.pending.values()), default=0.0
+            )
             if age < self.deadlines.suspect_s:
                 counters, moved = None, now
                 continue
@@ -164,10 +181,15 @@ class Observing:
         return any(r.status is not None for r in self.recorder.evidence.requests)
 
     def _overdue(self, age: float, quiet: float) -> bool:
-        """Whether it hangs: no answer in time, and nothing has moved since it was suspected."""
+        """Whether it hangs: no answer in time, and nothing has moved since it was
+        suspected."""
         limits = self.deadlines
-        answer_s = limits.answer_s if self._warm else max(limits.answer_s, FIRST_ANSWER_S)
-        if age >= answer_s and quiet >= max(limits.answer_s - limits.suspect_s, 2 * COUNT_S):
+        answer_s = (
+            limits.answer_s if self._warm else max(limits.answer_s, FIRST_ANSWER_S)
+        )
+        if age >= answer_s and quiet >= max(
+            limits.answer_s - limits.suspect_s, 2 * COUNT_S
+        ):
             self._hangs("nothing moves")
         elif age >= MOST_DEADLINES * answer_s:
             self._hangs("others are answered")
@@ -178,14 +200,20 @@ class Observing:
         waiting = list(self.sending.pending)
         more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
         self.state = PlayState.HUNG
-        self.said = f"{waiting[0]}{more}: nothing came in {time.monotonic() - since:.1f} s; {why}"
+        self.said = (
+            f"{waiting[0]}{more}: nothing came in "
+            f"{time.monotonic() - since:.1f} s; {why}"
+        )
 
     def _dead(self) -> bool:
         role, code = self.server.spec.engine.core_role, self.server.process.exit_code
         if code is not None:
             self.state, self.said = PlayState.DIED, f"the server ended with {code}"
         elif self._core and not processes.alive(self._core.pid, self._core.start_ticks):
-            self.state, self.said = PlayState.DIED, f"the server's process {role} is gone"
+            self.state, self.said = (
+                PlayState.DIED,
+                f"the server's process {role} is gone",
+            )
         return self.state is PlayState.DIED
 
     # ------------------------------------------------------------------ the end
@@ -211,7 +239,8 @@ class Observing:
             await self.sending.give_up()
 
     async def _call(self, look: Look) -> None:
-        """In a thread, beside the waiting requests; its failure costs nothing but its result.
+        """In a thread, beside the waiting requests; its failure costs nothing but its
+        result.
 
         A thread that nobody waits for, should the session be interrupted meanwhile.
         """
@@ -253,10 +282,16 @@ class Observing:
         found = read_tracebacks(self.server.process.log, self._log_start, fatal)
         played.ends_itself = self.state is PlayState.DIED and (
             any(one.fatal for one in found)
-            or says_it_ends(self.server.process.log, self._log_start, engine.ends_itself)
+            or says_it_ends(
+                self.server.process.log, self._log_start, engine.ends_itself
+            )
         )
         played.loop_ended = next((one.error for one in found if one.fatal), "")
-        if self.state is PlayState.ENDED and not self._failed() and not played.loop_ended:
+        if (
+            self.state is PlayState.ENDED
+            and not self._failed()
+            and not played.loop_ended
+        ):
             played.said = "every request has its answer"
             return
         told = telling(found, self.recorder.evidence.requests, engine.core_role)
@@ -266,7 +301,9 @@ class Observing:
             played.said = "a request failed, and the server lives on"
 
 
-def blocks(operations: Sequence[Operation], number: int) -> Iterator[Sequence[Operation]]:
+def blocks(
+    operations: Sequence[Operation], number: int
+) -> Iterator[Sequence[Operation]]:
     """``number`` runs of operations as equal as can be; one, if it is 0."""
     number = max(1, min(number, len(operations)))
     for block in range(number):

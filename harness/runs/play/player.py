@@ -31,7 +31,11 @@ from mmrepro.runs.judge import Deadlines, derive
 from mmrepro.runs.options import RunCommand, StartMode
 from mmrepro.runs.play.looking import of_engine, read_tracebacks
 from mmrepro.runs.play.observing import Observing
-from mmrepro.runs.play.players import Look as Look, Measuring, PlayOptions as PlayOptions
+from mmrepro.runs.play.players import (
+    Look as Look,
+    Measuring,
+    PlayOptions as PlayOptions,
+)
 from mmrepro.runs.play.prepared import prepare
 from mmrepro.runs.runner import blank, driving, model_of
 from mmrepro.runs.start import (
@@ -47,7 +51,12 @@ from mmrepro.runs.start import (
 from mmrepro.runs.starter import Starter, box_of
 from mmrepro.scenario import Drive, Scenario
 from mmrepro.scenario.registry import known_scenario
-from mmrepro.traffic.capture.client import ClientRun, ClientWanted, run_client, run_trusted
+from mmrepro.traffic.capture.client import (
+    ClientRun,
+    ClientWanted,
+    run_client,
+    run_trusted,
+)
 from mmrepro.traffic.capture.proxy import RecordingProxy
 from mmrepro.traffic.capture.recording_box import BoxedRecording
 from mmrepro.traffic.case.files import pictures
@@ -64,8 +73,8 @@ UNKNOWN_S = 0.2
 
 
 class Player:
-    """Fresh servers for the plays of one session. ``deadlines``: of ``calibrate()``; None
-    before."""
+    """Fresh servers for the plays of one session. ``deadlines``: of ``calibrate()``;
+    None before."""
 
     def __init__(
         self,
@@ -78,7 +87,8 @@ class Player:
         listener: Listener | None = None,
         boxed: bool = False,
     ) -> None:
-        """``boxed``: servers run in a box: a stranger chose their options or requests."""
+        """``boxed``: servers run in a box: a stranger chose their options or
+        requests."""
         self.server, self.folder, self.listener = server, folder, listener
         self.options = RunCommand(timeout_s=timeout_s, device=device)
         self.deadlines: Deadlines | None = None
@@ -86,7 +96,10 @@ class Player:
         self._held = contextlib.ExitStack()
         self._environments: dict[EnvironmentSpec, Environment] = {}
         self._gpu: Choice | None = None
-        self._building, self._lock = threading.RLock(), threading.Lock()  # two may ask at a time
+        self._building, self._lock = (
+            threading.RLock(),
+            threading.Lock(),
+        )  # two may ask at a time
         self._cancelled = threading.Event()
         self._starting: set[int] = set()
         self._tries_cold = True
@@ -104,17 +117,19 @@ class Player:
         with self._lock:
             self._cancelled.set()
             for thread in self._starting:
-                # A build or a start looks at no event; it ends as by Ctrl-C in the main thread.
+                # A build or a start looks at no event; it ends as by Ctrl-C in the main
+                # thread.
                 interrupt = ctypes.py_object(KeyboardInterrupt)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), interrupt)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(thread), interrupt
+                )
 
     def calibrate(self) -> Deadlines:
-        """Deadlines from latencies measured on a server of its own, which is stopped again: a
-        scenario's gate, two images and a text.
+        """Deadlines from latencies measured on a server of its own, which is stopped
+        again: a scenario's gate, two images and a text.
 
-        Where that server does not start, or does not answer, they are those of fast answers: the
-        first play tells what is wrong.
-        """
+        Where that server does not start, or does not answer, they are those of fast
+        answers: the first play tells what is wrong."""
         self.deadlines = derive([UNKNOWN_S])
         with (
             contextlib.suppress(EngineStartError),
@@ -124,11 +139,12 @@ class Player:
         return self.deadlines
 
     def record(self, wanted: ClientWanted, folder: Path) -> tuple[Deadlines, ClientRun]:
-        """Run a client against a server of its own, whose latencies are measured before.
+        """Run a client against a server of its own, whose latencies are measured
+        before.
 
-        What it sends is recorded as ``RECORDED`` in ``folder``. Where the server does not start
-        nothing is: the first play tells what is wrong. Raises UsageError: the client cannot be run.
-        """
+        What it sends is recorded as ``RECORDED`` in ``folder``. Where the server does
+        not start nothing is: the first play tells what is wrong. Raises UsageError: the
+        client cannot be run."""
         made = ClientRun(ran=False)
         self.deadlines = derive([UNKNOWN_S])
         with (
@@ -150,7 +166,9 @@ class Player:
                 proxy.write(folder / RECORDED)
                 made.notes += proxy.notes
             else:
-                with BoxedRecording(server.process.door, port, SERVED_MODEL) as recording:
+                with BoxedRecording(
+                    server.process.door, port, SERVED_MODEL
+                ) as recording:
                     made = run_client(wanted, recording, alive=server.alive)
                     made.died = not server.alive()
                     recording.write(folder / RECORDED)
@@ -158,7 +176,9 @@ class Player:
         return self.deadlines, made
 
     @contextlib.contextmanager
-    def serving(self, wanted: ServerWanted, folder: Path) -> Iterator[tuple[Started, Journal]]:
+    def serving(
+        self, wanted: ServerWanted, folder: Path
+    ) -> Iterator[tuple[Started, Journal]]:
         """A server that is ready, and its journal; it is stopped afterwards.
 
         Raises:
@@ -173,7 +193,8 @@ class Player:
                 yield server, journal
 
     def measure(self, wanted: Measuring, folder: Path) -> Block:
-        """A server of each side under the same requests in turn; see ``runs.play.measuring``."""
+        """A server of each side under the same requests in turn; see
+        ``runs.play.measuring``."""
         from mmrepro.runs.play.measuring import measure
 
         return measure(self, wanted, folder)
@@ -192,8 +213,8 @@ class Player:
         *,
         on_look: Look | None = None,
     ) -> Played:
-        """Play ``case``, whose pictures lie below ``contents``, with all that is kept in
-        ``folder``. Two at a time may be played.
+        """Play ``case``, whose pictures lie below ``contents``, with all that is kept
+        in ``folder``. Two at a time may be played.
 
         Args:
             on_look: called before a server is stopped that still lives, hung or not.
@@ -218,7 +239,12 @@ class Player:
                 with in_service(server, journal):
                     played.start_s = journal.incident.engine.start_seconds or 0.0
                     observing = Observing(
-                        server, journal.recorder, options, deadlines, made, self._cancelled
+                        server,
+                        journal.recorder,
+                        options,
+                        deadlines,
+                        made,
+                        self._cancelled,
                     )
                     asyncio.run(observing.play(case, played, on_look))
                     journal.recorder.phase = "stop"
@@ -228,7 +254,9 @@ class Player:
             if journal.incident.engine.start_mode == StartMode.COLD:
                 self._tries_cold = False  # the mode makes no difference to this failure
             engine = get_engine(case.server.engine)
-            first = of_engine(read_tracebacks(journal.recorder.dir / "engine.log"), engine)
+            first = of_engine(
+                read_tracebacks(journal.recorder.dir / "engine.log"), engine
+            )
             played.state, played.said = PlayState.START_FAILED, error.message
             named = [first.error] if first else []
             played.causes = list(dict.fromkeys([*named, *error.detail]))
@@ -245,20 +273,26 @@ class Player:
     def _measured(self, server: Started, journal: Journal) -> None:
         """The deadlines that follow from what a warm-up check takes on this server."""
         asyncio.run(_gate(server, journal))
-        answered = [r.latency_s for r in journal.recorder.evidence.requests if r.answered]
+        answered = [
+            r.latency_s for r in journal.recorder.evidence.requests if r.answered
+        ]
         self.deadlines = derive(answered or [UNKNOWN_S])
         journal.incident.deadline_s = self.deadlines.answer_s
 
-    def _journal(self, scenario: Scenario, options: RunCommand, folder: Path) -> Journal:
+    def _journal(
+        self, scenario: Scenario, options: RunCommand, folder: Path
+    ) -> Journal:
         """Of a play in ``folder``. Raises as ``prepared`` and ``target``."""
         wanted = target(scenario, options)
         folder = prepared(folder, EVIDENCE_DIR)
         incident = blank(scenario, options, wanted.release, wanted.device, folder)
         return Journal(incident, folder, self.listener)
 
-    def _started(self, scenario: Scenario, options: RunCommand, journal: Journal) -> Started:
-        """A server that is ready; :meth:`cancel` breaks this off. Raises as ``start`` and
-        ``ensure``, and KeyboardInterrupt."""
+    def _started(
+        self, scenario: Scenario, options: RunCommand, journal: Journal
+    ) -> Started:
+        """A server that is ready; :meth:`cancel` breaks this off. Raises as ``start``
+        and ``ensure``, and KeyboardInterrupt."""
         mine = threading.get_ident()
         with self._lock:
             if self._cancelled.is_set():
@@ -270,13 +304,17 @@ class Player:
             with self._lock:
                 self._starting.discard(mine)
 
-    def _start(self, scenario: Scenario, options: RunCommand, journal: Journal) -> Started:
+    def _start(
+        self, scenario: Scenario, options: RunCommand, journal: Journal
+    ) -> Started:
         wanted = target(scenario, options)
         with self._building:
             environment = self._environment(wanted, journal)
             model, journal.incident.model = model_of(scenario.model, options.model)
         gpu, cold = self._gpu, self._tries_cold
-        spec = ServerSpec(scenario, options, environment, model, gpu=gpu, tries_cold=cold)
+        spec = ServerSpec(
+            scenario, options, environment, model, gpu=gpu, tries_cold=cold
+        )
         if self.starter.boxed:
             with self._building:
                 prepare(spec, _Replayed, journal)
@@ -284,7 +322,8 @@ class Player:
             return start(spec, journal, self.starter)
 
     def _environment(self, wanted: EnvironmentSpec, journal: Journal) -> Environment:
-        """Found or built once a session, and kept from being pruned as long as it lasts."""
+        """Found or built once a session, and kept from being pruned as long as it
+        lasts."""
         if wanted.device == "cuda" and self._gpu is None:
             self._gpu = self._held.enter_context(leased())
         if self._gpu is not None:
@@ -306,7 +345,7 @@ async def _gate(server: Started, journal: Journal) -> None:
         await server.spec.scenario.gate(drive)
 
 
-# -------------------------------------------------------- the scenario that starts a case's server
+# --------------------------------------------- the scenario that starts a case's server
 
 NAME = "replay"
 
@@ -328,7 +367,8 @@ class _Replayed(Scenario):
 
 
 def replayed(wanted: ServerWanted, options: RunCommand) -> tuple[Scenario, RunCommand]:
-    """The scenario that starts ``wanted``, and the options with its model and mitigation. Raises
+    """The scenario that starts ``wanted``, and the options with its model and
+    mitigation. Raises
     UsageError: there is no such model or mitigation."""
     given = None if wanted.model in TINY else Path(wanted.model)
     attributes: dict[str, Any] = {
@@ -345,16 +385,22 @@ def replayed(wanted: ServerWanted, options: RunCommand) -> tuple[Scenario, RunCo
         scenario, _, name = wanted.mitigation.rpartition("/")
         known = known_scenario(scenario, trust=False)  # the name is of a case's file
         if known.engine != wanted.engine:
-            raise UsageError(f"{wanted.mitigation} is of {known.engine}, not of {wanted.engine}.")
+            raise UsageError(
+                f"{wanted.mitigation} is of {known.engine}, not of {wanted.engine}."
+            )
         attributes["mitigations"], names = (known.mitigation(name),), (name,)
     made = type("Replayed", (_Replayed,), attributes)()
     return made, RunCommand(
-        model=given, mitigations=names, timeout_s=options.timeout_s, device=options.device
+        model=given,
+        mitigations=names,
+        timeout_s=options.timeout_s,
+        device=options.device,
     )
 
 
 def _stand_in(folder: Path) -> TinyModel:
-    """What is known of a model of the user's own: whether it sees images. Raises UsageError."""
+    """What is known of a model of the user's own: whether it sees images. Raises
+    UsageError."""
     try:
         config = json.loads(read_file(folder / "config.json", MOST_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,4 +1,5 @@
-"""What is asked of a player, and the players of one machine: made when a server is first wanted."""
+"""What is asked of a player, and the players of one machine: made when a server is
+first wanted."""
 
 from __future__ import annotations
 
@@ -25,14 +26,15 @@ Look = Callable[[str, int, Path], None]
 class PlayOptions:
     """How a case is played.
 
-    Attributes:
-        deadlines: None: those of the player's ``calibrate()``, which is called if need be.
-        time: ``real``: a request also waits for its time in the recording; ``order``: one after
+    Attributes: deadlines: None: those of the player's ``calibrate()``, which is called
+        if need be. time: ``real``: a request also waits for its time in the recording;
+        ``order``: one after
             another; ``fast``: barriers alone.
-        look: what is looked at beside the requests: ``quick``: the idle server before and after,
-            and the log; ``full``: every probe of a run as well, at the end.
+        look: what is looked at beside the requests: ``quick``: the idle server before
+            and after, and the log; ``full``: every probe of a run as well, at the end.
         early: judge a hang before its deadline, by what stands still.
-        blocks: that many equal blocks of operations, an idle server and a reading after each.
+        blocks: that many equal blocks of operations, an idle server and a reading after
+            each.
         canary: the same small request before and after.
         bodies: keep each answer as it came.
     """
@@ -50,18 +52,18 @@ class PlayOptions:
 class Measuring:
     """What a block measures.
 
-    Attributes:
-        old, new: the servers.
-        case: the traffic; its own server does not count.
-        contents: folder of its images.
-        index: of the block, from 1. With ``seed`` it decides which parts of the traffic are sent,
+    Attributes: old, new: the servers. case: the traffic; its own server does not count.
+        contents: folder of its images. index: of the block, from 1. With ``seed`` it
+        decides which parts of the traffic are sent,
             and which side is first.
-        together: both servers live at once, and parts of the traffic are sent to them in turn; else
-            one server follows the other.
+        together: both servers live at once, and parts of the traffic are sent to them
+            in turn; else one server follows the other.
         part_s: a part of the traffic is as long, where the recording was never idle.
-        seconds: of traffic on each side, half of it at the recorded times, half at saturation.
+        seconds: of traffic on each side, half of it at the recorded times, half at
+            saturation.
         at_once: requests that are under way at saturation.
-        only: the metric that is wanted: all of the time goes to where it is measured; "": all are.
+        only: the metric that is wanted: all of the time goes to where it is measured;
+            "": all are.
     """
 
     old: ServerWanted
@@ -95,7 +97,8 @@ class Servers(NamedTuple):
 
 
 class Players:
-    """Shared by the places of a machine, with the environments and fork servers of each player."""
+    """Shared by the places of a machine, with the environments and fork servers of each
+    player."""
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
 """What an engine keeps between starts, made by a start of mmrepro's own.
 
-An engine writes down what it has learnt of a model, and Python what it has compiled. Nothing that a
-box writes is kept, so that a stranger's server cannot leave anything for a later one. Once for each
-environment and model a plain server, with no option or request of anybody's, is therefore started
-outside of a box; boxes begin with a copy of what it has left.
-"""
+An engine writes down what it has learnt of a model, and Python what it has compiled.
+Nothing that a box writes is kept, so that a stranger's server cannot leave anything for
+a later one. Once for each environment and model a plain server, with no option or
+request of anybody's, is therefore started outside of a box; boxes begin with a copy of
+what it has left."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def prepare(spec: ServerSpec, plain: type[Scenario], journal: Journal) -> None:
     if done.exists() or not os.access(environment.state_dir, os.W_OK):
         return
     label = f"{environment.spec.engine} {environment.spec.release}"
-    journal.recorder.event(f"preparing {label} for its boxes, once: a plain start outside of one")
+    journal.recorder.event(
+        f"preparing {label} for its boxes, once: a plain start outside of one"
+    )
     attributes: dict[str, Any] = {
         "__doc__": plain.__doc__,
         "engine": spec.scenario.engine,
@@ -60,7 +62,9 @@ def prepare(spec: ServerSpec, plain: type[Scenario], journal: Journal) -> None:
         Starter(StartMode.FORK) as starter,
     ):
         folder = prepared(Path(made) / "run", EVIDENCE_DIR)
-        incident = blank(scenario, options, scenario.release, environment.spec.device, folder)
+        incident = blank(
+            scenario, options, scenario.release, environment.spec.device, folder
+        )
         own = Journal(incident, folder)
         server = start(plain_spec, own, starter)
         with in_service(server, own):

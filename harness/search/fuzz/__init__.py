@@ -1,1 +1,2 @@
-"""Failures before users meet them: episodes of generated requests, judged and pursued."""
+"""Failures before users meet them: episodes of generated requests, judged and
+pursued."""

@@ -25,18 +25,34 @@ from mmrepro.search.fuzz.steering import (
 )
 from mmrepro.search.oracle.adapters import adapter_of
 from mmrepro.search.oracle.reference import CHANGES, PLAIN, comparable
-from mmrepro.traffic.case.model import Barrier, Case, Image, Operation, Origin, ServerWanted
+from mmrepro.traffic.case.model import (
+    Barrier,
+    Case,
+    Image,
+    Operation,
+    Origin,
+    ServerWanted,
+)
 
 Kind: TypeAlias = Literal["learning", "mixed", "steady", "many"]
 
 REQUESTS = 40
 """Of a mixed episode, about."""
 STEADY, BLOCKS = 8, 10
-"""Of a block of a steady one, and blocks: for some of them a new server's memory grows by itself.
-"""
+"""Of a block of a steady one, and blocks: for some of them a new server's memory grows
+by itself. """
 NARROWING = 3
 """Further learning episodes, at most: each leaves a seventh of what lies between."""
-KINDS: tuple[Kind, ...] = ("mixed", "mixed", "many", "mixed", "steady", "mixed", "mixed", "mixed")
+KINDS: tuple[Kind, ...] = (
+    "mixed",
+    "mixed",
+    "many",
+    "mixed",
+    "steady",
+    "mixed",
+    "mixed",
+    "mixed",
+)
 """In turn."""
 CHANGED = 0.4
 """Share of mixed episodes that are changed ones, where there are some worth it."""
@@ -45,19 +61,21 @@ FROM = 0.6
 MODERN_COMPARED = 0.85
 """The same of the profile modern: what its features break is mostly silent."""
 COMPARED = 0.25
-"""Share of mixed episodes whose requests are greedy, with logprobs, so that answers compare; all
-of engines that are exact without."""
+"""Share of mixed episodes whose requests are greedy, with logprobs, so that answers
+compare; all of engines that are exact without."""
 MOTIF, OF_FEATURE = 0.5, 0.8
-"""Chance of each motif in a new episode, and of those of a server's feature where it is on."""
+"""Chance of each motif in a new episode, and of those of a server's feature where it is
+on."""
 SEED, CHOICES = ("seed",), ("n", "temperature")
-"""What the profile modern leaves out, since it would hide all else: on a CPU vLLM's engine ends by
-a seed and a prompt in chunks (scenario seeded-chunk), and by drafts it answers greedy requests
-wrong beside sampled ones (vllm#55005)."""
+"""What the profile modern leaves out, since it would hide all else: on a CPU vLLM's
+engine ends by a seed and a prompt in chunks (scenario seeded-chunk), and by drafts it
+answers greedy requests wrong beside sampled ones (vllm#55005)."""
 RIDS = ("rid", "request_id", "session_id")
 """What is doubled has no id of its own."""
 AT_ONCE = (1, 1, 2, 4, 8)
 MODERN_AT_ONCE = (1, 2, 4, 4, 8)
-"""The profile modern asks for more: its features act between requests that share a step."""
+"""The profile modern asks for more: its features act between requests that share a
+step."""
 MOST_OPERATIONS = 80
 
 
@@ -79,16 +97,16 @@ class Planned:
 
 @dataclass
 class Episodes:
-    """Makes them: the same ones for the same seed, as long as the same was seen on the way.
+    """Makes them: the same ones for the same seed, as long as the same was seen on the
+    way.
 
-    Attributes:
-        given: pictures to be used besides those that are made up; with ``source``, its own.
-        source: a case whose requests are used and changed.
-        interesting: cases that showed something new, by their episode's number, oldest first.
-        less: by how much switches are less likely than usual.
-        apart: groups of switches with all of which no server starts.
-        untried: once there are such groups, the switches without a server that started.
-        modern: each episode's server has some of the engine's features besides.
+    Attributes: given: pictures to be used besides those that are made up; with
+        ``source``, its own. source: a case whose requests are used and changed.
+        interesting: cases that showed something new, by their episode's number, oldest
+        first. less: by how much switches are less likely than usual. apart: groups of
+        switches with all of which no server starts. untried: once there are such
+        groups, the switches without a server that started. modern: each episode's
+        server has some of the engine's features besides.
     """
 
     seed: int
@@ -109,10 +127,12 @@ class Episodes:
         return dialect_of(self.server.engine)
 
     def next(self, number: int) -> Planned:
-        """Episode ``number``; the first one, 0, learns the server's limits, and the next ones do
-        where the server does not tell what it does not serve."""
+        """Episode ``number``; the first one, 0, learns the server's limits, and the
+        next ones do where the server does not tell what it does not serve."""
         if number == 0:
-            return Planned(0, "learning", learning_case(self.server, pictures=self.pictures))
+            return Planned(
+                0, "learning", learning_case(self.server, pictures=self.pictures)
+            )
         if number <= NARROWING and self.limits.untold:
             return Planned(number, "learning", narrowing_case(self.server, self.limits))
         random = Random(f"{self.seed}/{number}")  # noqa: S311
@@ -124,7 +144,13 @@ class Episodes:
         lead = lead_of(self.seed, number, among)
         on = drawn(random, among, self.less, lead, self.apart, self.untried)
         maker = Maker(
-            f"e{number}", random, self.limits, self.dialect, on, self.given, hazards=self.hazards
+            f"e{number}",
+            random,
+            self.limits,
+            self.dialect,
+            on,
+            self.given,
+            hazards=self.hazards,
         )
         match kind:
             case "many":
@@ -150,7 +176,9 @@ class Episodes:
         base, origin = self._base(random)
         case = self._new(maker) if base is None else changed(base, random, maker)
         if self.modern:
-            case = _without(case, (*SEED, *(CHOICES if maker.on.intersection(SPECULATION) else ())))
+            case = _without(
+                case, (*SEED, *(CHOICES if maker.on.intersection(SPECULATION) else ()))
+            )
         plain = PLAIN.get(self.server.engine)
         share = MODERN_COMPARED if self.modern else COMPARED
         compared = plain is not None and (plain.exact or random.random() < share)
@@ -169,8 +197,14 @@ class Episodes:
 
     def _base(self, random: Random) -> tuple[Case | None, str]:
         """What is changed, and what it is called."""
-        if self.source is not None and self.source.operations and random.random() < FROM:
-            return self.source.model_copy(update={"server": self.server}), self.source.title
+        if (
+            self.source is not None
+            and self.source.operations
+            and random.random() < FROM
+        ):
+            return self.source.model_copy(
+                update={"server": self.server}
+            ), self.source.title
         if not self.interesting or random.random() >= CHANGED:
             return None, "new"
         numbers = list(self.interesting)
@@ -196,9 +230,11 @@ class Episodes:
         barred = self._barred(ordered, at_once, random)
         return _renumbered(Case(server=self.server), barred, maker.images)
 
-    def _barred(self, ops: Sequence[Operation], at_once: int, random: Random) -> list[Operation]:
-        """So many at once; who uses a picture again mostly waits for the one before, and who asks
-        an adapter for its coming."""
+    def _barred(
+        self, ops: Sequence[Operation], at_once: int, random: Random
+    ) -> list[Operation]:
+        """So many at once; who uses a picture again mostly waits for the one before,
+        and who asks an adapter for its coming."""
         made: list[Operation] = []
         last: dict[str, str] = {}
         for op in ops:
@@ -223,11 +259,15 @@ class Episodes:
     # ------------------------------------------------------------------ steady and many
 
     def _steady(self, maker: Maker) -> Case:
-        """The same block of requests again and again: what grows with it is kept by the engine."""
+        """The same block of requests again and again: what grows with it is kept by the
+        engine."""
         random = maker.random
         maker.on -= {Switch.OVER, Switch.EDGES, Switch.GROWTH, Switch.N, Switch.SAMPLED}
         block = [maker.request(plain=True) for _ in range(STEADY - 4)]
-        block += [maker.request(max_tokens=200, leave="tokens>=2", plain=True) for _ in range(4)]
+        block += [
+            maker.request(max_tokens=200, leave="tokens>=2", plain=True)
+            for _ in range(4)
+        ]
         random.shuffle(block)
         operations: list[Operation] = []
         for turn in range(BLOCKS):
@@ -238,8 +278,8 @@ class Episodes:
         return self._case(operations, maker.images)
 
     def _many(self, maker: Maker) -> Case:
-        """Many small pictures under one text: by the birthday problem two of them collide in a
-        short hash."""
+        """Many small pictures under one text: by the birthday problem two of them
+        collide in a short hash."""
         maker.on = {Switch.IMAGES}
         question = "which one of all the little pictures is this one here"
         operations = []
@@ -248,7 +288,9 @@ class Episodes:
             op = maker.request([name], question, max_tokens=1, leave="", plain=True)
             after = ["running<=3"] if number else []
             parameters = {"max_tokens": 1, "temperature": 0}
-            operations.append(op.model_copy(update={"after": after, "parameters": parameters}))
+            operations.append(
+                op.model_copy(update={"after": after, "parameters": parameters})
+            )
         roomy = [*self.server.args, *self.dialect.roomy]
         case = self._case(operations, maker.images)
         server = self.server.model_copy(update={"args": roomy})
@@ -270,20 +312,31 @@ def with_features(case: Case, on: Collection[Switch]) -> Case:
     return case.model_copy(update={"server": wanted})
 
 
-def features_left(server: ServerWanted, plain: ServerWanted, on: Iterable[str]) -> set[Switch]:
-    """Those of the switches ``on`` of which ``server`` has an option, or the model, and ``plain``
-    has not."""
+def features_left(
+    server: ServerWanted, plain: ServerWanted, on: Iterable[str]
+) -> set[Switch]:
+    """Those of the switches ``on`` of which ``server`` has an option, or the model, and
+    ``plain`` has not."""
     args = {*server.args} - {*plain.args}
     model = server.model if server.model != plain.model else ""
     there = {Switch(one): feature(server.engine, one) for one in on if one in SERVERS}
-    return {one for one, its in there.items() if args.intersection(its.args) or its.model == model}
+    return {
+        one
+        for one, its in there.items()
+        if args.intersection(its.args) or its.model == model
+    }
 
 
 def _without(case: Case, parameters: Collection[str]) -> Case:
-    """Its requests without them: what it was made of may have what a switch rules out."""
+    """Its requests without them: what it was made of may have what a switch rules
+    out."""
     operations = [
         op.model_copy(
-            update={"parameters": {k: v for k, v in op.parameters.items() if k not in parameters}}
+            update={
+                "parameters": {
+                    k: v for k, v in op.parameters.items() if k not in parameters
+                }
+            }
         )
         for op in case.operations
     ]
@@ -298,12 +351,16 @@ def asks_adapters(case: Case) -> bool:
 
 
 def _refused_then_again(maker: Maker) -> list[Operation]:
-    """A picture in a request that is too long, the same picture in a short one, and others."""
+    """A picture in a request that is too long, the same picture in a short one, and
+    others."""
     if Switch.OVER not in maker.on or Switch.IMAGES not in maker.on:
         return []
     name = maker.picture(maker.random.choice(((280, 420), (420, 420), (112, 112))))
     over = round(maker.limits.context * 1.05)
-    ops = [maker.request([name], tokens=over, leave=""), maker.request([name], leave="")]
+    ops = [
+        maker.request([name], tokens=over, leave=""),
+        maker.request([name], leave=""),
+    ]
     return [*ops, *_fill(maker)]
 
 
@@ -313,7 +370,10 @@ def _fill(maker: Maker) -> list[Operation]:
         return []
     count = maker.random.choice((5, 10))
     size = maker.random.choice(((280, 420), (420, 420)))
-    return [maker.request([maker.picture(size)], max_tokens=1, leave="") for _ in range(count)]
+    return [
+        maker.request([maker.picture(size)], max_tokens=1, leave="")
+        for _ in range(count)
+    ]
 
 
 def _related(maker: Maker) -> list[Operation]:
@@ -338,11 +398,17 @@ def _gone_then_again(maker: Maker) -> list[Operation]:
     where = maker.random.choice(("sent", "first-token", "tokens>=2"))
     op = maker.request(leave=where, max_tokens=64)
     parameters = op.parameters | {"max_tokens": 4}
-    return [op, op.model_copy(update={"id": f"{op.id}b", "leave": "", "parameters": parameters})]
+    return [
+        op,
+        op.model_copy(
+            update={"id": f"{op.id}b", "leave": "", "parameters": parameters}
+        ),
+    ]
 
 
 def _full_house(maker: Maker) -> list[Operation]:
-    """Long prompts and long answers at once: the KV cache is too small for all of them."""
+    """Long prompts and long answers at once: the KV cache is too small for all of
+    them."""
     if Switch.GROWTH not in maker.on:
         return []
     tokens = max(20, min(maker.limits.context, maker.limits.room) // 2)
@@ -350,8 +416,8 @@ def _full_house(maker: Maker) -> list[Operation]:
 
 
 def _repeating(maker: Maker) -> list[Operation]:
-    """Answers that repeat themselves, beside others: drafts of several lengths are accepted and
-    rejected in one step, and the answers end in the middle of one."""
+    """Answers that repeat themselves, beside others: drafts of several lengths are
+    accepted and rejected in one step, and the answers end in the middle of one."""
     if not maker.on.intersection(SPECULATION):
         return []
     random = maker.random
@@ -377,7 +443,8 @@ def _in_turn(maker: Maker) -> list[Operation]:
 
 
 def _come_and_gone(maker: Maker) -> list[Operation]:
-    """An adapter is loaded, asked, unloaded and asked again; the next one takes its place."""
+    """An adapter is loaded, asked, unloaded and asked again; the next one takes its
+    place."""
     if not maker.on.intersection(ADAPTERS):
         return []
     text = maker.text(maker.random.choice((40, 70, 130)))
@@ -393,49 +460,70 @@ def _come_and_gone(maker: Maker) -> list[Operation]:
 
 
 def _kept_and_fetched(maker: Maker) -> list[Operation]:
-    """A long prompt, whose blocks leave the cache; the same again beside another request, and the
-    same with more."""
+    """A long prompt, whose blocks leave the cache; the same again beside another
+    request, and the same with more."""
     if Switch.FILES not in maker.on:
         return []
     limits = maker.limits
     text = maker.text(max(80, min(limits.context, limits.room) // 3))
     ops = [maker.request([], text, max_tokens=4, leave=""), maker.reset()]
     ops.append(maker.request([], max_tokens=33, leave=""))
-    ops += [maker.request([], text + more, max_tokens=16, leave="") for more in ("", " and more")]
+    ops += [
+        maker.request([], text + more, max_tokens=16, leave="")
+        for more in ("", " and more")
+    ]
     return ops
 
 
 def _more_than_fits(maker: Maker) -> list[Operation]:
-    """Prompts that the KV cache does not hold together, and the same again: what left the cache is
-    fetched from where it was stored."""
+    """Prompts that the KV cache does not hold together, and the same again: what left
+    the cache is fetched from where it was stored."""
     if Switch.FILES not in maker.on:
         return []
     limits = maker.limits
-    tokens = max(80, min(limits.longest, limits.room // 4) - maker.random.randint(8, 40))
+    tokens = max(
+        80, min(limits.longest, limits.room // 4) - maker.random.randint(8, 40)
+    )
     texts = [maker.text(tokens, shared=False) for _ in range(6)]
-    return [maker.request([], text, max_tokens=n, leave="") for n in (2, 8) for text in texts]
+    return [
+        maker.request([], text, max_tokens=n, leave="")
+        for n in (2, 8)
+        for text in texts
+    ]
 
 
 def _goes_on(maker: Maker) -> list[Operation]:
-    """A long prompt, again and again with more behind it, beside others: what goes on from cached
-    blocks joins requests that are answered already."""
+    """A long prompt, again and again with more behind it, beside others: what goes on
+    from cached blocks joins requests that are answered already."""
     if Switch.HYBRID not in maker.on:
         return []
     random = maker.random
     text = maker.text(round(maker.limits.longest * random.choice((0.5, 0.7, 0.85))))
     ops = [maker.request([], text, max_tokens=2, leave="")]
     for count in range(3):
-        ops.append(maker.request([], max_tokens=33, tokens=random.randint(20, 60), leave=""))
+        ops.append(
+            maker.request([], max_tokens=33, tokens=random.randint(20, 60), leave="")
+        )
         more = text + " and more" * count
         ops.append(maker.request([], more, max_tokens=random.choice((8, 16)), leave=""))
     return ops
 
 
 _OF_FEATURES = (
-    *(_repeating, _in_turn, _come_and_gone, _kept_and_fetched, _more_than_fits, _goes_on),
+    _repeating,
+    _in_turn,
+    _come_and_gone,
+    _kept_and_fetched,
+    _more_than_fits,
+    _goes_on,
 )
 _MOTIFS = (
-    *(_refused_then_again, _fill, _related, _twice, _gone_then_again, _full_house),
+    _refused_then_again,
+    _fill,
+    _related,
+    _twice,
+    _gone_then_again,
+    _full_house,
     *_OF_FEATURES,
 )
 
@@ -444,10 +532,13 @@ _MOTIFS = (
 
 
 def changed(base: Case, random: Random, maker: Maker) -> Case:
-    """``base`` with some requests left out, doubled, moved together, changed or put in."""
+    """``base`` with some requests left out, doubled, moved together, changed or put
+    in."""
     operations = list(base.operations)
     for _ in range(random.randint(1, 4)):
-        kind = random.choice(("leave out", "double", "change", "put in", "motif", "at once"))
+        kind = random.choice(
+            ("leave out", "double", "change", "put in", "motif", "at once")
+        )
         if not operations:
             break
         place = random.randrange(len(operations))
@@ -457,7 +548,9 @@ def changed(base: Case, random: Random, maker: Maker) -> Case:
                 operations = operations[:place] + operations[place + count :]
             case "double":
                 count = random.randint(1, 5)
-                operations[place + count : place + count] = operations[place : place + count]
+                operations[place + count : place + count] = operations[
+                    place : place + count
+                ]
             case "change":
                 operations[place] = _other(operations[place], random)
             case "put in" | "motif":
@@ -465,13 +558,19 @@ def changed(base: Case, random: Random, maker: Maker) -> Case:
                 if kind == "motif":
                     fresh = random.choice(_MOTIFS)(maker)
                 operations[place:place] = [
-                    op.model_copy(update={"id": f"new-{op.id}", "after": ["running<=1"]})
+                    op.model_copy(
+                        update={"id": f"new-{op.id}", "after": ["running<=1"]}
+                    )
                     for op in fresh
                 ]
             case _:
                 bar = f"running<={random.choice(AT_ONCE) - 1}"
-                operations = [op.model_copy(update={"after": [bar]}) for op in operations]
-    return _renumbered(base, operations[:MOST_OPERATIONS], {**base.images, **maker.images})
+                operations = [
+                    op.model_copy(update={"after": [bar]}) for op in operations
+                ]
+    return _renumbered(
+        base, operations[:MOST_OPERATIONS], {**base.images, **maker.images}
+    )
 
 
 def _other(op: Operation, random: Random) -> Operation:
@@ -488,7 +587,9 @@ def _other(op: Operation, random: Random) -> Operation:
     return op.model_copy(update={"parameters": {**op.parameters, "max_tokens": tokens}})
 
 
-def _renumbered(base: Case, operations: Sequence[Operation], images: Mapping[str, Image]) -> Case:
+def _renumbered(
+    base: Case, operations: Sequence[Operation], images: Mapping[str, Image]
+) -> Case:
     """With new names, in order; who waited for one that is gone waits for nobody."""
     names: dict[str, str] = {}
     used: set[object] = set()
@@ -502,7 +603,11 @@ def _renumbered(base: Case, operations: Sequence[Operation], images: Mapping[str
             elif before in names:
                 after.append(names[before] + text.removeprefix(before))
         id = f"r{number}"
-        own = {k: v for k, v in op.parameters.items() if k not in RIDS or (k, v) not in used}
+        own = {
+            k: v
+            for k, v in op.parameters.items()
+            if k not in RIDS or (k, v) not in used
+        }
         used |= {(k, own[k]) for k in RIDS if k in own}
         update = {"id": id, "after": after if made else [], "parameters": own}
         made.append(op.model_copy(update=update))

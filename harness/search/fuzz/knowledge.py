@@ -26,7 +26,15 @@ from mmrepro.failure.documents.replay import (
 from mmrepro.runs.judge import Deadlines
 from mmrepro.search.fuzz.episodes import Episodes, features_left
 from mmrepro.search.fuzz.limits import Limits
-from mmrepro.search.fuzz.steering import ENOUGH, LESS, SERVERS, Switch, kinds, needed_by, worth
+from mmrepro.search.fuzz.steering import (
+    ENOUGH,
+    LESS,
+    SERVERS,
+    Switch,
+    kinds,
+    needed_by,
+    worth,
+)
 from mmrepro.search.oracle.judged import alike
 from mmrepro.search.replay.known import mitigation
 from mmrepro.search.replay.pursue import FATAL
@@ -75,8 +83,8 @@ class Ended(Line):
 class Led(Line):
     """What the pursuit of an episode begins with.
 
-    Attributes:
-        straight: its requests one after another, in the order in which they were sent, show it as
+    Attributes: straight: its requests one after another, in the order in which they
+        were sent, show it as
             well: then it does not hang on chance.
         seen: the attempt at what is pursued.
     """
@@ -107,7 +115,8 @@ class Pursued(Line):
 
 
 class Finished(Line):
-    """A finding that was not shrunk to its end was taken up again, in the folder ``replay``.
+    """A finding that was not shrunk to its end was taken up again, in the folder
+    ``replay``.
     ``of``: the finding's folder."""
 
     kind: Literal["finished"] = "finished"
@@ -124,16 +133,19 @@ class Finished(Line):
 KeptLine: TypeAlias = Ended | Led | Pursued | Finished
 LineT = TypeVar("LineT", Ended, Led, Pursued, Finished)
 AnyLine: TypeAlias = Annotated[Head | Began | KeptLine, Field(discriminator="kind")]
-EPISODES = JournalKind("session", EPISODES_FILE, ".fuzz.lock", FUZZ_FILE, TypeAdapter(AnyLine))
+EPISODES = JournalKind(
+    "session", EPISODES_FILE, ".fuzz.lock", FUZZ_FILE, TypeAdapter(AnyLine)
+)
 
 
-# -------------------------------------------------------------------------- what follows from them
+# --------------------------------------------------------------- what follows from them
 
 TRIES = 3
 """Episodes that showed a failure which nothing showed again, until it is left alone."""
 UNFIT = "the server does not start with that, so it was left out from then on"
 AGAIN, AGAINS = "-", 2
-"""In the name of a folder in which a finding was taken up again; and how often that is done."""
+"""In the name of a folder in which a finding was taken up again; and how often that is
+done."""
 
 
 @dataclass
@@ -170,8 +182,9 @@ class Knowledge:
         return [bucket for bucket in dict.fromkeys(buckets) if not self.handled(bucket)]
 
     def unfinished(self, busy: Collection[str] = ()) -> Found | None:
-        """The worst finding that was not shrunk to its end, and may be: its requests show it
-        without a comparison, in one block. ``busy``: buckets that are pursued now."""
+        """The worst finding that was not shrunk to its end, and may be: its requests
+        show it without a comparison, in one block. ``busy``: buckets that are pursued
+        now."""
         left = [
             found
             for found in self.fuzz.found
@@ -196,7 +209,8 @@ class Knowledge:
         return [f.finding.bucket for f in self.fuzz.found if f.finding.confirmed]
 
     def take(self, line: KeptLine) -> list[Found]:
-        """What a line changes, whether it was written now or by an earlier call; what it found."""
+        """What a line changes, whether it was written now or by an earlier call; what
+        it found."""
         match line:
             case Ended():
                 self._take_ended(line)
@@ -229,7 +243,11 @@ class Knowledge:
         its = {Switch(name) for name in episode.switches} & {*SERVERS}
         if episode.state != PlayState.START_FAILED:
             self.started |= its
-        elif any(alike(one, bucket) for one in episode.buckets for bucket in self._confirmed()):
+        elif any(
+            alike(one, bucket)
+            for one in episode.buckets
+            for bucket in self._confirmed()
+        ):
             self._unfit.append(frozenset(its))
         self._keep_apart()
         if episode.kind == "mixed" and worth(line.features) >= ENOUGH:
@@ -244,7 +262,9 @@ class Knowledge:
         replay = self._replayed(line)
         told = [finding.bucket for finding in replay.findings]
         for finding in replay.findings:
-            fuzz.found = [f for f in fuzz.found if not alike(f.finding.bucket, finding.bucket)]
+            fuzz.found = [
+                f for f in fuzz.found if not alike(f.finding.bucket, finding.bucket)
+            ]
             self._tries[finding.bucket] += not finding.confirmed
             self._number += 1
             found = Found(
@@ -258,13 +278,18 @@ class Knowledge:
             fuzz.found.append(found)
             self._learn_from(finding, line.replay)
             news.append(found)
-            if finding.confirmed and finding.finding_class is FindingClass.START_FAILURE:
+            if (
+                finding.confirmed
+                and finding.finding_class is FindingClass.START_FAILURE
+            ):
                 self._learn_from_start(line, finding)
         unproven = [sighting.bucket for sighting in replay.unconfirmed]
         together = bool(replay.findings)
         for sighting in ended.seen.sightings:
             bucket = sighting.bucket
-            if any(alike(bucket, one) for one in [*told, *self.also]) or self.handled(bucket):
+            if any(alike(bucket, one) for one in [*told, *self.also]) or self.handled(
+                bucket
+            ):
                 continue
             pursued = any(alike(bucket, one) for one in shown)
             if together and pursued and bucket not in unproven and not ended.silent:
@@ -274,7 +299,9 @@ class Knowledge:
             if not any(alike(once.sighting.bucket, bucket) for once in fuzz.once):
                 fuzz.once.append(SeenOnce(episode=line.number, sighting=sighting))
         fuzz.once = [
-            one for one in fuzz.once if not any(alike(one.sighting.bucket, b) for b in told)
+            one
+            for one in fuzz.once
+            if not any(alike(one.sighting.bucket, b) for b in told)
         ]
         return news
 
@@ -293,7 +320,9 @@ class Knowledge:
                 continue
             update: dict[str, object] = {"requests_before": old.requests_before}
             if new.known is None and old.known is not None:
-                update |= {n: getattr(old, n) for n in ("known", "known_variant", "known_why")}
+                update |= {
+                    n: getattr(old, n) for n in ("known", "known_variant", "known_why")
+                }
             found.finding = new.model_copy(update=update)
             found.replay, found.folder = line.replay, f"{line.replay}/{new.id}"
             self._learn_from(found.finding, line.replay)
@@ -305,12 +334,15 @@ class Knowledge:
         fuzz = self.fuzz
         fuzz.elapsed_s = line.elapsed_s
         fuzz.pursuing_s = round(fuzz.pursuing_s + line.seconds, 2)
-        replay = Replay.model_validate_json((self.folder / line.replay / REPLAY_FILE).read_bytes())
+        replay = Replay.model_validate_json(
+            (self.folder / line.replay / REPLAY_FILE).read_bytes()
+        )
         fuzz.starts += len(replay.plays)
         return replay
 
     def _learn_from(self, finding: Finding, place: str) -> None:
-        """Requests that end the server hide what comes after them: fewer of them from now on."""
+        """Requests that end the server hide what comes after them: fewer of them from
+        now on."""
         if finding.finding_class not in FATAL or not finding.confirmed:
             return
         left, _ = read_case(self.folder / place / finding.id)
@@ -325,29 +357,39 @@ class Knowledge:
             server = self.episodes.server.model_copy(update={"mitigation": keep_away})
             self.episodes.server = server
             self.fuzz.limits.append(
-                f"from {place} on with the mitigation {keep_away}, which keeps a known failure away"
+                f"from {place} on with the mitigation {keep_away}, which keeps a known "
+                "failure away"
             )
 
     def _learn_from_start(self, line: Pursued, finding: Finding) -> None:
         """What the server does not start with is left out from now on."""
         left, _ = read_case(self.folder / line.replay / finding.id)
         plain = self.fuzz.server
-        its = features_left(left.server, plain, self.ended[line.number].episode.switches)
+        its = features_left(
+            left.server, plain, self.ended[line.number].episode.switches
+        )
         self.stuck = self.stuck or not (its or {*left.server.args} - {*plain.args})
         self._unfit_for_certain.append(frozenset(its))
         self._keep_apart()
 
     def _keep_apart(self) -> None:
-        """What is left out from now on. Where a known failure to start comes again, only switches
-        that never started are to blame, if there is one."""
-        groups = {*self._unfit_for_certain, *(its - self.started or its for its in self._unfit)}
+        """What is left out from now on. Where a known failure to start comes again,
+        only switches that never started are to blame, if there is one."""
+        groups = {
+            *self._unfit_for_certain,
+            *(its - self.started or its for its in self._unfit),
+        }
         groups -= {frozenset()}
         apart = [one for one in groups if not any(other < one for other in groups)]
         episodes = self.episodes
         episodes.apart = sorted(apart, key=sorted)
-        episodes.untried = tuple(one for one in SERVERS if apart and one not in self.started)
+        episodes.untried = tuple(
+            one for one in SERVERS if apart and one not in self.started
+        )
         self.fuzz.limits = [one for one in self.fuzz.limits if not one.endswith(UNFIT)]
-        self.fuzz.limits += [f"{' and '.join(sorted(one))}: {UNFIT}" for one in episodes.apart]
+        self.fuzz.limits += [
+            f"{' and '.join(sorted(one))}: {UNFIT}" for one in episodes.apart
+        ]
 
 
 def _without_numbers(text: str) -> str:

@@ -1,4 +1,5 @@
-"""What a server tells of its limits: lengths are chosen at them, one less and one more."""
+"""What a server tells of its limits: lengths are chosen at them, one less and one
+more."""
 
 from __future__ import annotations
 
@@ -30,18 +31,23 @@ from pydantic import Field
 
 REFUSAL = "refusal"
 SHORT, LONGER = 8, 72
-"""Letters of two prompts, by which the template's tokens and the tokens a letter are learnt."""
+"""Letters of two prompts, by which the template's tokens and the tokens a letter are
+learnt."""
 LADDER = (0.35, 0.6, 0.9, 1.3, 3.0)
-"""Of the context that the server was started with: prompts whose answers tell what it takes."""
+"""Of the context that the server was started with: prompts whose answers tell what it
+takes."""
 RUNGS = 6
-"""Lengths that a further learning episode asks for, between what is served and what is not."""
+"""Lengths that a further learning episode asks for, between what is served and what is
+not."""
 NARROW = 24
 """Tokens between the two from which on that is told well enough."""
 LADDER_BASE = 2048
-"""The context, at most: where it is longer, the KV cache of a tiny model ends before it."""
+"""The context, at most: where it is longer, the KV cache of a tiny model ends before
+it."""
 LETTERS = "defghijk"
 SIZES = ((28, 28), (56, 56), (56, 112), (112, 112), (196, 308), (280, 420), (420, 420))
-"""Width and height of the pictures whose tokens are learnt; most engines count 28 x 28 as one."""
+"""Width and height of the pictures whose tokens are learnt; most engines count 28 x 28
+as one."""
 PER_TOKEN = 28 * 28
 MOST_LIMITS = 12
 _GET_S, _GET_BYTES = 5.0, 4 << 20
@@ -49,18 +55,22 @@ _NUMBER = re.compile(r"\b\d{2,7}\b")
 
 
 class Limits(Record):
-    """What is known of a server. ``overhead``, ``per_letter``: tokens of a chat's template, and of
-    a letter, as its usage told."""
+    """What is known of a server. ``overhead``, ``per_letter``: tokens of a chat's
+    template, and of a letter, as its usage told."""
 
     learnt: list[Learnt] = []
     overhead: float = 12.0
     per_letter: float = 1.0
     images: Annotated[
-        dict[str, int], Field(description='"56x112": tokens of such a picture, as its usage told')
+        dict[str, int],
+        Field(description='"56x112": tokens of such a picture, as its usage told'),
     ] = {}
-    served: Annotated[int, Field(description="longest prompt that was answered, in tokens")] = 0
+    served: Annotated[
+        int, Field(description="longest prompt that was answered, in tokens")
+    ] = 0
     refused: Annotated[
-        int | None, Field(description="shortest one that was not, of those longer than that")
+        int | None,
+        Field(description="shortest one that was not, of those longer than that"),
     ] = None
 
     def named(self, name: str) -> list[int]:
@@ -92,8 +102,13 @@ class Limits(Record):
 
     @property
     def untold(self) -> bool:
-        """Something that the server does not tell of ends between what it serves and what not."""
-        if self.refused is None or not self.served or self.refused - self.served <= NARROW:
+        """Something that the server does not tell of ends between what it serves and
+        what not."""
+        if (
+            self.refused is None
+            or not self.served
+            or self.refused - self.served <= NARROW
+        ):
             return False
         return not any(self.served <= one.tokens <= self.refused for one in self.learnt)
 
@@ -109,7 +124,8 @@ class Limits(Record):
 
 
 def learning_case(server: ServerWanted, *, pictures: bool) -> Case:
-    """Requests one after another: short ones, longer and longer ones, a picture of each size."""
+    """Requests one after another: short ones, longer and longer ones, a picture of each
+    size."""
     images: dict[str, Image] = {}
     asked: list[str | list[Part]] = ["a" * SHORT, "b" * LONGER]
     for number, size in enumerate(SIZES if pictures else ()):
@@ -122,12 +138,14 @@ def learning_case(server: ServerWanted, *, pictures: bool) -> Case:
 
 
 def narrowing_case(server: ServerWanted, limits: Limits) -> Case:
-    """Prompts of text between the longest that was served and the shortest that was not, each a
-    step longer."""
+    """Prompts of text between the longest that was served and the shortest that was
+    not, each a step longer."""
     refused = limits.refused or limits.served
     step = (refused - limits.served) / (RUNGS + 1)
     lengths = [round(limits.served + step * (rung + 1)) for rung in range(RUNGS)]
-    return _asking(server, _of_letters([limits.letters(tokens) for tokens in lengths]), {})
+    return _asking(
+        server, _of_letters([limits.letters(tokens) for tokens in lengths]), {}
+    )
 
 
 def _of_letters(lengths: Iterable[int]) -> Iterator[str]:
@@ -163,7 +181,9 @@ def look_at_limits(url: str, pid: int, log: Path) -> LiveLook:
     return LiveLook(learnt=[*_models(url), *_metrics(url), *_info(url)])
 
 
-def learn(server: ServerWanted, played: Played, log: Path, asked: list[Learnt]) -> Limits:
+def learn(
+    server: ServerWanted, played: Played, log: Path, asked: list[Learnt]
+) -> Limits:
     """What a play of :func:`learning_case` told, its log, and its endpoints."""
     source = "--max-model-len"
     found = [Learnt(name=CONTEXT, tokens=server.max_model_len, source=source), *asked]
@@ -175,7 +195,9 @@ def learn(server: ServerWanted, played: Played, log: Path, asked: list[Learnt]) 
         if one.tokens > 1:
             kept.setdefault(one.tokens, one)
     limits = Limits(learnt=list(kept.values())[:MOST_LIMITS])
-    by_letters = {r.prompt_chars: r.prompt_tokens for r in records if not r.images and r.answered}
+    by_letters = {
+        r.prompt_chars: r.prompt_tokens for r in records if not r.images and r.answered
+    }
     short, longer = by_letters.get(SHORT), by_letters.get(LONGER)
     if short and longer and longer > short:
         limits.per_letter = (longer - short) / (LONGER - SHORT)
@@ -190,7 +212,8 @@ def learn(server: ServerWanted, played: Played, log: Path, asked: list[Learnt]) 
 
 
 def narrowed(limits: Limits, records: Iterable[RequestRecord]) -> Limits:
-    """With what further answers to prompts of text tell of what is served and what is not."""
+    """With what further answers to prompts of text tell of what is served and what is
+    not."""
     texts = [r for r in records if r.path == CHAT and not r.images and not r.left]
     served = max([limits.served, *(r.prompt_tokens or 0 for r in texts if r.answered)])
     asked = [] if limits.refused is None else [limits.refused]
@@ -246,7 +269,8 @@ def _metrics(url: str) -> Iterator[Learnt]:
 
 
 def _refusals(records: Iterable[RequestRecord]) -> Iterator[Learnt]:
-    """Numbers in what is said of prompts that are too long, but for the prompt's own length."""
+    """Numbers in what is said of prompts that are too long, but for the prompt's own
+    length."""
     for record in records:
         if record.status is None or not 400 <= record.status < 500:
             continue
@@ -254,4 +278,8 @@ def _refusals(records: Iterable[RequestRecord]) -> Iterator[Learnt]:
             tokens = int(found[0])
             own = abs(tokens - record.prompt_chars) <= 2 * LONGER
             if tokens >= SHORT and tokens != record.status and not own:
-                yield Learnt(name=REFUSAL, tokens=tokens, source=f"a refusal: {record.reply[:80]}")
+                yield Learnt(
+                    name=REFUSAL,
+                    tokens=tokens,
+                    source=f"a refusal: {record.reply[:80]}",
+                )

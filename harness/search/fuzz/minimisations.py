@@ -1,4 +1,5 @@
-"""An episode, played and judged; what it showed is confirmed, shrunk and named in its own folder.
+"""An episode, played and judged; what it showed is confirmed, shrunk and named in its
+own folder.
 
 The searching is a replay's, within the line of work of the episode.
 """
@@ -53,8 +54,8 @@ if TYPE_CHECKING:
 
 
 def play_episode(session: Fuzzing, planned: Planned) -> Ended:
-    """Written down before it begins and after it has ended; the first also learns the server's
-    limits."""
+    """Written down before it begins and after it has ended; the first also learns the
+    server's limits."""
     learning, case, known = planned.number == 0, planned.case, session.known
     episode = Episode(
         number=planned.number,
@@ -89,7 +90,10 @@ def play_episode(session: Fuzzing, planned: Planned) -> Ended:
     else:
         limits = narrowed(limits, played.evidence.requests)
     facts = PlayFacts(
-        number=episode.number, what="an episode", requests=len(case.operations), state=""
+        number=episode.number,
+        what="an episode",
+        requests=len(case.operations),
+        state="",
     )
     seen = observation_of(case, played, judged, facts)
     seen.folder = f"../{EPISODES_DIR}/{folder.name}/play"
@@ -121,7 +125,9 @@ def play_episode(session: Fuzzing, planned: Planned) -> Ended:
     return line
 
 
-def _beside(session: Fuzzing, case: Case, played: Played, folder: Path, name: str) -> Judged:
+def _beside(
+    session: Fuzzing, case: Case, played: Played, folder: Path, name: str
+) -> Judged:
     """What the same requests to a plain server hold against its answers."""
     engine = get_engine(session.options.server.engine)
     options = PlayOptions(session.deadlines, look="none", canary=False)
@@ -137,13 +143,14 @@ def _beside(session: Fuzzing, case: Case, played: Played, folder: Path, name: st
     return agreeing(judged, held(reference_case(case, engine, own_format=True)))
 
 
-# ---------------------------------------------------------------------------------- what it showed
+# ----------------------------------------------------------------------- what it showed
 
 STRAIGHT = "straight"
 PURSUIT = 40
 """Starts of servers for what one episode showed, at most."""
 PURSUIT_S, PURSUIT_SHARE = 300.0, 0.2
-"""Seconds for what ends or stops a server, or that share of the budget, if it is more."""
+"""Seconds for what ends or stops a server, or that share of the budget, if it is
+more."""
 LESSER_S, LESSER_SHARE = 100.0, 0.07
 """The same for all else."""
 FINISH_AFTER = 0.5
@@ -153,7 +160,8 @@ FINISH_SHARE, FINISH_LESSER = 0.5, 0.15
 FINISH = 3 * PURSUIT
 """Starts of servers for that, at most."""
 LONG_S = 10.0
-"""A deadline from which on it is measured again before a hang is played again and again."""
+"""A deadline from which on it is measured again before a hang is played again and
+again."""
 
 
 def pursue(session: Fuzzing, line: Ended) -> None:
@@ -170,7 +178,9 @@ def pursue(session: Fuzzing, line: Ended) -> None:
         led = known.led.get(episode.number) or _led(session, line, new)
         source = session.episode_dir(episode.number)
         source = source / STRAIGHT if led.straight else source
-        handled = [b for f in session.fuzz.found if known.handled(b := f.finding.bucket)]
+        handled = [
+            b for f in session.fuzz.found if known.handled(b := f.finding.bucket)
+        ]
         handled += known.also
         handled += [b for b in led.seen.play.buckets if b not in new]
         least_s, share = LESSER_S, LESSER_SHARE
@@ -231,8 +241,11 @@ def finish(session: Fuzzing, found: Found) -> None:
         )
 
 
-def _replay(session: Fuzzing, source: Path, place: str, budget: int, start: StartingPoint) -> None:
-    """Of the case in ``source``, in the folder ``place``; one that was killed goes on."""
+def _replay(
+    session: Fuzzing, source: Path, place: str, budget: int, start: StartingPoint
+) -> None:
+    """Of the case in ``source``, in the folder ``place``; one that was killed goes
+    on."""
     folder, options = session.folder / place, session.options
     goes_on = VERDICTS.is_in(folder)
     case, _ = read_case(folder if goes_on else source)
@@ -255,7 +268,8 @@ def _replay(session: Fuzzing, source: Path, place: str, budget: int, start: Star
 
 
 def _measure_again(session: Fuzzing, seen: Sequence[Sighting | Finding]) -> None:
-    """The deadline, where a busy moment made it long: each attempt at a hang lasts as long."""
+    """The deadline, where a busy moment made it long: each attempt at a hang lasts as
+    long."""
     hangs = any(one.finding_class is FindingClass.HANG for one in seen)
     if hangs and session.deadlines.answer_s > LONG_S:
         deadlines = session.measured()
@@ -264,8 +278,8 @@ def _measure_again(session: Fuzzing, seen: Sequence[Sighting | Finding]) -> None
 
 
 def _led(session: Fuzzing, line: Ended, new: Sequence[str]) -> Led:
-    """The episode's requests one after another, if they show the worst of it as well; else the
-    episode as it was."""
+    """The episode's requests one after another, if they show the worst of it as well;
+    else the episode as it was."""
     number = line.episode.number
     led = Led(number=number, straight=False, seen=line.seen)
     folder = session.episode_dir(number)
@@ -281,7 +295,10 @@ def _led(session: Fuzzing, line: Ended, new: Sequence[str]) -> Led:
         assert played is not None
         judged = session.judged(straight, played)
         facts = PlayFacts(
-            number=0, what="one after another", requests=len(straight.operations), state=""
+            number=0,
+            what="one after another",
+            requests=len(straight.operations),
+            state="",
         )
         seen = observation_of(straight, played, judged, facts)
         led.starts = 1

@@ -22,17 +22,19 @@ class Profile(StrEnum):
     """What kind of day the server has."""
 
     PRESSURE = "pressure"
-    """Small caches and a small KV cache: everything is evicted, preempted and used again."""
+    """Small caches and a small KV cache: everything is evicted, preempted and used
+    again."""
     PLAIN = "plain"
     """The engine's own defaults."""
     TEXT = "text"
     """As ``pressure``, without a picture."""
     HAZARDS = "hazards"
-    """As ``pressure``, with clients that do what an engine's documentation warns of: one uuid for
-    two pictures."""
+    """As ``pressure``, with clients that do what an engine's documentation warns of:
+    one uuid for two pictures."""
     MODERN = "modern"
-    """What servers of today do besides, some of it in each episode: speculation, adapters that come
-    and go, a KV cache in files, a hybrid's states in the prefix cache, tools; texts only."""
+    """What servers of today do besides, some of it in each episode: speculation,
+    adapters that come and go, a KV cache in files, a hybrid's states in the prefix
+    cache, tools; texts only."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,9 @@ _REGULAR = ("[ab]{1,6}", r"^(.*)$", r"^(|.*)$", "(yes|no)", r"\d{2}-\d{2}")
 DIALECTS: Final[Mapping[str, Dialect]] = {
     "vllm": Dialect(
         pressure=(
-            *("--mm-processor-cache-gb=0.01", "--num-gpu-blocks-override=14", "--max-num-seqs=4"),
+            "--mm-processor-cache-gb=0.01",
+            "--num-gpu-blocks-override=14",
+            "--max-num-seqs=4",
             "--scheduling-policy=priority",
         ),
         tells=("--enable-prompt-tokens-details",),
@@ -113,12 +117,22 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
             {"structured_outputs": {"choice": ["one", "two"]}},
         ),
         modern=(
-            *("--dtype=float32", "--max-num-seqs=4", "--block-size=32"),
-            *("--num-gpu-blocks-override=48", "--scheduling-policy=priority"),
+            "--dtype=float32",
+            "--max-num-seqs=4",
+            "--block-size=32",
+            "--num-gpu-blocks-override=48",
+            "--scheduling-policy=priority",
         ),
         features=(
-            *("ngram", "draft", "lora", "lora-evicted", "file-connector", "hybrid-prefix"),
-            *("parsers", "chunked-prefill", "no-async"),
+            "ngram",
+            "draft",
+            "lora",
+            "lora-evicted",
+            "file-connector",
+            "hybrid-prefix",
+            "parsers",
+            "chunked-prefill",
+            "no-async",
         ),
     ),
     "sglang": Dialect(
@@ -135,9 +149,12 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         rid="rid",
         priority="priority",
         logprobs=(0, 1, 5, 20, 100, 100_000),
-        # No grammars: its backends refuse the tiny models' tokenizer, and are switched off.
+        # No grammars: its backends refuse the tiny models' tokenizer, and are switched
+        # off.
         modern=(
-            *("--dtype=float32", "--max-running-requests=4", "--max-total-tokens=1536"),
+            "--dtype=float32",
+            "--max-running-requests=4",
+            "--max-total-tokens=1536",
             "--enable-priority-scheduling",
         ),
         features=("lora", "lora-evicted", "parsers", "chunked-prefill", "mixed-chunk"),
@@ -149,12 +166,19 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
         max_model_len=2048,
         rid="session_id",
         logprobs=(1, 5, 20),
-        shaped=({"response_format": _OBJECT}, {"response_format": {"type": "json_object"}}),
+        shaped=(
+            {"response_format": _OBJECT},
+            {"response_format": {"type": "json_object"}},
+        ),
     ),
     "minivllm": Dialect(
         pressure=(
-            *("--num-blocks=65", "--block-size=16", "--max-num-seqs=4", "--mm-cache-tokens=40"),
-            *("--max-batched-tokens=128", "--async-scheduling"),
+            "--num-blocks=65",
+            "--block-size=16",
+            "--max-num-seqs=4",
+            "--mm-cache-tokens=40",
+            "--max-batched-tokens=128",
+            "--async-scheduling",
         ),
         max_model_len=512,
         roomy=("--num-blocks=4097", "--mm-cache-tokens=8192"),
@@ -172,8 +196,8 @@ def dialect_of(engine: str) -> Dialect:
 def under(profile: Profile, wanted: ServerWanted, *, length_told: bool) -> ServerWanted:
     """The server of ``profile``: ``wanted`` with its options.
 
-    Args:
-        wanted: what the engine's scenarios run, with what was asked for on the command line; its
+    Args: wanted: what the engine's scenarios run, with what was asked for on the
+        command line; its
             options come last, and so win.
         length_told: ``max_model_len`` was asked for.
 
@@ -187,12 +211,15 @@ def under(profile: Profile, wanted: ServerWanted, *, length_told: bool) -> Serve
     if profile is Profile.MODERN and not dialect.modern:
         known = ", ".join(name for name, one in DIALECTS.items() if one.modern)
         raise UsageError(
-            f"There is no profile modern for {wanted.engine}.", hint=f"mmrepro fuzz {known}"
+            f"There is no profile modern for {wanted.engine}.",
+            hint=f"mmrepro fuzz {known}",
         )
     pressure, env = dialect.pressure, dict(dialect.env)
     if profile is Profile.MODERN:
         pressure = dialect.modern
-        for name in dialect.features:  # of all of them: their servers have one fork server
+        for (
+            name
+        ) in dialect.features:  # of all of them: their servers have one fork server
             env |= feature(wanted.engine, name).env
     return wanted.model_copy(
         update={
@@ -203,7 +230,7 @@ def under(profile: Profile, wanted: ServerWanted, *, length_told: bool) -> Serve
     )
 
 
-# ----------------------------------------------------------------------------------------- options
+# ------------------------------------------------------------------------------ options
 
 BUDGET_S = 1800.0
 LEAST_S = 10.0
@@ -220,14 +247,18 @@ class FuzzCommand(ServerCommand):
     kernels: str = common.KERNELS("")
     profile: Profile = option(
         Profile.PRESSURE,
-        "pressure: small caches and KV; plain: the engine's defaults; text: pressure without "
-        "images; hazards: clients that do what the documentation warns of; modern: speculation, "
-        "LoRA, a KV connector and tools, in changing combinations.",
+        "pressure: small caches and KV; plain: the engine's defaults; text: pressure "
+        "without images; hazards: clients that do what the documentation warns of; "
+        "modern: speculation, LoRA, a KV connector and tools, in changing "
+        "combinations.",
     )
     blind: bool = option(False, "Name nothing, and keep no known failure away.")
     source: Path | None = option(
         None,
-        "Use and change the requests of a recording or case, or the images of a folder.",
+        (
+            "Use and change the requests of a recording or case, or the images of a "
+            "folder."
+        ),
         "FILE",
         name="--from",
         names="record",
@@ -240,7 +271,8 @@ class FuzzCommand(ServerCommand):
     jobs: int | None = common.JOBS(None, help="Number of servers at a time.", shown="1")
     out: Path | None = common.OUT(None, shown="fuzz/…")
     box: bool = common.BOX(
-        True, help="With --from: run the servers in a box, since others wrote what they get."
+        True,
+        help="With --from: run the servers in a box, since others wrote what they get.",
     )
 
     @property
@@ -251,17 +283,23 @@ class FuzzCommand(ServerCommand):
         super().__post_init__()
         if self.budget_s < LEAST_S:
             raise UsageError(
-                f"--budget {exact_duration(self.budget_s)} is not enough for one episode.",
+                (
+                    f"--budget {exact_duration(self.budget_s)} is not enough for one "
+                    "episode."
+                ),
                 hint="--budget 30m",
             )
 
     def written(self) -> Self:
         """A cluster's address is left out: others read documents."""
-        return replace(self, engine=self.engine or self.server.engine, ray=self.ray and "auto")
+        return replace(
+            self, engine=self.engine or self.server.engine, ray=self.ray and "auto"
+        )
 
     @property
     def decides(self) -> dict[str, str]:
-        """What the way of a session depends on; it can only be gone on with as it began."""
+        """What the way of a session depends on; it can only be gone on with as it
+        began."""
         return {
             "server": self.server.model_dump_json(exclude_defaults=True),
             "--profile": self.profile,

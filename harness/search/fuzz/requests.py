@@ -30,7 +30,13 @@ from mmrepro.traffic.case.model import (
 
 LAYOUTS: Final = ((2, 4), (4, 2), (2, 6), (3, 4), (3, 2), (1, 4))
 """Rows and columns of tiles."""
-QUESTIONS = ("what is this", "describe the picture", "and now", "list three things", "hello there")
+QUESTIONS = (
+    "what is this",
+    "describe the picture",
+    "and now",
+    "list three things",
+    "hello there",
+)
 ODD_TEXTS = (
     "",
     " ",
@@ -45,7 +51,8 @@ ODD_TEXTS = (
 GROWN = (1, 4, 16, 40)
 """Tokens before a limit at which a prompt ends whose answer grows beyond it."""
 MOST_GROWN = 700
-"""Tokens of an answer that is let grow from what is served to what is not: seconds, on a CPU."""
+"""Tokens of an answer that is let grow from what is served to what is not: seconds, on
+a CPU."""
 SALT_NAMES = ("tenant-a", "tenant-b", "tenant-ab")
 TILE = 28
 STATIC = ("lora-a", "lora-b")
@@ -58,7 +65,10 @@ TOOLS: Final = tuple(
             "name": name,
             "parameters": {
                 "type": "object",
-                "properties": {"at": {"enum": ["sun", "moon"]}, "n": {"type": "integer"}},
+                "properties": {
+                    "at": {"enum": ["sun", "moon"]},
+                    "n": {"type": "integer"},
+                },
                 "required": ["at"],
                 "additionalProperties": False,
             },
@@ -136,7 +146,9 @@ class Maker:
             leave = random.choice(("sent", "first-token", "tokens>=2", "tokens>=5"))
             parameters["max_tokens"] = max(limit, random.choice((16, 64)))
         adapter = None
-        if self.always_adapted or (self.on.intersection(ADAPTERS) and random.random() < 0.4):
+        if self.always_adapted or (
+            self.on.intersection(ADAPTERS) and random.random() < 0.4
+        ):
             adapter = random.choice(STATIC)
         return Operation(
             id=f"r{self._count}",
@@ -166,19 +178,22 @@ class Maker:
         messages = [Message(role="user", content=content)]
         if Switch.TURNS in self.on and random.random() < 0.3:
             if random.random() < 0.5:
-                messages.insert(0, Message(role="system", content="Answer in one sentence."))
+                messages.insert(
+                    0, Message(role="system", content="Answer in one sentence.")
+                )
             messages += [
                 Message(role="assistant", content="yes"),
                 Message(role="user", content=self.question()),
             ]
         return messages
 
-    # ------------------------------------------------------------------ requests of servers
+    # -------------------------------------------------------------- requests of servers
 
     @property
     def always_adapted(self) -> bool:
-        """Nobody asks the model itself beside an adapter that fills the last slot: on a CPU that is
-        a known failure (engines/features.py), which would hide all others."""
+        """Nobody asks the model itself beside an adapter that fills the last slot: on a
+        CPU that is a known failure (engines/features.py), which would hide all
+        others."""
         return Switch.EVICTED in self.on
 
     def loaded(self, adapter: str) -> str:
@@ -195,11 +210,15 @@ class Maker:
     def unloading(self, name: str) -> Operation:
         self._count += 1
         path = f"{self.dialect.adapters}/unload_lora_adapter"
-        return Operation(id=f"r{self._count}", path=path, parameters={"lora_name": name})
+        return Operation(
+            id=f"r{self._count}", path=path, parameters={"lora_name": name}
+        )
 
     def of(self, adapter: str | None, op: Operation) -> Operation:
         """``op`` asked of an adapter; None: of the model itself."""
-        return op.model_copy(update={"model": adapter and self.dialect.adapter + adapter})
+        return op.model_copy(
+            update={"model": adapter and self.dialect.adapter + adapter}
+        )
 
     def reset(self) -> Operation:
         """Of the prefix cache: what is asked again is fetched from elsewhere."""
@@ -208,9 +227,11 @@ class Maker:
 
     # ------------------------------------------------------------------ texts
 
-    def text(self, tokens: int, images: Sequence[str] = (), *, shared: bool = True) -> str:
-        """A text that makes a prompt of ``tokens``, with those pictures; ``shared``: others may
-        begin with it, and it with what others begin with."""
+    def text(
+        self, tokens: int, images: Sequence[str] = (), *, shared: bool = True
+    ) -> str:
+        """A text that makes a prompt of ``tokens``, with those pictures; ``shared``:
+        others may begin with it, and it with what others begin with."""
         letters = self.limits.letters(tokens, [self.size(name) for name in images])
         begin, reuse = "", shared and Switch.REUSE in self.on
         if reuse and self._beginnings and self.random.random() < 0.5:
@@ -221,7 +242,8 @@ class Maker:
         return made
 
     def _letters(self, count: int) -> str:
-        """Words, so that nothing looks like markup; never an end in white space, which is cut."""
+        """Words, so that nothing looks like markup; never an end in white space, which
+        is cut."""
         random = self.random
         text = "".join(random.choices(string.ascii_lowercase + " ", k=max(0, count)))
         return text[:-1] + "z" if text.endswith(" ") else text
@@ -234,7 +256,11 @@ class Maker:
     def _length(self) -> int | None:
         """Tokens of a prompt; None: a question, as short as it is."""
         random, limits = self.random, self.limits
-        kinds: list[tuple[float, str]] = [(6.0, "question"), (2.0, "short"), (0.8, "half")]
+        kinds: list[tuple[float, str]] = [
+            (6.0, "question"),
+            (2.0, "short"),
+            (0.8, "half"),
+        ]
         kinds += [(1.2, "over")] if Switch.OVER in self.on else []
         kinds += [(2.0, "edge")] if Switch.EDGES in self.on and limits.edges() else []
         kinds += [(1.5, "block")] if Switch.BLOCKS in self.on else []
@@ -249,13 +275,18 @@ class Maker:
             case "over":
                 return round(limits.context * random.choice((1.01, 1.2, 2.0)))
             case "edge":
-                return max(1, random.choice(limits.edges()) + random.choice((-2, -1, 0, 1)))
+                return max(
+                    1, random.choice(limits.edges()) + random.choice((-2, -1, 0, 1))
+                )
         size = random.choice(limits.named(BLOCK) or [16])
         most = max(1, limits.context // size - 1)
-        return max(2, size * random.randint(1, min(most, 12)) + random.choice((-1, 0, 1)))
+        return max(
+            2, size * random.randint(1, min(most, 12)) + random.choice((-1, 0, 1))
+        )
 
     def _growing(self) -> tuple[int, int] | None:
-        """A prompt just short of a limit, and an answer that ends at it or beyond; now and then."""
+        """A prompt just short of a limit, and an answer that ends at it or beyond; now
+        and then."""
         random, limits = self.random, self.limits
         if Switch.GROWTH not in self.on or random.random() > 0.15:
             return None
@@ -263,7 +294,9 @@ class Maker:
         untold = not limits.named(KV) and limits.served and 0 < between <= MOST_GROWN
         if untold and random.random() < 0.4:
             return limits.served, between + 24  # where it ends lies between the two
-        end = random.choice([limits.longest, limits.longest, limits.room, *limits.edges()])
+        end = random.choice(
+            [limits.longest, limits.longest, limits.room, *limits.edges()]
+        )
         short = random.choice(GROWN)
         return max(1, end - short), max(1, short + random.choice((-1, 0, 1, 2, 24)))
 
@@ -289,7 +322,8 @@ class Maker:
         return name
 
     def _supplied(self) -> str:
-        """One of those that were given, first those that were not sent yet; "": none."""
+        """One of those that were given, first those that were not sent yet; "":
+        none."""
         if not self._fresh or self.random.random() > 0.6:
             return ""
         given = [name for name in self._fresh if name not in self._used] or self._fresh
@@ -319,14 +353,22 @@ class Maker:
         if Switch.RELATIVES in self.on and size is None and random.random() < 0.6:
             self.images[name] = self._relative()
         else:
-            picked = size or random.choice((*SIZES, *SIZES[4:], (random.randint(20, 300), 84)))
+            picked = size or random.choice(
+                (*SIZES, *SIZES[4:], (random.randint(20, 300), 84))
+            )
             self.images[name] = Noise(seed=random.randrange(1 << 30), size=picked)
         return name
 
     def _relative(self) -> Image:
         random = self.random
-        tiled = [n for n, i in self.images.items() if isinstance(i, Tiles) and n in self._used]
-        plain = [n for n in self._used if not isinstance(self.images[n], Content | Collision)]
+        tiled = [
+            n
+            for n, i in self.images.items()
+            if isinstance(i, Tiles) and n in self._used
+        ]
+        plain = [
+            n for n in self._used if not isinstance(self.images[n], Content | Collision)
+        ]
         pick = random.random()
         if tiled and pick < 0.5:
             of = random.choice(tiled)
@@ -342,7 +384,11 @@ class Maker:
         if plain and pick < 0.75:
             return Resized(of=random.choice(plain), size=random.choice(SIZES))
         if pick < 0.8:
-            colour = (random.randrange(256), random.randrange(256), random.randrange(256))
+            colour = (
+                random.randrange(256),
+                random.randrange(256),
+                random.randrange(256),
+            )
             return Solid(colour=colour, size=random.choice(SIZES))
         rows, columns = random.choice(LAYOUTS)
         return Tiles(seed=random.randrange(1 << 30), rows=rows, columns=columns)
@@ -371,12 +417,19 @@ class Maker:
         if chosen(Switch.N, 0.15):
             made |= {"n": random.choice((2, 3, 5)), "temperature": 0.8}
         if chosen(Switch.SAMPLED, 0.25):
-            made |= {"temperature": random.choice((0.3, 1.0, 2.0)), "seed": random.randrange(1000)}
+            made |= {
+                "temperature": random.choice((0.3, 1.0, 2.0)),
+                "seed": random.randrange(1000),
+            }
         if chosen(Switch.STOP, 0.2):
             made |= self._stop()
         if chosen(Switch.LOGPROBS, 0.2):
             top = random.choice(dialect.logprobs)
-            made |= {"logprobs": True, "top_logprobs": top} if path == CHAT else {"logprobs": top}
+            made |= (
+                {"logprobs": True, "top_logprobs": top}
+                if path == CHAT
+                else {"logprobs": top}
+            )
         if chosen(Switch.PRIORITY, 0.3):
             made[dialect.priority] = random.choice((-1, 0, 1, 5))
         if chosen(Switch.SALT, 0.4):
@@ -388,7 +441,10 @@ class Maker:
         if chosen(Switch.GRAMMAR, 0.25):
             made |= random.choice(dialect.shaped)
         elif path == CHAT and chosen(Switch.TOOLS, 0.25):
-            made |= {"tools": list(TOOLS), "tool_choice": random.choice(("required", "auto"))}
+            made |= {
+                "tools": list(TOOLS),
+                "tool_choice": random.choice(("required", "auto")),
+            }
         return made
 
     def _stop(self) -> dict[str, Any]:
@@ -397,4 +453,7 @@ class Maker:
         if kind < 0.5:
             return {"stop": random.choice(("a", " ", "z", ["ab", "q"], "\n"))}
         ids = [random.choice((0, 1, 255, 1_151_935))]
-        return {"stop_token_ids": ids, **({"min_tokens": 1} if random.random() < 0.5 else {})}
+        return {
+            "stop_token_ids": ids,
+            **({"min_tokens": 1} if random.random() < 0.5 else {}),
+        }

@@ -1,4 +1,5 @@
-"""With what a fuzz session begins: its options with the server, and what --from gives it."""
+"""With what a fuzz session begins: its options with the server, and what --from gives
+it."""
 
 from __future__ import annotations
 
@@ -20,16 +21,25 @@ from mmrepro.search.replay.unlisted import refuse_unlisted
 from mmrepro.traffic.capture.messages import Contents
 from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.case.files import MAX_IMAGE_BYTES
-from mmrepro.traffic.case.model import CASE_FILE, IMAGES_DIR, Case, Content, Image, ServerWanted
+from mmrepro.traffic.case.model import (
+    CASE_FILE,
+    IMAGES_DIR,
+    Case,
+    Content,
+    Image,
+    ServerWanted,
+)
 
 MAX_BYTES = 64 << 20
 
 
 def settled(asked: FuzzCommand) -> FuzzCommand:
-    """The options with the server; a session that is continued keeps its own, where nothing else
-    is asked for. Raises UsageError: no such engine or release; or the kept server has what a file
-    may not set."""
-    kept, budget_s = kept_options(asked.resume) if asked.resume is not None else ({}, None)
+    """The options with the server; a session that is continued keeps its own, where
+    nothing else is asked for. Raises UsageError: no such engine or release; or the kept
+    server has what a file may not set."""
+    kept, budget_s = (
+        kept_options(asked.resume) if asked.resume is not None else ({}, None)
+    )
     changes: dict[str, Any] = {}
     for option, name, parse in (
         ("profile", "--profile", Profile),
@@ -51,9 +61,12 @@ def settled(asked: FuzzCommand) -> FuzzCommand:
     return replace(asked, server=server, **changes)
 
 
-def server_of(engine: str, profile: Profile, asked: dict[str, Any], kept: str) -> ServerWanted:
-    """The server: that of the engine's scenarios, under ``profile``, with what ``asked`` says; a
-    session that is continued has the ``kept`` one, unless something is asked for. Raises
+def server_of(
+    engine: str, profile: Profile, asked: dict[str, Any], kept: str
+) -> ServerWanted:
+    """The server: that of the engine's scenarios, under ``profile``, with what
+    ``asked`` says; a session that is continued has the ``kept`` one, unless something
+    is asked for. Raises
     UsageError: no such engine or release."""
     found = get_engine(engine)
     if kept and not asked:
@@ -67,8 +80,8 @@ def server_of(engine: str, profile: Profile, asked: dict[str, Any], kept: str) -
 
 
 def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
-    """What the session in ``folder`` was begun with, and its budget in seconds. Raises UsageError:
-    there is none."""
+    """What the session in ``folder`` was begun with, and its budget in seconds. Raises
+    UsageError: there is none."""
     try:
         with (folder / EPISODES_FILE).open("rb") as file:
             line = file.readline(1 << 20)
@@ -82,9 +95,14 @@ def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
     return head.decides, budget_s
 
 
-# ------------------------------------------------------------------------------------------ --from
+# ------------------------------------------------------------------------------- --from
 
-MEDIA = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
+MEDIA = {
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".webp": "image/webp",
+}
 MOST_PICTURES = 64
 
 
@@ -110,13 +128,15 @@ class Source:
             for sha256 in self.contents:
                 write_file(folder / IMAGES_DIR / sha256, self.contents[sha256])
         except OSError as error:
-            raise UnwritableOutput(f"{folder} cannot be written: {error.strerror}.") from error
+            raise UnwritableOutput(
+                f"{folder} cannot be written: {error.strerror}."
+            ) from error
         return self.contents
 
 
 def read_source(place: Path | None, server: ServerWanted) -> Source:
-    """A folder of pictures, or whatever ``mmrepro replay`` reads. Raises UsageError: it is neither,
-    or holds nothing."""
+    """A folder of pictures, or whatever ``mmrepro replay`` reads. Raises UsageError: it
+    is neither, or holds nothing."""
     if place is None:
         return Source()
     if is_folder(place) and not is_file(place / CASE_FILE):
@@ -131,14 +151,20 @@ def _pictures(folder: Path) -> Source:
     images: dict[str, Image] = {}
     contents: dict[str, bytes] = {}
     try:
-        files = sorted(p for p in folder.iterdir() if p.suffix.lower() in MEDIA and is_file(p))
+        files = sorted(
+            p for p in folder.iterdir() if p.suffix.lower() in MEDIA and is_file(p)
+        )
         for number, file in enumerate(files[:MOST_PICTURES], 1):
             data = read_file(file, MAX_IMAGE_BYTES)
             sha256 = hashlib.sha256(data).hexdigest()
             contents[sha256] = data
-            images[f"given{number}"] = Content(sha256=sha256, media_type=MEDIA[file.suffix.lower()])
+            images[f"given{number}"] = Content(
+                sha256=sha256, media_type=MEDIA[file.suffix.lower()]
+            )
     except OSError as error:
-        raise UsageError(f"{folder} cannot be read: {error.strerror or error}.") from error
+        raise UsageError(
+            f"{folder} cannot be read: {error.strerror or error}."
+        ) from error
     if not images:
         raise UsageError(
             f"{folder} holds neither a {CASE_FILE} nor a picture.",

@@ -51,8 +51,8 @@ GRACE = 0.05
 class Fuzzing(CaseSearch[Fuzz]):
     """A session in progress. ``fuzz`` is valid, if partial, at every moment.
 
-    On one place episodes come one after the other, each pursued before the next one begins; on
-    several others go on while one is pursued.
+    On one place episodes come one after the other, each pursued before the next one
+    begins; on several others go on while one is pursued.
 
     Attributes:
         known: what the session has learnt.
@@ -71,8 +71,8 @@ class Fuzzing(CaseSearch[Fuzz]):
         write: Callable[[Fuzz, Path], object],
         write_replay: WriteReplay,
     ) -> None:
-        """``write`` and ``write_replay`` write documents below a folder, each time that they have
-        grown."""
+        """``write`` and ``write_replay`` write documents below a folder, each time that
+        they have grown."""
         super().__init__(options, blind=options.blind)
         self.write_replay, self._write_documents = write_replay, write
         self.contents: Contents | Mapping[str, bytes]
@@ -89,7 +89,9 @@ class Fuzzing(CaseSearch[Fuzz]):
     def standing(self) -> str:
         """How many episodes there were, what was found, and the time that is left."""
         fuzz = self.fuzz
-        left = max(0.0, fuzz.budget_s - (self.elapsed_s if self._opened else fuzz.elapsed_s))
+        left = max(
+            0.0, fuzz.budget_s - (self.elapsed_s if self._opened else fuzz.elapsed_s)
+        )
         findings = f"{len(fuzz.found)} finding{'s' * (len(fuzz.found) != 1)}"
         return f"{len(fuzz.episodes)} episodes, {findings}, {left:.0f} s left"
 
@@ -107,7 +109,8 @@ class Fuzzing(CaseSearch[Fuzz]):
 
     @property
     def grace_s(self) -> float:
-        """For confirming what was found last: of how often it shows nothing was known else."""
+        """For confirming what was found last: of how often it shows nothing was known
+        else."""
         return GRACE * self.options.budget_s
 
     def _over(self) -> bool:
@@ -132,7 +135,8 @@ class Fuzzing(CaseSearch[Fuzz]):
         return self._episode
 
     def _take_up(self) -> None:
-        """Go on with what earlier calls left; the budget begins when a server has answered."""
+        """Go on with what earlier calls left; the budget begins when a server has
+        answered."""
         ended = [line for line in self.journal.kept if isinstance(line, Ended)]
         self.deadlines = ended[-1].deadlines if ended else self.measured()
         self._began = time.monotonic() - self.fuzz.elapsed_s
@@ -151,20 +155,29 @@ class Fuzzing(CaseSearch[Fuzz]):
             self._playing.discard(number)
         minimisations.pursue(self, line)
 
-    # ------------------------------------------------------------------ within a line of work
+    # ------------------------------------------------------------ within a line of work
 
     def measured(self) -> Deadlines:
         """Deadlines, on a server of its own."""
         order = CaseRun("deadlines", "deadlines", self.servers)
         result = self.attempt(order)
         assert result.deadlines is not None
-        self.report_ended(order.what, f"{result.deadlines.answer_s:.1f} s", result.seconds)
+        self.report_ended(
+            order.what, f"{result.deadlines.answer_s:.1f} s", result.seconds
+        )
         return result.deadlines
 
     def tried(
-        self, case: Case, place: Path, what: str, options: PlayOptions, *, learning: bool = False
+        self,
+        case: Case,
+        place: Path,
+        what: str,
+        options: PlayOptions,
+        *,
+        learning: bool = False,
     ) -> CaseResult:
-        """An attempt, with its files in ``place``; it also learns the server's limits."""
+        """An attempt, with its files in ``place``; it also learns the server's
+        limits."""
         inside = place.relative_to(self.folder).as_posix()
         look = look_at_limits if learning else None
         return self.attempt(
@@ -187,14 +200,21 @@ class Fuzzing(CaseSearch[Fuzz]):
         write_case(case, folder, self.contents)
 
     def take(self, line: LineT) -> LineT:
-        """Write it down, and what follows from it. Raises UsageError: it is there already."""
+        """Write it down, and what follows from it. Raises UsageError: it is there
+        already."""
         kept = self.journal.append(line)
         self._take(kept)
         self.write()
         return kept
 
     def report_ended(
-        self, what: str, outcome: str, seconds: float, detail: str = "", *, bad: bool = False
+        self,
+        what: str,
+        outcome: str,
+        seconds: float,
+        detail: str = "",
+        *,
+        bad: bool = False,
     ) -> None:
         self.campaign.emit(
             RunEnded(
@@ -220,7 +240,7 @@ class Fuzzing(CaseSearch[Fuzz]):
         for one in self.known.take(line):
             self.campaign.emit(found_event(one.id, one.finding))
 
-    # ------------------------------------------------------------------ asked by the campaign
+    # ------------------------------------------------------------ asked by the campaign
 
     def begin(self, campaign: Campaign[Fuzz]) -> None:
         super().begin(campaign)
@@ -252,7 +272,8 @@ class Fuzzing(CaseSearch[Fuzz]):
         self._write_documents(Redactor().redact_model(self.fuzz), self.folder)
 
     def _prepare(self) -> Source:
-        """The session's folder, and what it begins with: kept there, pictures and all."""
+        """The session's folder, and what it begins with: kept there, pictures and
+        all."""
         self.folder = campaign_folder(self.options, EPISODES, DEFAULT_ROOT)
         source = read_source(self.options.source, self.options.server)
         if self.options.resume is None:
@@ -262,7 +283,9 @@ class Fuzzing(CaseSearch[Fuzz]):
 
     def _episodes(self) -> Episodes:
         options, source = self.options, self._source
-        sees = options.server.model not in TINY or bool(TINY[options.server.model].image_tokens)
+        sees = options.server.model not in TINY or bool(
+            TINY[options.server.model].image_tokens
+        )
         return Episodes(
             options.seed,
             options.server,

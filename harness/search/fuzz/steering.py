@@ -1,8 +1,9 @@
-"""What steers a session: what the requests of an episode may have, and what an episode showed.
+"""What steers a session: what the requests of an episode may have, and what an episode
+showed.
 
-Each episode has some of it only. Swarm testing (Groce and others, ISSTA 2012): with everything on
-at once most failures are hidden, by others that come first or by requests that keep them away.
-"""
+Each episode has some of it only. Swarm testing (Groce and others, ISSTA 2012): with
+everything on at once most failures are hidden, by others that come first or by requests
+that keep them away."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Switch(StrEnum):
     REUSE = "reuse"
     """Pictures, and beginnings of texts, that were used before."""
     RELATIVES = "relatives"
-    """Pictures that are nearly another one: other pixels, another layout, another size."""
+    """Pictures that are nearly another one: other pixels, another layout, another
+    size."""
     SEVERAL = "several images"
     OVER = "over-long"
     EDGES = "edges"
@@ -66,8 +68,16 @@ class Switch(StrEnum):
 
 
 SERVERS: Final = (
-    *(Switch.NGRAM, Switch.DRAFT, Switch.LORA, Switch.EVICTED, Switch.FILES, Switch.HYBRID),
-    *(Switch.TOOLS, Switch.CHUNKS, Switch.SYNCHRONOUS, Switch.MIXED),
+    Switch.NGRAM,
+    Switch.DRAFT,
+    Switch.LORA,
+    Switch.EVICTED,
+    Switch.FILES,
+    Switch.HYBRID,
+    Switch.TOOLS,
+    Switch.CHUNKS,
+    Switch.SYNCHRONOUS,
+    Switch.MIXED,
 )
 """Switches of the server, in the order in which its options are given."""
 ADAPTERS: Final = (Switch.LORA, Switch.EVICTED)
@@ -79,13 +89,19 @@ ONE_OF: Final = (
     (Switch.FILES, Switch.SALT),
     (Switch.CHUNKS, Switch.MIXED),
 )
-"""Switches of which one server has one at most. vLLM's file connector takes the keys and values of
-one adapter, or under one salt, for another's (vllm#53495), and a prompt's first chunk for all of it
-(vllm#16928): both would hide all else. A hybrid's prediction head needs a GPU
-(docs/lab/stack.md)."""
-LEADS: Final = (SPECULATION, ADAPTERS, (Switch.FILES,), (Switch.HYBRID,), (Switch.MIXED,))
-"""What a server of today keeps between its steps. Each episode has one of a group for certain, the
-groups in turn: chance alone would leave one out of a short session."""
+"""Switches of which one server has one at most. vLLM's file connector takes the keys
+and values of one adapter, or under one salt, for another's (vllm#53495), and a prompt's
+first chunk for all of it (vllm#16928): both would hide all else. A hybrid's prediction
+head needs a GPU (docs/lab/stack.md)."""
+LEADS: Final = (
+    SPECULATION,
+    ADAPTERS,
+    (Switch.FILES,),
+    (Switch.HYBRID,),
+    (Switch.MIXED,),
+)
+"""What a server of today keeps between its steps. Each episode has one of a group for
+certain, the groups in turn: chance alone would leave one out of a short session."""
 
 
 ODDS: Mapping[Switch, float] = {
@@ -133,9 +149,11 @@ def drawn(
     apart: Iterable[frozenset[Switch]] = (),
     untried: tuple[Switch, ...] = (),
 ) -> set[Switch]:
-    """Those of one episode; ``less``: what their odds are multiplied by; ``lead``: one that the
-    episode has for certain; ``apart``: groups with all of which no server starts;
-    ``untried``: those of which there is one at most, so that a start that fails has one reason."""
+    """Those of one episode; ``less``: what their odds are multiplied by; ``lead``: one
+    that the episode has for certain; ``apart``: groups with all of which no server
+    starts;
+    ``untried``: those of which there is one at most, so that a start that fails has one
+        reason."""
     on = set()
     for one in among:
         odds = ODDS.get(one, USUAL_ODDS) * less.get(one, 1.0)
@@ -153,7 +171,8 @@ def drawn(
 def without_groups(
     on: set[Switch], apart: Iterable[frozenset[Switch]], keep: Switch | None
 ) -> set[Switch]:
-    """``on``, without a switch of each group of which it has all; ``keep`` stays if it can."""
+    """``on``, without a switch of each group of which it has all; ``keep`` stays if it
+    can."""
     for together in apart:
         if together <= on:
             on = on - {min(together - {keep}, default=keep)}
@@ -161,9 +180,12 @@ def without_groups(
 
 
 def lead_of(seed: int, number: int, among: Iterable[Switch]) -> Switch | None:
-    """The switch of :data:`LEADS` that episode ``number`` has for certain; None: there is none."""
+    """The switch of :data:`LEADS` that episode ``number`` has for certain; None: there
+    is none."""
     offered = {*among}
-    groups = [left for group in LEADS if (left := [one for one in group if one in offered])]
+    groups = [
+        left for group in LEADS if (left := [one for one in group if one in offered])
+    ]
     if not groups:
         return None
     Random(f"{seed}/leads").shuffle(groups)  # noqa: S311
@@ -208,7 +230,7 @@ def _of(op: Operation) -> set[Switch]:
     return found
 
 
-# -------------------------------------------------------------------------- what an episode showed
+# --------------------------------------------------------------- what an episode showed
 
 LOG, ANSWER, METRIC, PAIR = "log", "answer", "metric", "pair"
 WORTH = {LOG: 3, ANSWER: 5, METRIC: 2, PAIR: 0}
@@ -220,8 +242,8 @@ _COUNTED = re.compile(r"_(?:created|bucket|sum)$")
 
 
 def features(case: Case, played: Played, log: Path) -> set[str]:
-    """Each as its kind and a short text; the same failure gives the same ones. Pure, but for the
-    log."""
+    """Each as its kind and a short text; the same failure gives the same ones. Pure,
+    but for the log."""
     found = {f"{LOG}:{text}" for text in _templates(log)}
     sent = sent_of(case, played)
     shown = [(_kind(one.op), _answer(one.record)) for one in sent]
@@ -266,7 +288,9 @@ def _kind(op: Operation) -> str:
     parts = [op.path.rpartition("/")[2], "i" * min(3, len(op.images))]
     parts += ["s"] if op.stream else []
     parts += ["l"] if op.leave else []
-    return "".join([*parts, *sorted(name[:4] for name in op.parameters if name not in _USUAL)])
+    return "".join(
+        [*parts, *sorted(name[:4] for name in op.parameters if name not in _USUAL)]
+    )
 
 
 _USUAL = ("max_tokens", "temperature", "seed", "ignore_eos", "return_token_ids")

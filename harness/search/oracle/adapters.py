@@ -1,10 +1,10 @@
 """An adapter is there from its loading until its unloading: no earlier, no later.
 
-A server takes an adapter at run time, and gives it back. Whoever asks it between the two is served;
-whoever asks before or afterwards is told that there is no such model. Only what certainly lies
-between or outside is judged: requests that were sent while an adapter was coming or going may be
-answered either way. That the answer is this adapter's own is the reference's to say.
-"""
+A server takes an adapter at run time, and gives it back. Whoever asks it between the
+two is served; whoever asks before or afterwards is told that there is no such model.
+Only what certainly lies between or outside is judged: requests that were sent while an
+adapter was coming or going may be answered either way. That the answer is this
+adapter's own is the reference's to say."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def adapter_of(op: Operation) -> str:
     """The adapter that a request asks, loads or unloads; "": the model itself."""
     if op.path in CHANGES:
         return str(op.parameters.get("lora_name", ""))
-    return (op.model or "").removeprefix(f"{SERVED_MODEL}:")  # SGLang has the model's name before
+    return (op.model or "").removeprefix(
+        f"{SERVED_MODEL}:"
+    )  # SGLang has the model's name before
 
 
 def adapters(case: Case, played: Played, engine: Engine) -> Judged:
@@ -44,7 +46,12 @@ def adapters(case: Case, played: Played, engine: Engine) -> Judged:
     found: dict[str, list[tuple[str, str]]] = {}
     for one in sent:
         name = adapter_of(one.op)
-        if not one.generates or not name or one.record.left or one.record.status is None:
+        if (
+            not one.generates
+            or not name
+            or one.record.left
+            or one.record.status is None
+        ):
             continue
         own = [change for change in changes if adapter_of(change.op) == name]
         there = _there(one, own, name in static, reloads=reloads)
@@ -52,7 +59,9 @@ def adapters(case: Case, played: Played, engine: Engine) -> Judged:
             said = f"{one.op.id} was answered by {name}, which was not loaded"
             found.setdefault("adapter-gone", []).append((one.op.id, said))
         elif there and one.record.status in NO_SUCH:
-            said = f"{one.op.id} asked {name}, which was loaded: HTTP {one.record.status}"
+            said = (
+                f"{one.op.id} asked {name}, which was loaded: HTTP {one.record.status}"
+            )
             found.setdefault("adapter-missing", []).append((one.op.id, said))
     return Judged(sightings=[*_sightings(found)])
 
@@ -65,8 +74,11 @@ def _sightings(found: dict[str, list[tuple[str, str]]]) -> Iterator[Sighting]:
         yield sighting(FindingClass.PROTOCOL, kind, said, EXPECTED[kind], by=ids)
 
 
-def _there(one: Sent, changes: Sequence[Sent], static: bool, *, reloads: bool) -> bool | None:
-    """Whether the adapter was there all the time that ``one`` took; None: it cannot be told."""
+def _there(
+    one: Sent, changes: Sequence[Sent], static: bool, *, reloads: bool
+) -> bool | None:
+    """Whether the adapter was there all the time that ``one`` took; None: it cannot be
+    told."""
     there: bool | None = static
     for change in changes:  # in the order in which they were sent
         if change.begin >= one.end:

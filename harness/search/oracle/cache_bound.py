@@ -1,20 +1,20 @@
 """No prompt takes more from the prefix cache than an earlier prompt shares with it.
 
-A server that reports how many tokens of a prompt came from its cache can be held to it without a
-second server: the most that a sound cache can give is the longest prefix that the prompt shares, in
-text, in its pictures and under its salt, with any one that was sent before it was answered, and
-with that one's answer. Blocks and pages only make it less. Where the bound cannot be found, nothing
-is said.
+A server that reports how many tokens of a prompt came from its cache can be held to it
+without a second server: the most that a sound cache can give is the longest prefix that
+the prompt shares, in text, in its pictures and under its salt, with any one that was
+sent before it was answered, and with that one's answer. Blocks and pages only make it
+less. Where the bound cannot be found, nothing is said.
 
-A prompt is what its messages say, in order: text and pictures. What a template puts around them is
-not known, and need not be: an upper bound of the shared tokens is all of the prompt's tokens, as
-the server counted them, less those that certainly lie behind the place where the two part.
+A prompt is what its messages say, in order: text and pictures. What a template puts
+around them is not known, and need not be: an upper bound of the shared tokens is all of
+the prompt's tokens, as the server counted them, less those that certainly lie behind
+the place where the two part.
 
-Whatever could make two prompts more alike than they look counts as alike. White space is left out
-(templates trim and join), roles and the borders of messages too (the tokens between them may be
-equal or not), and the order is tried as it is, with each message's pictures first, and with all
-pictures first (engines do all three).
-"""
+Whatever could make two prompts more alike than they look counts as alike. White space
+is left out (templates trim and join), roles and the borders of messages too (the tokens
+between them may be equal or not), and the order is tried as it is, with each message's
+pictures first, and with all pictures first (engines do all three)."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ from mmrepro.traffic.evidence import ImageSent, RequestRecord
 from packaging.version import Version
 
 LONGEST_TOKEN = 64
-"""Bytes: no vocabulary has longer tokens but for runs of one character, which count once."""
+"""Bytes: no vocabulary has longer tokens but for runs of one character, which count
+once."""
 WHOLE_TOKENS = 64
-"""Pictures of up to so many tokens, with sides of whole tokens, no tiny model's processor resizes.
-"""
+"""Pictures of up to so many tokens, with sides of whole tokens, no tiny model's
+processor resizes. """
 COARSE_STEP = 4
-"""Levels of 256: mean colours of a part of a picture that differ by so much differ after any
-resizing as well."""
+"""Levels of 256: mean colours of a part of a picture that differ by so much differ
+after any resizing as well."""
 Item: TypeAlias = str | ImageSent
 _MARKUP = re.compile(
     r"<\|[^|>]{1,40}\|>|<t\d+>|</?s>|\[/?INST\]|</?think>|<image>|<(?:start|end)_of_"
@@ -88,9 +89,8 @@ class Prompt:
 class Rules:
     """How tokens and pictures compare on a server.
 
-    Attributes:
-        bytewise: a byte of text is a token, as for tiny models.
-        by_features: pictures that are equal after the processor's resizing are one to the cache,
+    Attributes: bytewise: a byte of text is a token, as for tiny models. by_features:
+        pictures that are equal after the processor's resizing are one to the cache,
             as for SGLang and LMDeploy; vLLM and minivllm go by the picture itself.
     """
 
@@ -102,7 +102,9 @@ class Rules:
         total = 0
         for item in items:
             if not isinstance(item, str):
-                total += item.width * item.height // FACTOR**2 if self._is_whole(item) else 1
+                total += (
+                    item.width * item.height // FACTOR**2 if self._is_whole(item) else 1
+                )
             elif self.bytewise:
                 total += len(item.encode("utf-8", "replace"))
             else:
@@ -131,7 +133,8 @@ class Rules:
         return all(abs(x - y) < COARSE_STEP for x, y in zip(a, b, strict=True))
 
     def most_shared(self, prompt: Prompt, earlier: Prompt) -> int | None:
-        """Most tokens of ``prompt`` that a sound cache takes from ``earlier``; None: unknown."""
+        """Most tokens of ``prompt`` that a sound cache takes from ``earlier``; None:
+        unknown."""
         assert prompt.tokens is not None
         if prompt.salt != earlier.salt:
             return 0
@@ -140,9 +143,13 @@ class Rules:
         if prompt.odd or earlier.odd:
             return None
         pairs = list(zip(prompt.orders, earlier.orders, strict=True))
-        if all(isinstance(item, str) for item in (*prompt.orders[0], *earlier.orders[0])):
+        if all(
+            isinstance(item, str) for item in (*prompt.orders[0], *earlier.orders[0])
+        ):
             pairs = pairs[:1]  # without pictures the orders are one
-        return max(0, *(self._limit(prompt, mine, theirs, earlier) for mine, theirs in pairs))
+        return max(
+            0, *(self._limit(prompt, mine, theirs, earlier) for mine, theirs in pairs)
+        )
 
     def _of_ids(self, prompt: Prompt, earlier: Prompt) -> int | None:
         if prompt.ids is None or earlier.ids is None:
@@ -153,19 +160,26 @@ class Rules:
         return None if earlier.generated is None else same + earlier.generated
 
     def _limit(
-        self, prompt: Prompt, mine: Sequence[Item], theirs: Sequence[Item], earlier: Prompt
+        self,
+        prompt: Prompt,
+        mine: Sequence[Item],
+        theirs: Sequence[Item],
+        earlier: Prompt,
     ) -> int:
         rest, ended = self._behind(mine, theirs, told=earlier.told)
         tokens = prompt.tokens or 0
         if ended and earlier.generated is None:
             return tokens
-        more = (earlier.generated or 0) if ended else 0  # its answer is in the cache as well
+        more = (
+            (earlier.generated or 0) if ended else 0
+        )  # its answer is in the cache as well
         return min(tokens, tokens - self.least_tokens(rest) + more)
 
     def _behind(
         self, mine: Sequence[Item], theirs: Sequence[Item], *, told: bool
     ) -> tuple[Sequence[Item], bool]:
-        """What of ``mine`` lies behind the place where they part; whether ``theirs`` ends there."""
+        """What of ``mine`` lies behind the place where they part; whether ``theirs``
+        ends there."""
         for place, item in enumerate(mine):
             if place == len(theirs):
                 return mine[place:], True
@@ -180,16 +194,20 @@ class Rules:
                 if same < len(item) or same < len(other):
                     return [item[same:], *mine[place + 1 :]], False
             elif (
-                isinstance(item, str) or isinstance(other, str) or not self.may_be_one(item, other)
+                isinstance(item, str)
+                or isinstance(other, str)
+                or not self.may_be_one(item, other)
             ):
                 return mine[place:], False
         return [], len(mine) >= len(theirs)
 
 
-# ---------------------------------------------------------------------- prompts of a play
+# -------------------------------------------------------------------- prompts of a play
 
 
-def prompt_of(sent: Sent, *, bytewise: bool, salted: bool, adapted: bool = False) -> Prompt:
+def prompt_of(
+    sent: Sent, *, bytewise: bool, salted: bool, adapted: bool = False
+) -> Prompt:
     """Of an operation.
 
     Args:
@@ -208,8 +226,14 @@ def prompt_of(sent: Sent, *, bytewise: bool, salted: bool, adapted: bool = False
         group, strange = _group(message, pictures, bytewise=bytewise)
         odd = odd or strange
         groups.append(group)
-    salt = [sent.parameter(name, "") for name in ("cache_salt", "extra_key")] if salted else []
-    salt += [adapter_of(sent.op)] if adapted else []  # what an adapter computed is its own
+    salt = (
+        [sent.parameter(name, "") for name in ("cache_salt", "extra_key")]
+        if salted
+        else []
+    )
+    salt += (
+        [adapter_of(sent.op)] if adapted else []
+    )  # what an adapter computed is its own
     return Prompt(
         sent.op.id,
         _orders(groups),
@@ -225,8 +249,8 @@ def prompt_of(sent: Sent, *, bytewise: bool, salted: bool, adapted: bool = False
 
 
 def prompt_of_record(record: RequestRecord, *, bytewise: bool) -> Prompt:
-    """Of another request of the harness, as far as its record tells: one message, and of its text
-    the beginning."""
+    """Of another request of the harness, as far as its record tells: one message, and
+    of its text the beginning."""
     text = _key(record.prompt_head, bytewise=bytewise)
     return Prompt(
         record.label,
@@ -251,7 +275,8 @@ def _generated(record: RequestRecord, limit: int | None) -> int | None:
 def _group(
     message: Message, pictures: list[ImageSent], *, bytewise: bool
 ) -> tuple[list[Item], bool]:
-    """Its text and pictures, the latter taken from ``pictures``; whether it has anything odd."""
+    """Its text and pictures, the latter taken from ``pictures``; whether it has
+    anything odd."""
     group: list[Item] = []
     odd = False
     for part in message.parts():
@@ -292,28 +317,35 @@ def _key(text: str, *, bytewise: bool) -> str:
     return plain if bytewise else unicodedata.normalize("NFKC", plain).casefold()
 
 
-# --------------------------------------------------------------------------------------- the bound
+# ---------------------------------------------------------------------------- the bound
 
 BY_PICTURE = ("vllm", "minivllm")
 """Engines whose caches go by the picture, not by what the processor makes of it."""
 SALTED = {"vllm": "0.11.0", "sglang": "0.5.11"}
-"""Engines whose caches go by ``cache_salt``, and since when: SGLang 0.5.6 takes it, and its
-scheduler drops it (scenarios/pad_value_collision)."""
+"""Engines whose caches go by ``cache_salt``, and since when: SGLang 0.5.6 takes it, and
+its scheduler drops it (scenarios/pad_value_collision)."""
 TELLS = {"vllm": "--enable-prompt-tokens-details", "sglang": "--enable-cache-report"}
 """Options with which an engine reports cached tokens."""
 OWN_OPTIONS = tuple(name for name, _, _ in SGLANG_OPTIONS)
 """That mmrepro's own servers have in any case: nobody is advised to set them."""
 STARTED_AGAIN = ("vllm:num_preemptions_total", "minivllm:num_preemptions_total")
-"""A request that is preempted finds its own tokens in the cache when it comes again; SGLang does
-not count those."""
+"""A request that is preempted finds its own tokens in the cache when it comes again;
+SGLang does not count those."""
 
 
-PROMPTLESS = CHANGES | {"/tokenize", "/detokenize", "/reset_prefix_cache", "/flush_cache"}
-"""Paths of requests that put no prompt into a cache; of what is no completion nothing is known."""
+PROMPTLESS = CHANGES | {
+    "/tokenize",
+    "/detokenize",
+    "/reset_prefix_cache",
+    "/flush_cache",
+}
+"""Paths of requests that put no prompt into a cache; of what is no completion nothing
+is known."""
 
 
 def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
-    """Whether any operation took more from the cache than there can have been for it."""
+    """Whether any operation took more from the cache than there can have been for
+    it."""
     told = [
         one
         for one in sent_of(case, played)
@@ -323,30 +355,41 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
         and None not in (one.record.cached_tokens, one.record.prompt_tokens)
     ]
     if not told:
-        if not any(one.generates and one.record.answered for one in sent_of(case, played)):
+        if not any(
+            one.generates and one.record.answered for one in sent_of(case, played)
+        ):
             return Judged()
         option = TELLS.get(case.server.engine, "")
         in_force = option in OWN_OPTIONS or has_option(case.server.args, option)
-        how = f" ({case.server.engine} does with {option})" if option and not in_force else ""
-        why = f"No answer tells how many tokens came from the cache{how}: its bound was not judged."
+        how = (
+            f" ({case.server.engine} does with {option})"
+            if option and not in_force
+            else ""
+        )
+        why = (
+            f"No answer tells how many tokens came from the cache{how}: its bound was "
+            "not judged."
+        )
         return Judged(unseen=[why])
     if played.state is not PlayState.ENDED:
         return Judged(unseen=["The play did not end: the cache bound was not judged."])
     if paired(case.server.args):
         return Judged(
             unseen=[
-                "A decode server has a prompt's tokens from its prefill server: the cache bound "
-                "was not judged."
+                "A decode server has a prompt's tokens from its prefill server: the "
+                "cache bound was not judged."
             ]
         )
     if _preempted(played, engine):
         return Judged(
             unseen=[
-                "Requests were preempted, and find their own tokens in the cache when they "
-                "come again: the cache bound was not judged."
+                "Requests were preempted, and find their own tokens in the cache when "
+                "they come again: the cache bound was not judged."
             ]
         )
-    rules = Rules(bytewise=case.server.model in TINY, by_features=engine.name not in BY_PICTURE)
+    rules = Rules(
+        bytewise=case.server.model in TINY, by_features=engine.name not in BY_PICTURE
+    )
     since = SALTED.get(engine.name)
     salted = since is not None and Version(case.server.release) >= Version(since)
     earlier = _prompts(case, played, rules, salted=salted)
@@ -355,24 +398,29 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
         found, known = _judged(one, earlier, rules)
         sightings += [found] if found else []
         unknown += not known
-    unseen = [f"Of {unknown} prompts it cannot be told what they share with earlier ones."]
+    unseen = [
+        f"Of {unknown} prompts it cannot be told what they share with earlier ones."
+    ]
     return Judged(sightings=_by_bucket(sightings), unseen=unseen if unknown else [])
 
 
 def _preempted(played: Played, engine: Engine) -> bool:
-    """Whether a request may have been; where the engine counts that, and nothing tells, it may."""
+    """Whether a request may have been; where the engine counts that, and nothing tells,
+    it may."""
     names = [name for name in STARTED_AGAIN if name.startswith(f"{engine.name}:")]
     if not names:
         return False
     if played.before is None or played.after is None:
         return True
-    before, after = (reading.metrics.get(names[0]) for reading in (played.before, played.after))
+    before, after = (
+        reading.metrics.get(names[0]) for reading in (played.before, played.after)
+    )
     return before is None or after is None or after > before
 
 
 def _prompts(case: Case, played: Played, rules: Rules, *, salted: bool) -> list[Prompt]:
-    """All that was sent to the server, by the case and by the harness, but for what was refused
-    for its length before it ran: such a prompt is in no cache."""
+    """All that was sent to the server, by the case and by the harness, but for what was
+    refused for its length before it ran: such a prompt is in no cache."""
     sent = sent_of(case, played)
     names = {one.op.id for one in sent}
     adapted = "--enable-lora" in case.server.args
@@ -391,7 +439,9 @@ def _prompts(case: Case, played: Played, rules: Rules, *, salted: bool) -> list[
     return [*ours, *others]
 
 
-def _judged(one: Sent, earlier: Sequence[Prompt], rules: Rules) -> tuple[Sighting | None, bool]:
+def _judged(
+    one: Sent, earlier: Sequence[Prompt], rules: Rules
+) -> tuple[Sighting | None, bool]:
     """What is wrong with an answer, and whether it could be judged."""
     record = one.record
     mine = next(prompt for prompt in earlier if prompt.name == one.op.id)
@@ -413,7 +463,9 @@ def _judged(one: Sent, earlier: Sequence[Prompt], rules: Rules) -> tuple[Sightin
             best, whose = shared, other.name
         if best >= cached:
             return None, True
-    with_whom = f"{whose} shares" if whose else "what a template puts before a prompt has"
+    with_whom = (
+        f"{whose} shares" if whose else "what a template puts before a prompt has"
+    )
     pictures = any(not isinstance(item, str) for item in mine.orders[0])
     kind = "salt" if mine.salt else "picture" if pictures else "text"
     return _sighting(one, kind, best, f"{with_whom} at most {best} with it"), True
@@ -424,8 +476,8 @@ def _sighting(one: Sent, kind: str, most: int, bound: str) -> Sighting:
     found = sighting(
         FindingClass.CACHE_BOUND,
         kind,
-        f"{one.op.id}: {record.cached_tokens} of {record.prompt_tokens} prompt tokens came "
-        f"from the prefix cache; {bound}.",
+        f"{one.op.id}: {record.cached_tokens} of {record.prompt_tokens} prompt tokens "
+        f"came from the prefix cache; {bound}.",
         "No more tokens come from the cache than an earlier prompt shares.",
         by=[one.op.id],
     )

@@ -1,10 +1,12 @@
-"""Does an answer depend on what its neighbours hold? The same case with other contents beside it.
+"""Does an answer depend on what its neighbours hold? The same case with other contents
+beside it.
 
-A batch changes an answer by rounding, whatever is in it. So the control changes nothing but
-content: every neighbour's text and pictures become others of the same length and size, sent at the
-same barriers, and what the target sends, or shares with them, stays. Where the target's answers
-then differ between the two sides, and not within them, content has crossed over.
-"""
+A batch changes an answer by rounding, whatever is in it. So the control changes nothing
+but
+content: every neighbour's text and pictures become others of the same length and size,
+sent at the same barriers, and what the target sends, or shares with them, stays. Where
+the target's answers then differ between the two sides, and not within them, content has
+crossed over."""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def crosstalk(
     as_it_is: list[Played] = []
     for id in tested:
         swapped = []
-        for number in range(each):  # in turn: what drifts with time drifts on both sides
+        for number in range(
+            each
+        ):  # in turn: what drifts with time drifts on both sides
             if len(as_it_is) < each:
                 as_it_is.append(play(asked))
             swapped.append(play(other_neighbours(asked, id, number + 1, sizes)))
@@ -69,7 +73,8 @@ def crosstalk(
 
 
 def runs_needed(suspects: int) -> int:
-    """Plays of each side with which the test can be significant for so many suspects at once."""
+    """Plays of each side with which the test can be significant for so many suspects at
+    once."""
     runs = LEAST_RUNS
     while 2 / comb(2 * runs, runs) >= SIGNIFICANCE / max(suspects, 1):
         runs += 1
@@ -82,42 +87,61 @@ def depends(
     """What two sides of plays say of the operation ``id``. Pure."""
     ours, theirs = (list(_answers(id, plays)) for plays in (as_it_is, swapped))
     if min(len(ours), len(theirs)) < LEAST_RUNS:
-        said = f"{len(ours)} and {len(theirs)} answers, at least {LEAST_RUNS} a side are needed"
-        return Judged(unseen=[f"{id}: whether its neighbours' content matters: {said}."])
-    drifts = [d for one, other in combinations(ours, 2) for d in near_ties.drift(one, other)]
+        said = (
+            f"{len(ours)} and {len(theirs)} answers, at least {LEAST_RUNS} a side are "
+            "needed"
+        )
+        return Judged(
+            unseen=[f"{id}: whether its neighbours' content matters: {said}."]
+        )
+    drifts = [
+        d for one, other in combinations(ours, 2) for d in near_ties.drift(one, other)
+    ]
     bound = near_ties.bound_of(drifts)
     if bound is None:
         return Judged(
-            unseen=[f"{id}: its answers differ by noise alone, with the same neighbours."]
+            unseen=[
+                f"{id}: its answers differ by noise alone, with the same neighbours."
+            ]
         )
     everything = [*ours, *theirs]
-    # Without logprobs a near-tie cannot be told, and the two sides say what chance does.
+    # Without logprobs a near-tie cannot be told, and the two sides say what chance
+    # does.
     differ = (Verdict.DIFFERS, Verdict.NOT_COMPARABLE)
     apart = {
-        (i, j): float(near_ties.compare(everything[i], everything[j], bound).verdict in differ)
+        (i, j): float(
+            near_ties.compare(everything[i], everything[j], bound).verdict in differ
+        )
         for i, j in combinations(range(len(everything)), 2)
     }
     chance = permutation_test(apart, len(ours), len(everything))
     if chance >= significance:
-        return Judged(counted={"cross-talk tried: content of neighbours does not matter": 1})
-    between = sum(apart[i, j] for i in range(len(ours)) for j in range(len(ours), len(everything)))
+        return Judged(
+            counted={"cross-talk tried: content of neighbours does not matter": 1}
+        )
+    between = sum(
+        apart[i, j] for i in range(len(ours)) for j in range(len(ours), len(everything))
+    )
     share = f"{between:.0f} of {len(ours) * len(theirs)} pairs of answers differ"
     return Judged.found(
         FindingClass.CROSS_TALK,
         "neighbours' content",
-        f"The answer to {id} depends on what other requests hold: with other contents of the same "
-        f"shape beside it {share} ({len(ours)} and {len(theirs)} plays, p = {chance:.2g}).",
+        f"The answer to {id} depends on what other requests hold: with other contents "
+        f"of the same shape beside it {share} ({len(ours)} and {len(theirs)} plays, p "
+        f"= {chance:.2g}).",
         "The same answer, whatever other requests of the same shape hold.",
         by=[id],
     )
 
 
-def permutation_test(apart: dict[tuple[int, int], float], first: int, total: int) -> float:
-    """The chance of two sides that are as far apart, if it does not matter who is on which: exact,
-    over all ways to choose the ``first`` side.
+def permutation_test(
+    apart: dict[tuple[int, int], float], first: int, total: int
+) -> float:
+    """The chance of two sides that are as far apart, if it does not matter who is on
+    which: exact, over all ways to choose the ``first`` side.
 
-    ``apart``: how far each two are from each other, of 0 to ``total`` - 1; the lower one first.
-    """
+    ``apart``: how far each two are from each other, of 0 to ``total`` - 1; the lower
+    one first."""
 
     def distance(chosen: frozenset[int]) -> float:
         sums = [0.0, 0.0, 0.0]
@@ -140,28 +164,38 @@ def _answers(id: str, plays: Sequence[Played]) -> Iterator[Answer]:
             yield from near_ties.answers(record)[:1]
 
 
-# ---------------------------------------------------------------------- other neighbours
+# --------------------------------------------------------------------- other neighbours
 
 
-def other_neighbours(case: Case, target: str, seed: int, sizes: dict[str, Picture]) -> Case:
+def other_neighbours(
+    case: Case, target: str, seed: int, sizes: dict[str, Picture]
+) -> Case:
     """The case with other contents of the same shapes in all operations but ``target``.
 
-    What a neighbour shares with the target stays: the beginning of its prompt as far as it is the
-    target's, and the target's pictures. What neighbours share with each other they still share.
-    """
+    What a neighbour shares with the target stays: the beginning of its prompt as far as
+    it is the target's, and the target's pictures. What neighbours share with each other
+    they still share."""
     return _Others(case, target, seed, sizes).case()
 
 
 class _Others:
-    def __init__(self, case: Case, target: str, seed: int, sizes: dict[str, Picture]) -> None:
+    def __init__(
+        self, case: Case, target: str, seed: int, sizes: dict[str, Picture]
+    ) -> None:
         self.source, self.seed, self.sizes = case, seed, sizes
         self.target = case.operation(target)
         self.ids = sorted(
-            {id for op in case.operations if isinstance(op.prompt, list) for id in op.prompt}
+            {
+                id
+                for op in case.operations
+                if isinstance(op.prompt, list)
+                for id in op.prompt
+            }
         )
         own = {sizes[name].png for name in self.target.images}
         others = [name for name in case.images if sizes[name].png not in own]
-        # Under names of their own: one of the target's pictures may be made of the old one.
+        # Under names of their own: one of the target's pictures may be made of the old
+        # one.
         free = (name for n in count(1) if (name := f"other-{n}") not in case.images)
         self.names = dict(zip(others, free, strict=False))
 
@@ -173,8 +207,12 @@ class _Others:
             digest = hashlib.blake2b(picture.png, digest_size=4, key=key).digest()
             size = (max(picture.width, 1), max(picture.height, 1))
             images[new] = Noise(seed=int.from_bytes(digest, "big"), size=size)
-        made = self.source.model_copy(update={"operations": operations, "images": images})
-        return made.keeping({op.id for op in operations})  # without pictures that nobody needs
+        made = self.source.model_copy(
+            update={"operations": operations, "images": images}
+        )
+        return made.keeping(
+            {op.id for op in operations}
+        )  # without pictures that nobody needs
 
     def _other(self, op: Operation) -> Operation:
         """All of the target's is shared with it, so that it comes out as it was."""
@@ -239,11 +277,11 @@ RANGES = (
 
 
 def reworded(text: str, seed: int, keep: int, before: str = "") -> str:
-    """Another text with as many bytes in UTF-8, which to the tiny models' tokenizers are tokens.
+    """Another text with as many bytes in UTF-8, which to the tiny models' tokenizers
+    are tokens.
 
-    Spaces and punctuation stay, as do the first ``keep`` characters. Two texts that begin alike,
-    behind the same ``before``, still do.
-    """
+    Spaces and punctuation stay, as do the first ``keep`` characters. Two texts that
+    begin alike, behind the same ``before``, still do."""
     digest = hashlib.blake2b(before.encode("utf-8", "replace"), key=str(seed).encode())
     made = []
     for place, letter in enumerate(text):

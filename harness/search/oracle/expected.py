@@ -16,7 +16,8 @@ from mmrepro.traffic.evidence import ChoiceSeen
 
 
 def expected(case: Case, played: Played, engine: Engine) -> Judged:
-    """Every expectation of the case. What has no answer since the server died or hangs is not
+    """Every expectation of the case. What has no answer since the server died or hangs
+    is not
     judged: that is told by itself."""
     sent = {one.op.id: one for one in sent_of(case, played)}
     found: dict[str, list[tuple[str, str]]] = {}
@@ -27,9 +28,13 @@ def expected(case: Case, played: Played, engine: Engine) -> Judged:
         one = sent.get(op.id)
         if one is None or one.record.left or one.record.status is None:
             ended = played.state is PlayState.ENDED
-            unseen.append(f"What is expected of {op.id} was not judged: it has no answer.")
+            unseen.append(
+                f"What is expected of {op.id} was not judged: it has no answer."
+            )
             if ended and one is not None and op.expect.status and not one.record.left:
-                found.setdefault("status", []).append((op.id, f"no answer: {one.record.error}"))
+                found.setdefault("status", []).append(
+                    (op.id, f"no answer: {one.record.error}")
+                )
             continue
         for kind, said in _unmet(one, op.expect, sent, case):
             if kind:
@@ -49,11 +54,15 @@ def expected(case: Case, played: Played, engine: Engine) -> Judged:
 def _unmet(
     one: Sent, expect: Expect, sent: dict[str, Sent], case: Case
 ) -> Iterator[tuple[str, str]]:
-    """Kinds and sentences of what is otherwise; of kind "": it cannot be judged, and why."""
+    """Kinds and sentences of what is otherwise; of kind "": it cannot be judged, and
+    why."""
     record = one.record
     if expect.status is not None and not _is_status(record.status, expect.status):
         more = f" ({record.error[:120]})" if record.error else ""
-        yield "status", f"the status is {record.status}{more}, and {expect.status} is expected"
+        yield (
+            "status",
+            f"the status is {record.status}{more}, and {expect.status} is expected",
+        )
         return
     texts = [choice.text for choice in record.choices] or [record.text or record.error]
     if expect.text is not None:
@@ -72,7 +81,9 @@ def _unmet(
     if record.status != 200:
         return
     if expect.finish is not None:
-        for reason in {choice.finish_reason for choice in record.choices} - {expect.finish}:
+        for reason in {choice.finish_reason for choice in record.choices} - {
+            expect.finish
+        }:
             yield "finish", f"it ended with {reason}, and {expect.finish} is expected"
     if expect.same_as is not None:
         yield from _same(one, sent.get(expect.same_as))
@@ -84,7 +95,9 @@ def _unmet(
 
 
 def _is_status(status: int | None, expected: str) -> bool:
-    return str(status) == expected or (expected.endswith("xx") and str(status)[:1] == expected[:1])
+    return str(status) == expected or (
+        expected.endswith("xx") and str(status)[:1] == expected[:1]
+    )
 
 
 def _same(one: Sent, other: Sent | None) -> Iterator[tuple[str, str]]:
@@ -94,13 +107,19 @@ def _same(one: Sent, other: Sent | None) -> Iterator[tuple[str, str]]:
     if one.record.status != other.record.status:
         yield (
             "same",
-            f"its status is {one.record.status}, and {other.op.id}'s {other.record.status}",
+            (
+                f"its status is {one.record.status}, and {other.op.id}'s "
+                f"{other.record.status}"
+            ),
         )
         return
     a, b = one.record.choices, other.record.choices
     if len(a) != len(b) or not a:
         if one.record.text != other.record.text or len(a) != len(b):
-            yield "same", f"{len(a)} answers, and {other.op.id} has {len(b)}, or another text"
+            yield (
+                "same",
+                f"{len(a)} answers, and {other.op.id} has {len(b)}, or another text",
+            )
         return
     for mine, right in zip(a, b, strict=True):
         if why := unlike(mine, right):
@@ -115,7 +134,9 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 }
 
 
-def _tokens(one: Sent, choice: ChoiceSeen, expect: Expect, case: Case) -> Iterator[tuple[str, str]]:
+def _tokens(
+    one: Sent, choice: ChoiceSeen, expect: Expect, case: Case
+) -> Iterator[tuple[str, str]]:
     ids = ids_of(choice, case.server.model)
     told = expect.tokens
     if isinstance(told, list):
@@ -126,7 +147,11 @@ def _tokens(one: Sent, choice: ChoiceSeen, expect: Expect, case: Case) -> Iterat
     elif told is not None:
         sign, number = re.fullmatch(r"([<>]=)?(\d+)", str(told)).groups("")  # type: ignore[union-attr]
         count = one.record.completion_tokens if one.n == 1 else None
-        count = (len(choice.token_ids) or len(choice.tokens) or None) if count is None else count
+        count = (
+            (len(choice.token_ids) or len(choice.tokens) or None)
+            if count is None
+            else count
+        )
         if count is None:
             yield "", "the answer does not tell how many tokens it has"
         elif not _COMPARE[sign](count, int(number)):
@@ -134,13 +159,21 @@ def _tokens(one: Sent, choice: ChoiceSeen, expect: Expect, case: Case) -> Iterat
     for kind, given in (("only", expect.only), ("never", expect.never)):
         if given is None:
             continue
-        tokens: list[Any] | None = ids if all(type(t) is int for t in given) else choice.tokens
+        tokens: list[Any] | None = (
+            ids if all(type(t) is int for t in given) else choice.tokens
+        )
         if not tokens:
-            yield "", "the answer does not tell its tokens (logprobs, or return_token_ids)"
+            yield (
+                "",
+                "the answer does not tell its tokens (logprobs, or return_token_ids)",
+            )
             continue
         wrong = [t for t in tokens if (t in given) == (kind == "never")]
         if wrong:
             yield (
                 kind,
-                f"token {wrong[0]!r} is {'one of' if kind == 'never' else 'none of'} {given}",
+                (
+                    f"token {wrong[0]!r} is "
+                    f"{'one of' if kind == 'never' else 'none of'} {given}"
+                ),
             )

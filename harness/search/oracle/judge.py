@@ -1,9 +1,9 @@
 """What is wrong with one attempt by itself: every oracle that needs no second attempt.
 
-An oracle says three things: what it holds against the attempt, what it saw that is no failure, and
-what it could not judge. What it could not judge counts as neither sound nor wrong. Here stand those
-of the canary and of the idle server: its counters against what its client saw, what it still holds.
-"""
+An oracle says three things: what it holds against the attempt, what it saw that is no
+failure, and what it could not judge. What it could not judge counts as neither sound
+nor wrong. Here stand those of the canary and of the idle server: its counters against
+what its client saw, what it still holds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ from mmrepro.search.oracle import loud, near_ties
 from mmrepro.search.oracle.adapters import adapters
 from mmrepro.search.oracle.cache_bound import cache_bound
 from mmrepro.search.oracle.expected import expected
-from mmrepro.search.oracle.judged import GENERATES, Judged, Sent, sent_of, sighting, silent_bucket
+from mmrepro.search.oracle.judged import (
+    GENERATES,
+    Judged,
+    Sent,
+    sent_of,
+    sighting,
+    silent_bucket,
+)
 from mmrepro.search.oracle.near_ties import Answer, Verdict
 from mmrepro.search.oracle.protocol import protocol
 from mmrepro.traffic.case.model import Case
@@ -31,16 +38,21 @@ from mmrepro.traffic.case.sending import Played, PlayState, Reading
 from mmrepro.traffic.evidence import RequestRecord
 
 EXACT = ("minivllm",)
-"""Engines whose greedy answers are the same for any batch, chunk and cache: float32, and tested."""
+"""Engines whose greedy answers are the same for any batch, chunk and cache: float32,
+and tested."""
 
 
 def canary(played: Played, engine: Engine) -> Judged:
     """Whether the canary is answered as before, word for word, but for near-ties."""
     before, after = played.record(CANARY_BEFORE), played.record(CANARY_AFTER)
     if before is None or after is None:
-        return Judged(unseen=["The canary was not asked both before and after the traffic."])
+        return Judged(
+            unseen=["The canary was not asked both before and after the traffic."]
+        )
     if not before.answered or not after.answered:
-        return Judged(unseen=["The canary was not answered both before and after the traffic."])
+        return Judged(
+            unseen=["The canary was not answered both before and after the traffic."]
+        )
     if before.text == after.text:
         return Judged()
     exact = engine.name in EXACT
@@ -51,7 +63,9 @@ def canary(played: Played, engine: Engine) -> Judged:
     if compared.verdict in (Verdict.SAME, Verdict.NEAR_TIE):
         return Judged(counted={"canary: near-tie": 1})
     if compared.verdict is Verdict.NOT_COMPARABLE:
-        return Judged(unseen=[f"The canary's answer changed ({compared.said}): it may be a tie."])
+        return Judged(
+            unseen=[f"The canary's answer changed ({compared.said}): it may be a tie."]
+        )
     return Judged.found(
         FindingClass.CANARY,
         "text",
@@ -82,7 +96,7 @@ def judge(case: Case, played: Played, *, engine: Engine) -> Judged:
     )
 
 
-# --------------------------------------------------------------------------------- the idle server
+# ---------------------------------------------------------------------- the idle server
 
 SETTLES_S = 0.05
 
@@ -95,21 +109,26 @@ class Span(NamedTuple):
 
 
 def ledger(case: Case, played: Played, engine: Engine) -> Judged:
-    """Whether any counter contradicts the sum over all requests between the two readings.
+    """Whether any counter contradicts the sum over all requests between the two
+    readings.
 
-    Each request adds to each counter something between a least and a most. The growth from the
-    reading before the traffic to the one after it must lie between the sums. What an answer tells
-    by its usage is exact: least and most are one. What it does not tell (a client that left, a
-    refusal, several answers to one request, a failure) leaves room, up to all that was asked for;
-    where no most is known, only the least is asked. A counter that an engine does not have is not
-    judged. What ended right before the reading after it is possibly not counted yet: an engine may
-    count when it has sent.
-    """
+    Each request adds to each counter something between a least and a most. The growth
+    from the reading before the traffic to the one after it must lie between the sums.
+    What an answer tells by its usage is exact: least and most are one. What it does not
+    tell (a client that left, a refusal, several answers to one request, a failure)
+    leaves room, up to all that was asked for; where no most is known, only the least is
+    asked. A counter that an engine does not have is not judged. What ended right before
+    the reading after it is possibly not counted yet: an engine may count when it has
+    sent."""
     if played.state is not PlayState.ENDED:
-        return Judged(unseen=["The play did not end: the server's counters were not judged."])
+        return Judged(
+            unseen=["The play did not end: the server's counters were not judged."]
+        )
     before, after = played.before, played.after
     if before is None or after is None or not after.metrics:
-        return Judged(unseen=["The server's counters were not read before and after the traffic."])
+        return Judged(
+            unseen=["The server's counters were not read before and after the traffic."]
+        )
     entries = list(_entries(case, played, before, after))
     sightings, unseen = [], []
     for name, (people, counted) in _COUNTERS.items():
@@ -122,7 +141,10 @@ def ledger(case: Case, played: Played, engine: Engine) -> Judged:
         grown = last - before.metrics.get(used, 0.0)
         anything = Span(0.0, math.inf)
         spans = [anything if entry.other else counted(entry, case) for entry in entries]
-        least, most = sum(span.least for span in spans), sum(span.most for span in spans)
+        least, most = (
+            sum(span.least for span in spans),
+            sum(span.most for span in spans),
+        )
         if least <= grown <= most:
             continue
         upto = "" if most == least else f" to {most:g}" if most < math.inf else "…"
@@ -130,14 +152,17 @@ def ledger(case: Case, played: Played, engine: Engine) -> Judged:
             sighting(
                 FindingClass.METRICS,
                 f"{name}-{'too-few' if grown < least else 'too-many'}",
-                f"The server counts {grown:g} {people}; its client counts {least:g}{upto}.",
+                (
+                    f"The server counts {grown:g} {people}; its client counts "
+                    f"{least:g}{upto}."
+                ),
                 "The counters grow by what was served.",
             )
         )
     return Judged(sightings=sightings, unseen=unseen)
 
 
-# ---------------------------------------------------------------------- what a request adds
+# ------------------------------------------------------------------ what a request adds
 
 
 @dataclass(frozen=True)
@@ -169,7 +194,9 @@ class _Entry:
         return Span(0.0 if self.late else exact, exact)
 
 
-def _entries(case: Case, played: Played, before: Reading, after: Reading) -> Iterator[_Entry]:
+def _entries(
+    case: Case, played: Played, before: Reading, after: Reading
+) -> Iterator[_Entry]:
     """The requests between the readings, the harness's own as well."""
     ours: dict[str, Sent] = {one.op.id: one for one in sent_of(case, played)}
     for record in played.evidence.requests:
@@ -179,7 +206,9 @@ def _entries(case: Case, played: Played, before: Reading, after: Reading) -> Ite
         if record.method != "POST":
             continue
         sent = ours.get(record.label)
-        if record.path not in GENERATES:  # what it adds is told in a form of its own, or not
+        if (
+            record.path not in GENERATES
+        ):  # what it adds is told in a form of its own, or not
             yield _Entry(record, other=True)
             continue
         late = end > after.mono - SETTLES_S or record.sent.mono < before.mono
@@ -190,7 +219,8 @@ def _entries(case: Case, played: Played, before: Reading, after: Reading) -> Ite
 
 
 def _finished(entry: _Entry, case: Case) -> Span:
-    # An answer is counted once, or once for each choice, and a prompt that several share once more.
+    # An answer is counted once, or once for each choice, and a prompt that several
+    # share once more.
     if entry.told:
         return entry.span(1.0, 1.0)
     whole = entry.record.answered and not entry.record.cut_short
@@ -236,39 +266,43 @@ LEAST_BLOCKS = 3
 LEAST_BLOCKS_OF_MEMORY = 5
 """Allocators and logs make it rougher than a count."""
 SHARE_OF_REQUESTS = 0.25
-"""A leak that is worth a report takes a thread or a file in every fourth request at least: a pool
-that is still filling adds fewer, one at a time."""
+"""A leak that is worth a report takes a thread or a file in every fourth request at
+least: a pool that is still filling adds fewer, one at a time."""
 LEAST_STEP = 2
 NO_BLOCKS = (
-    f"Threads, files and memory were not judged: that needs equal blocks of requests, "
+    "Threads, files and memory were not judged: that needs equal blocks of requests, "
     f"{LEAST_BLOCKS} at least."
 )
 MIB = 1 << 20
 PER_REQUEST = 32 << 10
 """Bytes: what a log, a counter's labels or a request's text may leave."""
 PER_PIXEL = 96
-"""Bytes: a picture in a cache, as three float32 channels twice over, its embedding, and its copy in
-a second process."""
+"""Bytes: a picture in a cache, as three float32 channels twice over, its embedding, and
+its copy in a second process."""
 
 
 def quiescence(case: Case, played: Played, engine: Engine) -> Judged:
     """What the idle server still holds, and what grew with each block.
 
-    Running, waiting and the use of the KV cache are gauges; they count only of engines that set
-    them at each step (SGLang sets them now and then, and leaves them as they were while it is
-    idle).
+    Running, waiting and the use of the KV cache are gauges; they count only of engines
+    that set them at each step (SGLang sets them now and then, and leaves them as they
+    were while it is idle).
 
-    What grows once is no leak: pools of threads, caches and allocators fill with the first traffic.
-    Threads, files, shared memory and memory are therefore judged by blocks of equally many
-    requests, idle readings after each, and only what grows in every one of them counts, beyond what
-    the block itself may rightly leave: pictures are kept in caches.
-    """
+    What grows once is no leak: pools of threads, caches and allocators fill with the
+    first traffic. Threads, files, shared memory and memory are therefore judged by
+    blocks of equally many requests, idle readings after each, and only what grows in
+    every one of them counts, beyond what the block itself may rightly leave: pictures
+    are kept in caches."""
     if played.state is not PlayState.ENDED:
         return Judged()
     before, after = played.before, played.after
     if before is None or after is None:
-        return Judged(unseen=["The idle server was not read before and after the traffic."])
-    held = case.changes_server or any(op.path == "/open_session" for op in case.operations)
+        return Judged(
+            unseen=["The idle server was not read before and after the traffic."]
+        )
+    held = case.changes_server or any(
+        op.path == "/open_session" for op in case.operations
+    )
     idle = [] if held else [_gauges(after, engine), _kv_use(before, after, engine)]
     return Judged.of([*idle, _growth(case, played)])
 
@@ -280,10 +314,15 @@ def _gauges(after: Reading, engine: Engine) -> Judged:
         if value is None:
             unseen.append(f"The server does not tell how many requests are {name}.")
         elif value and engine.name not in PROMPT_GAUGES:
-            unseen.append(f"The server sets its count of {name} requests now and then only.")
+            unseen.append(
+                f"The server sets its count of {name} requests now and then only."
+            )
         elif value:
             sightings.append(
-                _residue(name, f"{value:g} requests are {name} on a server that serves nobody")
+                _residue(
+                    name,
+                    f"{value:g} requests are {name} on a server that serves nobody",
+                )
             )
     return Judged(sightings=sightings, unseen=unseen)
 
@@ -292,14 +331,19 @@ def _kv_use(before: Reading, after: Reading, engine: Engine) -> Judged:
     names = KV_USE.get(engine.name, ())
     first, last = before.first(names), after.first(names)
     if first is None or last is None:
-        return Judged(unseen=["The server does not tell how much of its KV cache is in use."])
+        return Judged(
+            unseen=["The server does not tell how much of its KV cache is in use."]
+        )
     if last <= first + KV_SLACK:
         return Judged()
-    said = f"{last:.2%} of the KV cache is in use on an idle server, {first:.2%} before the traffic"
+    said = (
+        f"{last:.2%} of the KV cache is in use on an idle server, {first:.2%} before "
+        "the traffic"
+    )
     return Judged(sightings=[_residue("kv-use", said)])
 
 
-# ---------------------------------------------------------------------- growth over blocks
+# ------------------------------------------------------------------- growth over blocks
 
 
 def _growth(case: Case, played: Played) -> Judged:
@@ -312,13 +356,17 @@ def _growth(case: Case, played: Played) -> Judged:
     for name, people, read in _COUNTED:
         grown = _grown(blocks, read, [step] * (len(blocks) - 1))
         if grown is not None:
-            said = f"{grown:.0f} more {people} with each block of {requests:.0f} requests"
+            said = (
+                f"{grown:.0f} more {people} with each block of {requests:.0f} requests"
+            )
             sightings.append(_residue(name, said))
     grown = None
     if len(blocks) >= LEAST_BLOCKS_OF_MEMORY:
         grown = _grown(blocks, lambda r: r.rss_bytes, list(_allowed(case, played)))
     if grown is not None:
-        said = f"{size(grown, 1)} more memory with each block of {requests:.0f} requests"
+        said = (
+            f"{size(grown, 1)} more memory with each block of {requests:.0f} requests"
+        )
         sightings.append(_residue("memory", said))
     return Judged(sightings=sightings)
 
@@ -337,10 +385,13 @@ def grows(bucket: str) -> bool:
 
 
 def _grown(
-    blocks: Sequence[Reading], read: Callable[[Reading], float | None], least: Sequence[float]
+    blocks: Sequence[Reading],
+    read: Callable[[Reading], float | None],
+    least: Sequence[float],
 ) -> float | None:
-    """The median step from block to block (Theil-Sen's slope is the median of all pairs'), if each
-    step is beyond its ``least`` and all pairs agree; None: no such growth, or it was not read."""
+    """The median step from block to block (Theil-Sen's slope is the median of all
+    pairs'), if each step is beyond its ``least`` and all pairs agree; None: no such
+    growth, or it was not read."""
     values = [value for reading in blocks if (value := read(reading)) is not None]
     if len(values) < len(blocks):
         return None

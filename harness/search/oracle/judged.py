@@ -1,10 +1,10 @@
 """What oracles report of an attempt, and what makes two failures the same one.
 
-A bucket is a short text without anything that differs by chance: ports, pids, addresses, lengths,
-hashes, request ids and quoted names are taken out of messages. A traceback keeps the engine's top
-functions. A hang keeps the path from the thread's first function of the engine to the deepest one
-that every sample shows: how deep that is differs from attempt to attempt, as :func:`alike` knows.
-"""
+A bucket is a short text without anything that differs by chance: ports, pids,
+addresses, lengths, hashes, request ids and quoted names are taken out of messages. A
+traceback keeps the engine's top functions. A hang keeps the path from the thread's
+first function of the engine to the deepest one that every sample shows: how deep that
+is differs from attempt to attempt, as :func:`alike` knows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ ENOUGH = 3
 """Samples of which it means something that all of them lie below an idle loop."""
 
 _TYPE = re.compile(
-    r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt|Fault|Timeout))\b"
+    r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt|Fault"
+    r"|Timeout))\b"
 )
 PLAIN = ("AssertionError", "RuntimeError", "ValueError", "Exception")
 """Types of exceptions of which one function may raise several for different reasons."""
@@ -46,12 +47,13 @@ _SEVERAL = re.compile(r"\*(?:[\s,;:.=()\[\]{}<>|x×-]*\*)+")
 _WRAPPERS = ("contextlib.py", "functools.py", "torch/utils/_contextlib.py")
 """Files whose frames lie between two of an engine and say nothing: decorators'."""
 _ROOTS = ("asyncio/", "uvloop/", "anyio/", "threading.py", "multiprocessing/")
-"""Files of frames below which a stack begins anew: event loops, threads, processes; a forked
-process has its parent's frames above them."""
+"""Files of frames below which a stack begins anew: event loops, threads, processes; a
+forked process has its parent's frames above them."""
 
 
 def normalised(message: str) -> str:
-    """The message without what differs from run to run; of equal form, whatever the numbers."""
+    """The message without what differs from run to run; of equal form, whatever the
+    numbers."""
     text = " ".join(message.split())
     for pattern in (_QUOTED, _PATH, _HEX, _NUMBERED):
         text = pattern.sub("*", text)
@@ -60,10 +62,14 @@ def normalised(message: str) -> str:
 
 
 def loud_bucket(
-    engine: str, kind: FindingClass, causes: Sequence[str], frames: Sequence[str], otherwise: str
+    engine: str,
+    kind: FindingClass,
+    causes: Sequence[str],
+    frames: Sequence[str],
+    otherwise: str,
 ) -> str:
-    """Of an exception: its type and the top functions; its message where the type says nothing,
-    or there is no traceback.
+    """Of an exception: its type and the top functions; its message where the type says
+    nothing, or there is no traceback.
 
     Args:
         causes: lines that say why, the one that matters first.
@@ -94,9 +100,8 @@ def silent_bucket(kind: FindingClass, what: str) -> str:
 def alike(one: str, other: str) -> bool:
     """Whether two buckets are those of one failure.
 
-    Equal, or of two hangs one was seen deeper in the same calls than the other: stacks are samples.
-    A hang_bucket without a stack may be any hang_bucket of its engine.
-    """
+    Equal, or of two hangs one was seen deeper in the same calls than the other: stacks
+    are samples. A hang_bucket without a stack may be any hang_bucket of its engine."""
     if one == other:
         return True
     a, b = (text.split("/", 2) for text in (one, other))
@@ -121,10 +126,10 @@ def hang_path(
 ) -> list[str]:
     """Where a hanging engine stands: functions of the engine, outermost first.
 
-    The thread is the one that runs in most samples; if none runs in half of them, the engine waits,
-    and its main thread says where. Of its stacks only what all samples share counts, and of that
-    the engine's functions down to the first one of a library: how deep a sample meets a loop is
-    chance, who called the library is not.
+    The thread is the one that runs in most samples; if none runs in half of them, the
+    engine waits, and its main thread says where. Of its stacks only what all samples
+    share counts, and of that the engine's functions down to the first one of a library:
+    how deep a sample meets a loop is chance, who called the library is not.
 
     Args:
         stack: threads as they stand, busiest first.
@@ -148,7 +153,9 @@ def hang_path(
     paths = [_engine_path(frames, engine) for frames in _whole(by_thread[busiest])]
     shared = list(commonprefix([path for path in paths if path]))  # noqa: RUF071 - of lists
     idle = next((i for i, name in enumerate(shared) if name in set(idle_loops)), None)
-    if idle is not None and len(paths) < ENOUGH:  # where it turned just then says nothing
+    if (
+        idle is not None and len(paths) < ENOUGH
+    ):  # where it turned just then says nothing
         return shared[: idle + 1]
     return shared
 
@@ -171,11 +178,13 @@ def _of(engine: str, frame: Frame) -> bool:
 
 
 def _engine_path(inward: Sequence[Frame], engine: str) -> list[str]:
-    """Outermost first: the engine's functions below the innermost root that has some, down to the
-    first frame of a library; without comprehensions and lambdas."""
+    """Outermost first: the engine's functions below the innermost root that has some,
+    down to the first frame of a library; without comprehensions and lambdas."""
     frames = [f for f in inward if not f.file.endswith(_WRAPPERS)]
     roots = [i for i, f in enumerate(frames) if any(mark in f.file for mark in _ROOTS)]
-    start = next((i for i in reversed(roots) if any(_of(engine, f) for f in frames[i:])), 0)
+    start = next(
+        (i for i in reversed(roots) if any(_of(engine, f) for f in frames[i:])), 0
+    )
     path: list[str] = []
     for frame in frames[start:]:
         if _of(engine, frame):
@@ -185,7 +194,7 @@ def _engine_path(inward: Sequence[Frame], engine: str) -> list[str]:
     return path
 
 
-# -------------------------------------------------------------------------- what an oracle reports
+# --------------------------------------------------------------- what an oracle reports
 
 
 class Judged(Record):
@@ -193,7 +202,9 @@ class Judged(Record):
 
     sightings: Annotated[list[Sighting], Field(description="worst class first")] = []
     counted: Annotated[dict[str, int], Field(description="seen, and no failure")] = {}
-    unseen: Annotated[list[str], Field(description="sentences: not judged, and why")] = []
+    unseen: Annotated[
+        list[str], Field(description="sentences: not judged, and why")
+    ] = []
     untestable: Annotated[
         list[str], Field(description="sentences: what failed for this machine's limits")
     ] = []
@@ -220,8 +231,11 @@ class Judged(Record):
         )
 
     @classmethod
-    def found(cls, kind: FindingClass, bucket: str, *words: str, by: Sequence[str] = ()) -> Self:
-        """One sighting; ``words``: what was observed, and what was expected. ``by``: operations."""
+    def found(
+        cls, kind: FindingClass, bucket: str, *words: str, by: Sequence[str] = ()
+    ) -> Self:
+        """One sighting; ``words``: what was observed, and what was expected. ``by``:
+        operations."""
         return cls(sightings=[sighting(kind, bucket, *words, by=by)])
 
 
@@ -267,7 +281,9 @@ class Sent:
     def n(self) -> int:
         """Answers asked for."""
         wanted = [self.parameter("n", 1), self.parameter("best_of", 1)]
-        given = self.parameter("prompt", []) if self.op.prompt is None else self.op.prompt
+        given = (
+            self.parameter("prompt", []) if self.op.prompt is None else self.op.prompt
+        )
         prompts = given if isinstance(given, list) else []
         several = len(prompts) if any(not isinstance(p, int) for p in prompts) else 1
         return max([1, *(w for w in wanted if isinstance(w, int))]) * several
@@ -286,16 +302,27 @@ class Sent:
 
     @cached_property
     def body(self) -> str:
-        """All that is asked for, but for whether it streams; equal texts ask for the same."""
+        """All that is asked for, but for whether it streams; equal texts ask for the
+        same."""
         op = self.op.model_dump(
             mode="json",
-            include={*("method", "path", "query", "headers", "model", "messages", "prompt")}
+            include={
+                "method",
+                "path",
+                "query",
+                "headers",
+                "model",
+                "messages",
+                "prompt",
+            }
             | {"parameters", "body", "data", "form"},
             exclude_none=True,
             warnings=False,
         )
         op["parameters"] = {
-            name: value for name, value in op["parameters"].items() if name not in _ANY_STREAM
+            name: value
+            for name, value in op["parameters"].items()
+            if name not in _ANY_STREAM
         }
         return json.dumps(op, sort_keys=True)
 
@@ -306,7 +333,10 @@ class Sent:
 
 
 def sent_of(case: Case, played: Played) -> list[Sent]:
-    """In the order in which they were sent; their bodies taken apart, as far as they can be."""
+    """In the order in which they were sent; their bodies taken apart, as far as they
+    can be."""
     records = {record.label: record for record in reversed(played.evidence.requests)}
-    sent = [Sent(opened(op), records[op.id]) for op in case.operations if op.id in records]
+    sent = [
+        Sent(opened(op), records[op.id]) for op in case.operations if op.id in records
+    ]
     return sorted(sent, key=lambda one: one.begin)

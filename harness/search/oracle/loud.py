@@ -1,8 +1,9 @@
-"""Failures that show themselves: no start, death, a hang, errors of the server, for good or not.
+"""Failures that show themselves: no start, death, a hang, errors of the server, for
+good or not.
 
-What an engine may do is none of them: it may refuse a request (4xx), say that it is overloaded
-(429, 503), have no such endpoint (404, 405, 501), or lose a client that went away by itself.
-"""
+What an engine may do is none of them: it may refuse a request (4xx), say that it is
+overloaded (429, 503), have no such endpoint (404, 405, 501), or lose a client that went
+away by itself."""
 
 from __future__ import annotations
 
@@ -44,14 +45,26 @@ _DEAD = re.compile(
     r"ReadError|WriteError",
     re.IGNORECASE,
 )
-"""How an answer reads that was on its way when the engine died: the death is told by itself."""
+"""How an answer reads that was on its way when the engine died: the death is told by
+itself."""
 _OPAQUE = re.compile(r"internal server error|internal error|no words", re.IGNORECASE)
 GRAMMARS = (
-    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
-    *("guided_grammar", "regex", "ebnf", "json_schema"),
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "regex",
+    "ebnf",
+    "json_schema",
 )
 """Parameters with which an answer follows a grammar, and ends where that does."""
-OWN_WORDS = ("the stream ended without [DONE]", "not a chat completion", "a broken stream")
+OWN_WORDS = (
+    "the stream ended without [DONE]",
+    "not a chat completion",
+    "a broken stream",
+)
 """Errors that our client words: broken forms, which the protocol's oracle judges."""
 
 
@@ -60,7 +73,9 @@ def start_failure(played: Played, engine: Engine) -> Judged:
     if played.state is not PlayState.START_FAILED:
         return Judged()
     if any(_PORT.search(cause) for cause in played.causes):
-        return Judged(unseen=["The server found its port taken: its start says nothing."])
+        return Judged(
+            unseen=["The server found its port taken: its start says nothing."]
+        )
     if what := beyond.limit_of([*played.causes, played.said], played.device):
         return Judged(untestable=[beyond.sentence(what, "the server's start")])
     kind = FindingClass.START_FAILURE
@@ -79,7 +94,10 @@ def death(case: Case, played: Played, engine: Engine) -> Judged:
     sent_it = sent_by_others(played.exit_code, played.evidence, engine.ends_itself)
     if sent_it is not None and not played.ends_itself:
         name = signal.Signals(sent_it).name
-        told = f"{name} ended the server: somebody sent it, or a kernel that is out of memory."
+        told = (
+            f"{name} ended the server: somebody sent it, or a kernel that is out of "
+            "memory."
+        )
         return Judged(unseen=[f"{told} That it died tells nothing of the requests."])
     # Operations that were on their way when the server died.
     sent = (one for one in sent_of(case, played) if not one.record.left)
@@ -117,25 +135,33 @@ def hang(played: Played, engine: Engine) -> Judged:
         "Every request gets an answer.",
         by=played.stuck,
     )
-    unseen = [] if path else ["No stack shows where it hangs: hangs are not told apart."]
+    unseen = (
+        [] if path else ["No stack shows where it hangs: hangs are not told apart."]
+    )
     return Judged(sightings=[found], unseen=unseen)
 
 
 def failing(case: Case, played: Played, engine: Engine) -> Judged:
-    """The canary, answered before the traffic, fails after it, on a server that lives."""
+    """The canary, answered before the traffic, fails after it, on a server that
+    lives."""
     after = _failed_canary(played)
     ended = "" if after is not None else _loop_ended(played)
     if after is None and not ended:
         return Judged()
     lost = _failed_for_good(case, played)
     if what := beyond.limit_of(played.causes, played.device):
-        return Judged(untestable=[beyond.sentence(what, _whose([one.op.id for one in lost]))])
+        return Judged(
+            untestable=[beyond.sentence(what, _whose([one.op.id for one in lost]))]
+        )
     if after and not lost and not any(one.record.left for one in sent_of(case, played)):
         # Each request was answered: one that fails is no server that fails for good.
         return Judged.found(
             FindingClass.SERVER_ERROR,
             _bucket(engine, None, after),
-            f"The canary after the traffic, whose requests were all answered: {_told(after)}.",
+            (
+                "The canary after the traffic, whose requests were all answered: "
+                f"{_told(after)}."
+            ),
             "An answer, as before the traffic.",
         )
     kind = FindingClass.FAILING
@@ -143,7 +169,10 @@ def failing(case: Case, played: Played, engine: Engine) -> Judged:
         return Judged.found(
             kind,
             loud_bucket(engine.name, kind, [ended], played.frames, ""),
-            f"The engine's loop ended by an exception, and its server lives on: {ended[:200]}",
+            (
+                "The engine's loop ended by an exception, and its server lives on: "
+                f"{ended[:200]}"
+            ),
             "What was answered once is answered again.",
             by=[one.op.id for one in lost],
         )
@@ -152,15 +181,18 @@ def failing(case: Case, played: Played, engine: Engine) -> Judged:
     return Judged.found(
         kind,
         loud_bucket(engine.name, kind, played.causes, played.frames, _failure(after)),
-        f"The canary was answered before the traffic, and after it {_told(after)}{since}{cause}",
+        (
+            "The canary was answered before the traffic, and after it "
+            f"{_told(after)}{since}{cause}"
+        ),
         "What was answered once is answered again.",
         by=[one.op.id for one in lost],
     )
 
 
 def _loop_ended(played: Played) -> str:
-    """The exception that ended the loop of an engine whose server lives on, where no canary could
-    show it; "": none did, or a canary was answered after it."""
+    """The exception that ended the loop of an engine whose server lives on, where no
+    canary could show it; "": none did, or a canary was answered after it."""
     after = played.record(CANARY_AFTER)
     if played.state is not PlayState.ENDED or (after is not None and after.answered):
         return ""
@@ -181,9 +213,12 @@ def _failed_canary(played: Played) -> RequestRecord | None:
 
 
 def _failed_for_good(case: Case, played: Played) -> list[Sent]:
-    """The last requests, all of which failed: those that ended after the last one that did not."""
+    """The last requests, all of which failed: those that ended after the last one that
+    did not."""
     sent = [one for one in sent_of(case, played) if not one.record.left]
-    sound = [one.end for one in sent if _no_failure(one.record) or not _failure(one.record)]
+    sound = [
+        one.end for one in sent if _no_failure(one.record) or not _failure(one.record)
+    ]
     return [one for one in sent if one.end > max(sound, default=0.0)]
 
 
@@ -212,14 +247,18 @@ def server_errors(case: Case, played: Played, engine: Engine) -> Judged:
                 untestable.append(beyond.sentence(what, one.op.id))
             else:
                 found.setdefault(_bucket(engine, one, record), []).append(one)
-    return Judged(sightings=list(_sightings(found)), counted=dict(counted), untestable=untestable)
+    return Judged(
+        sightings=list(_sightings(found)), counted=dict(counted), untestable=untestable
+    )
 
 
 def _beyond(record: RequestRecord, words: str, played: Played) -> str:
-    """What this machine cannot do, by the answer; by the log's first exception where the answer
-    says nothing."""
+    """What this machine cannot do, by the answer; by the log's first exception where
+    the answer says nothing."""
     silent = record.error == "" or bool(_OPAQUE.search(words))
-    return beyond.limit_of([record.error, *(played.causes[:1] if silent else [])], played.device)
+    return beyond.limit_of(
+        [record.error, *(played.causes[:1] if silent else [])], played.device
+    )
 
 
 def _sightings(found: dict[str, list[Sent]]) -> Iterator[Sighting]:
@@ -236,9 +275,9 @@ def _sightings(found: dict[str, list[Sent]]) -> Iterator[Sighting]:
 
 
 def _bucket(engine: Engine, one: Sent | None, record: RequestRecord) -> str:
-    """Of the answer alone: which exception of the log belongs to it is not known. A stream tells
-    the status inside. Where it says nothing, a request with a grammar fails for something else
-    than one without."""
+    """Of the answer alone: which exception of the log belongs to it is not known. A
+    stream tells the status inside. Where it says nothing, a request with a grammar
+    fails for something else than one without."""
     words, status = _failure(record), error_code(record) or record.status or "no answer"
     if one and _OPAQUE.search(words) and any(one.parameter(name) for name in GRAMMARS):
         words += ", with a grammar"
@@ -247,12 +286,16 @@ def _bucket(engine: Engine, one: Sent | None, record: RequestRecord) -> str:
 
 def _told(record: RequestRecord) -> str:
     if record.status == 200 and not record.error:
-        return f"HTTP 200 with finish reason {record.finish_reason!r}: {record.text[:120]!r}"
+        return (
+            f"HTTP 200 with finish reason {record.finish_reason!r}: "
+            f"{record.text[:120]!r}"
+        )
     return f"HTTP {record.reply}" if record.status else record.error[:160]
 
 
 def _no_failure(record: RequestRecord) -> str:
-    """What an answer is that is neither a completion nor a failure; "": it is one of the two."""
+    """What an answer is that is neither a completion nor a failure; "": it is one of
+    the two."""
     if record.status in OVERLOADED:
         return f"answers of {record.status}: overloaded"
     if record.status in NO_SUCH:
@@ -281,7 +324,8 @@ def _failure(record: RequestRecord) -> str:
 
 
 def error_object(record: RequestRecord) -> dict[str, object] | None:
-    """The error that a server words as JSON: ``{"error": {…}}`` or the object by itself."""
+    """The error that a server words as JSON: ``{"error": {…}}`` or the object by
+    itself."""
     try:
         body = json.loads(record.error)
     except ValueError:

@@ -1,10 +1,10 @@
 """Two greedy answers to one request: the same, parted at a near-tie, or different.
 
-Greedy decoding takes the likeliest token, so the least rounding error turns a near-tie round, and
-the rest of the answer with it. What a batch, a chunk or another number format does to an answer is
-told from a wrong one by how far the odds of the two tokens moved between the two plays: noise moves
-the odds at the place where the answers part as little as at all the places before it.
-"""
+Greedy decoding takes the likeliest token, so the least rounding error turns a near-tie
+round, and the rest of the answer with it. What a batch, a chunk or another number
+format does to an answer is told from a wrong one by how far the odds of the two tokens
+moved between the two plays: noise moves the odds at the place where the answers part as
+little as at all the places before it."""
 
 from __future__ import annotations
 
@@ -17,26 +17,31 @@ from mmrepro.traffic.evidence import ChoiceSeen, RequestRecord
 from mmrepro.traffic.reading import MAX_LOGPROBS, TEXT_LIMIT
 
 FLOOR_ROUNDED = 0.25
-"""Nats. bfloat16 keeps eight significant bits: between 8 and 16 two neighbouring logits are 1/16
-apart, and each of the two tokens' logits may be off by a step or two in either play."""
+"""Nats. bfloat16 keeps eight significant bits: between 8 and 16 two neighbouring logits
+are 1/16 apart, and each of the two tokens' logits may be off by a step or two in either
+play."""
 FLOOR_EXACT = 0.002
 """Nats; float32 on both sides: sums of some hundred products in another order."""
 OUTLIER, OTHERS = 0.05, 8
-"""Nats by which no order of float32 sums moves odds, where so many answers at least are there and
-most of them moved by less than ``FLOOR_EXACT``."""
+"""Nats by which no order of float32 sums moves odds, where so many answers at least are
+there and most of them moved by less than ``FLOOR_EXACT``."""
 TAIL, TIMES = 99, 3.0
-"""The bound is so many times that percentile of what is seen where the answers agree."""
+"""The bound is so many times that percentile of what is seen where the answers
+agree."""
 LEAST_SEEN = 50
 """Readings of the odds that a percentile wants."""
 CEILING = 2.0
-"""Nats. Where that much is noise (odds moved sevenfold), answers are not worth comparing."""
+"""Nats. Where that much is noise (odds moved sevenfold), answers are not worth
+comparing."""
 FORBIDDEN = -1000.0
-"""A logprob below it is no number that was computed: softmax ends at -104 in float32. A mask stood
-there (a grammar, ``min_tokens``), which vLLM writes as -9999 and SGLang as -inf."""
+"""A logprob below it is no number that was computed: softmax ends at -104 in float32. A
+mask stood there (a grammar, ``min_tokens``), which vLLM writes as -9999 and SGLang as
+-inf."""
 HIDDEN = ("", "\ufffd")
 """Bytes of a character that is not whole: other tokens are spelled the same."""
 WINDOW = 4
-"""Tokens before and behind a place that was found by text alone: a character has up to four."""
+"""Tokens before and behind a place that was found by text alone: a character has up to
+four."""
 
 
 class Verdict(StrEnum):
@@ -48,7 +53,8 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Token:
-    """One token of an answer, and the likeliest ones in its place, itself among them or not.
+    """One token of an answer, and the likeliest ones in its place, itself among them or
+    not.
 
     ``id``: its number; None: the server does not tell it.
     """
@@ -62,11 +68,16 @@ class Token:
         """The same token, as far as it can be told."""
         if self.id is not None and other.id is not None:
             return self.id == other.id
-        return self.text == other.text or self.spelled_out(other) or other.spelled_out(self)
+        return (
+            self.text == other.text
+            or self.spelled_out(other)
+            or other.spelled_out(self)
+        )
 
     def spelled_out(self, other: Token) -> bool:
-        """Whether its text is the bytes of ``other``, a character each: where other servers write
-        U+FFFD, SGLang does so from 0.5.23 on (``_lossless_token_text`` in its openai/utils.py)."""
+        """Whether its text is the bytes of ``other``, a character each: where other
+        servers write U+FFFD, SGLang does so from 0.5.23 on (``_lossless_token_text`` in
+        its openai/utils.py)."""
         if "\ufffd" not in other.text:
             return False
         try:
@@ -83,7 +94,8 @@ class Token:
         return others
 
     def odds(self, other: Token) -> float | None:
-        """How much likelier it is than ``other``, as a logarithm. Of one that is not among the
+        """How much likelier it is than ``other``, as a logarithm. Of one that is not
+        among the
         likeliest: at least that; None: it cannot be told."""
         if not self.others or other.hidden or self._overwritten:
             return None
@@ -93,12 +105,21 @@ class Token:
     def passed_over(self, other: Token) -> float:
         """By how much ``other`` was likelier, as far as that is told; 0: it was not."""
         told = [logprob for text, logprob in self.others if text == other.text]
-        return max(0.0, told[0] - self.logprob) if len(told) == 1 and not other.hidden else 0.0
+        return (
+            max(0.0, told[0] - self.logprob)
+            if len(told) == 1 and not other.hidden
+            else 0.0
+        )
 
     def forbids(self, other: Token) -> bool:
-        """Whether a mask left no room for ``other`` in its place, as far as that is told."""
+        """Whether a mask left no room for ``other`` in its place, as far as that is
+        told."""
         odds = self.odds(other)
-        return self.logprob > FORBIDDEN and odds is not None and self.logprob - odds < FORBIDDEN
+        return (
+            self.logprob > FORBIDDEN
+            and odds is not None
+            and self.logprob - odds < FORBIDDEN
+        )
 
     @property
     def lead(self) -> float | None:
@@ -109,8 +130,8 @@ class Token:
 
     @property
     def _overwritten(self) -> bool:
-        """Whether others stand in its place: of tokens that are spelled alike SGLang, and vLLM of a
-        completion, tell the last one only."""
+        """Whether others stand in its place: of tokens that are spelled alike SGLang,
+        and vLLM of a completion, tell the last one only."""
         return self.text in HIDDEN and (self.text, self.logprob) not in self.top
 
     @property
@@ -121,7 +142,8 @@ class Token:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one choice of an answer holds. ``whole``: its end was seen, and nothing was cut off."""
+    """What one choice of an answer holds. ``whole``: its end was seen, and nothing was
+    cut off."""
 
     text: str
     tokens: tuple[Token, ...] = ()
@@ -133,7 +155,9 @@ class Answer:
         top = [*choice.top, *([[]] * (count - len(choice.top)))]
         ids = choice.token_ids if len(choice.token_ids) == count else [None] * count
         seen = zip(choice.tokens, choice.logprobs, top, ids, strict=False)
-        tokens = tuple(Token(text, logprob, tuple(t), id) for text, logprob, t, id in seen)
+        tokens = tuple(
+            Token(text, logprob, tuple(t), id) for text, logprob, t, id in seen
+        )
         return cls(choice.text, tokens, whole)
 
 
@@ -141,9 +165,9 @@ class Answer:
 class Compared:
     """Two answers beside each other.
 
-    Attributes:
-        alike: tokens (without logprobs: characters) before the first difference.
-        moved: nats by which the odds of the two tokens moved there; None: it cannot be told.
+    Attributes: alike: tokens (without logprobs: characters) before the first
+        difference. moved: nats by which the odds of the two tokens moved there; None:
+        it cannot be told.
     """
 
     verdict: Verdict
@@ -166,7 +190,8 @@ def answers(record: RequestRecord) -> list[Answer]:
 
 
 def drift(one: Answer, other: Answer) -> Iterator[float]:
-    """How far the odds of any two tokens moved from ``one`` to ``other``, where they agree."""
+    """How far the odds of any two tokens moved from ``one`` to ``other``, where they
+    agree."""
     for a, b in zip(one.tokens, other.tokens, strict=False):
         if not a.like(b):
             return
@@ -177,10 +202,11 @@ def drift(one: Answer, other: Answer) -> Iterator[float]:
 
 
 def outliers(drifts: Sequence[float]) -> set[int]:
-    """Places of answers that were computed from something else, although their tokens agree.
+    """Places of answers that were computed from something else, although their tokens
+    agree.
 
-    Args:
-        drifts: of each answer how far its odds moved at most; both plays ran in float32.
+    Args: drifts: of each answer how far its odds moved at most; both plays ran in
+        float32.
     """
     if len(drifts) < OTHERS or median(drifts) > FLOOR_EXACT:
         return set()
@@ -213,14 +239,14 @@ def compare(
 ) -> Compared:
     """``one`` against ``other``, which is what it should be.
 
-    Args:
-        bound: nats; see ``bound_of``.
-        exact: the engine's answers do not depend on how they were computed, so that a difference
+    Args: bound: nats; see ``bound_of``. exact: the engine's answers do not depend on
+        how they were computed, so that a difference
             counts without logprobs too.
-        shaped: penalties, biases or a grammar had their say: the likeliest token need not have been
-            taken.
-        masked: of these only such as forbid tokens, and leave the odds of the others as they are.
-            What one answer took is allowed, after the same tokens, in the other as well.
+        shaped: penalties, biases or a grammar had their say: the likeliest token need
+            not have been taken.
+        masked: of these only such as forbid tokens, and leave the odds of the others as
+            they are. What one answer took is allowed, after the same tokens, in the
+            other as well.
     """
     place = _parting(one, other)
     if place is not None:
@@ -255,16 +281,22 @@ def _judged(
     before = zip(one.tokens[:place], other.tokens[:place], strict=True)
     for earlier, pair in enumerate(before):
         if why := _parted_unseen(pair, bound, shaped):
-            return Compared(Verdict.NEAR_TIE, earlier, None, f"token {earlier + 1} {why}")
+            return Compared(
+                Verdict.NEAR_TIE, earlier, None, f"token {earlier + 1} {why}"
+            )
     a = one.tokens[place] if place < len(one.tokens) else None
     b = other.tokens[place] if place < len(other.tokens) else None
     moved = _moved(a, b, shaped)
     if masked and a is not None and b is not None:
-        moved = max(filter(None, (moved, a.passed_over(b), b.passed_over(a))), default=moved)
+        moved = max(
+            filter(None, (moved, a.passed_over(b), b.passed_over(a))), default=moved
+        )
     said = f"token {place + 1}: {_named(a)} against {_named(b)}"
     said += _spelled(one, other, (a, b))
     if moved is None:
-        return Compared(Verdict.NOT_COMPARABLE, place, None, f"{said}, without logprobs")
+        return Compared(
+            Verdict.NOT_COMPARABLE, place, None, f"{said}, without logprobs"
+        )
     if a is not None and b is not None and b.forbids(a) != a.forbids(b):
         refused = _named(a if b.forbids(a) else b)
         said += f"; a mask, such as a grammar's, forbids {refused} in the other answer"
@@ -275,9 +307,12 @@ def _judged(
 
 
 def _parted_unseen(pair: tuple[Token, Token], bound: float, shaped: bool) -> str:
-    """Why the answers may have parted at two tokens that look alike; "": they have not."""
+    """Why the answers may have parted at two tokens that look alike; "": they have
+    not."""
     leads = [token.lead for token in pair if token.lead is not None]
-    if any(token.hidden for token in pair) and (len(leads) < len(pair) or min(leads) < bound):
+    if any(token.hidden for token in pair) and (
+        len(leads) < len(pair) or min(leads) < bound
+    ):
         return "is part of a character, and may be another one"
     if not shaped and leads and -bound < min(leads) < 0 <= max(leads):
         return "is not the likeliest in one of the plays"  # what follows may be about the other
@@ -287,9 +322,8 @@ def _parted_unseen(pair: tuple[Token, Token], bound: float, shaped: bool) -> str
 def _moved(a: Token | None, b: Token | None, shaped: bool) -> float | None:
     """How far the odds moved, as far as at least one of the plays tells it.
 
-    Where a play says that it did not take the likeliest token, what counts is how much likelier the
-    other one was: then it is the choice that is odd, not the odds.
-    """
+    Where a play says that it did not take the likeliest token, what counts is how much
+    likelier the other one was: then it is the choice that is odd, not the odds."""
     if a is not None and b is not None:
         told = [a.odds(b), b.odds(a)]
     else:  # one of them ended there, by a token that need not be shown
@@ -304,7 +338,10 @@ def _moved(a: Token | None, b: Token | None, shaped: bool) -> float | None:
 def _by_text(one: Answer, other: Answer, bound: float, exact: bool) -> Compared:
     """Texts that part, of which at most one comes with tokens that tell where."""
     alike = _alike(one, other)
-    said = f"after {alike} characters: {_cut(one.text, alike)} against {_cut(other.text, alike)}"
+    said = (
+        f"after {alike} characters: {_cut(one.text, alike)} against "
+        f"{_cut(other.text, alike)}"
+    )
     told = other if other.tokens else one
     leads = list(_leads(told, alike))
     if leads:
@@ -325,7 +362,8 @@ def _alike(one: Answer, other: Answer) -> int:
 
 
 def _leads(answer: Answer, alike: int) -> Iterator[float]:
-    """What led by how much around the character ``alike``: of all tokens that may stand there."""
+    """What led by how much around the character ``alike``: of all tokens that may stand
+    there."""
     at, first, last = 0, 0, len(answer.tokens) - 1
     for place, token in enumerate(answer.tokens):
         if answer.text.startswith(token.text, at):
@@ -341,13 +379,17 @@ def _leads(answer: Answer, alike: int) -> Iterator[float]:
 
 
 def _unique(top: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """Without tokens that are spelled alike, or may be: SGLang tells one of those only."""
+    """Without tokens that are spelled alike, or may be: SGLang tells one of those
+    only."""
     texts = [text for text, _ in top]
     return {t: logprob for t, logprob in top if texts.count(t) == 1 and t not in HIDDEN}
 
 
-def _spelled(one: Answer, other: Answer, tokens: tuple[Token | None, Token | None]) -> str:
-    """Where the tokens that part are known by their numbers: what the texts say from there on."""
+def _spelled(
+    one: Answer, other: Answer, tokens: tuple[Token | None, Token | None]
+) -> str:
+    """Where the tokens that part are known by their numbers: what the texts say from
+    there on."""
     at = _alike(one, other)
     if not any(map(_by_number, tokens)) or at == max(len(one.text), len(other.text)):
         return ""

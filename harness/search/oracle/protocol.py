@@ -1,9 +1,9 @@
-"""What an answer's form says against itself: ends, counts, choices; and equal requests alike.
+"""What an answer's form says against itself: ends, counts, choices; and equal requests
+alike.
 
-Nothing here is a matter of quality: each rule holds for every sound server of the OpenAI API, or
-for those engines that it names. A rule that an engine's release does not promise is not asked of
-it.
-"""
+Nothing here is a matter of quality: each rule holds for every sound server of the
+OpenAI API, or for those engines that it names. A rule that an engine's release does not
+promise is not asked of it."""
 
 from __future__ import annotations
 
@@ -27,22 +27,35 @@ from mmrepro.traffic.reading import ERROR_LIMIT, MAX_LOGPROBS, TEXT_LIMIT
 SEVERAL = ("vllm", "sglang")
 """Engines that give several answers to one request; others take ``n`` for one."""
 KNOWN_LIMIT = ("vllm", "sglang", "minivllm")
-"""Engines that end an answer of a tiny model for its length at its own limit or the server's, and
-nowhere else; a real model's own configuration may have another one."""
+"""Engines that end an answer of a tiny model for its length at its own limit or the
+server's, and nowhere else; a real model's own configuration may have another one."""
 OWN_LIMITS = (
-    *("--max-model-len", "--context-length", "--max-total-tokens", "--mem-fraction-static"),
-    *("--override-generation-config", "--generation-config"),
+    "--max-model-len",
+    "--context-length",
+    "--max-total-tokens",
+    "--mem-fraction-static",
+    "--override-generation-config",
+    "--generation-config",
 )
 """Options that set another limit than the case's."""
 HOLDS_BACK = ("sglang",)
-"""Engines whose streams do not tell the logprobs of tokens at the end that are half a character
-(0.5.6: 21 of 24 in a play of a sound server)."""
+"""Engines whose streams do not tell the logprobs of tokens at the end that are half a
+character (0.5.6: 21 of 24 in a play of a sound server)."""
 TELLS_USAGE = ("vllm", "sglang", "minivllm")
 LEAVES = 16
-"""Tokens that an engine may leave of the server's limit: SGLang stops some before it."""
+"""Tokens that an engine may leave of the server's limit: SGLang stops some before
+it."""
 MALFORMED = ("not a chat completion", "a broken stream")
 NO_DONE = "the stream ended without [DONE]"
-FINISHES = ("stop", "length", "tool_calls", "content_filter", "function_call", "abort", "error")
+FINISHES = (
+    "stop",
+    "length",
+    "tool_calls",
+    "content_filter",
+    "function_call",
+    "abort",
+    "error",
+)
 PAIRS = 2000
 """Pairs of equal requests that are compared; all of some hundred are."""
 
@@ -63,7 +76,9 @@ def protocol(case: Case, played: Played, engine: Engine) -> Judged:
         ids = list(dict.fromkeys(id for id, _ in told))
         more = f" (and {len(ids) - 1} more)" if len(ids) > 1 else ""
         said = f"{ids[0]}{more}: {told[0][1]}."
-        sightings.append(sighting(FindingClass.PROTOCOL, kind, said, EXPECTED[kind], by=ids))
+        sightings.append(
+            sighting(FindingClass.PROTOCOL, kind, said, EXPECTED[kind], by=ids)
+        )
     return Judged(sightings=sightings)
 
 
@@ -72,7 +87,9 @@ EXPECTED = {
     "no-done": "A stream ends with [DONE], once.",
     "after-done": "Nothing comes after [DONE].",
     "finish-reason": "Each answer ends with one finish reason.",
-    "finish-length": "The reason is length where the answer is as long as asked for, only there.",
+    "finish-length": (
+        "The reason is length where the answer is as long as asked for, only there."
+    ),
     "finish-stop": "The reason is stop only where something could stop the answer.",
     "usage": "The total is the prompt's tokens and the completion's.",
     "usage-missing": "The usage is told where it was asked for.",
@@ -80,7 +97,9 @@ EXPECTED = {
     "choices": "There are as many answers as were asked for, numbered from 0.",
     "error-shape": "An error is a JSON object that says what is wrong.",
     "prompt-tokens": "Equal prompts have equally many tokens.",
-    "stream-text": "A stream's text is the text of the whole answer with the same tokens.",
+    "stream-text": (
+        "A stream's text is the text of the whole answer with the same tokens."
+    ),
     "refusal": "Equal requests are all refused, or all served.",
     **promises.EXPECTED,
 }
@@ -103,7 +122,12 @@ def _broken(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
     if record.error not in ("", NO_DONE) or record.status != 200:
         return
     rules: tuple[Rule, ...] = (
-        *(_ends, _length, _stops, _usage, _counts, _choices),
+        _ends,
+        _length,
+        _stops,
+        _usage,
+        _counts,
+        _choices,
         promises.promises,
     )
     for rule in rules:
@@ -111,9 +135,14 @@ def _broken(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
 
 
 def _error_shape(one: Sent) -> Iterator[tuple[str, str]]:
-    """Of refusals alone: of an endpoint that is not there, or of a failure, no form is promised."""
+    """Of refusals alone: of an endpoint that is not there, or of a failure, no form is
+    promised."""
     record = one.record
-    if record.status not in INVALID or record.status in NO_SUCH or len(record.error) >= ERROR_LIMIT:
+    if (
+        record.status not in INVALID
+        or record.status in NO_SUCH
+        or len(record.error) >= ERROR_LIMIT
+    ):
         return
     error = error_object(record) or {}
     if not any(error.get(name) for name in ("message", "detail", "error")):
@@ -129,38 +158,64 @@ def _ends(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
         if choice.finish_reason is None:
             yield "finish-reason", f"{name} ended without a finish reason"
         elif choice.finish_reason not in FINISHES:
-            yield "finish-reason", f"{name} ended with the reason {choice.finish_reason[:40]!r}"
+            yield (
+                "finish-reason",
+                f"{name} ended with the reason {choice.finish_reason[:40]!r}",
+            )
         elif record.stream and choice.finishes > 1:
-            yield "finish-reason", f"{name} told its finish reason {choice.finishes} times"
+            yield (
+                "finish-reason",
+                f"{name} told its finish reason {choice.finishes} times",
+            )
 
 
 def _length(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
     """Of the answers, whose tokens the usage counts."""
     record, limit = one.record, one.limit
     tokens, reason = record.completion_tokens, record.finish_reason
-    if limit is not None and tokens is not None and one.n > 1 and tokens > limit * one.n:
-        yield "max-tokens", f"{tokens} tokens in {one.n} answers, and {limit} each were asked for"
+    if (
+        limit is not None
+        and tokens is not None
+        and one.n > 1
+        and tokens > limit * one.n
+    ):
+        yield (
+            "max-tokens",
+            f"{tokens} tokens in {one.n} answers, and {limit} each were asked for",
+        )
     if limit is None or tokens is None or one.n > 1 or one.parameter("echo"):
         return
     if tokens > limit:
         yield "finish-length", f"{tokens} tokens, and at most {limit} were asked for"
     elif reason == "length" and tokens < limit and _limit_is_known(case, engine):
         whole = (record.prompt_tokens or 0) + tokens
-        if record.prompt_tokens is not None and whole < case.server.max_model_len - LEAVES:
+        if (
+            record.prompt_tokens is not None
+            and whole < case.server.max_model_len - LEAVES
+        ):
             yield (
                 "finish-length",
-                f"ended for its length after {tokens} tokens of {limit}, {whole} with its prompt",
+                (
+                    f"ended for its length after {tokens} tokens of {limit}, {whole} "
+                    "with its prompt"
+                ),
             )
 
 
 def _stops(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
-    """With the end token ignored, and nothing else that ends an answer, there is no stop."""
+    """With the end token ignored, and nothing else that ends an answer, there is no
+    stop."""
     ends = ("stop", "stop_token_ids", "tools", *GRAMMARS)
-    if one.parameter("ignore_eos") is not True or any(one.parameter(name) for name in ends):
+    if one.parameter("ignore_eos") is not True or any(
+        one.parameter(name) for name in ends
+    ):
         return
     for choice in one.record.choices:
         if choice.finish_reason == "stop":
-            yield "finish-stop", "it stopped, with ignore_eos, and no stop word or token was given"
+            yield (
+                "finish-stop",
+                "it stopped, with ignore_eos, and no stop word or token was given",
+            )
 
 
 def _limit_is_known(case: Case, engine: Engine) -> bool:
@@ -180,14 +235,22 @@ def _usage(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
             yield "usage", "a prompt of no tokens"
     default = {"include_usage": True} if one.op.layout is None else {}
     options = one.parameter("stream_options", default)
-    asked = not record.stream or (isinstance(options, dict) and options.get("include_usage"))
-    if engine.name in TELLS_USAGE and asked and record.done is not False and not record.usages:
+    asked = not record.stream or (
+        isinstance(options, dict) and options.get("include_usage")
+    )
+    if (
+        engine.name in TELLS_USAGE
+        and asked
+        and record.done is not False
+        and not record.usages
+    ):
         yield "usage-missing", "the answer tells no usage"
 
 
 def _counts(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
-    """Pieces and logprobs against the usage; a piece is at least one token, but for the last: what
-    was held back (half a character, a possible stop word) may come by itself."""
+    """Pieces and logprobs against the usage; a piece is at least one token, but for the
+    last: what was held back (half a character, a possible stop word) may come by
+    itself."""
     record = one.record
     tokens = record.completion_tokens
     if tokens is None or one.parameter("echo"):
@@ -195,14 +258,20 @@ def _counts(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
     choices = one.record.choices
     parsed = any(choice.tool_calls or choice.reasoning for choice in choices)
     if record.pieces > tokens + len(choices) and not parsed:
-        yield "completion-tokens", f"{record.pieces} pieces, and {tokens} tokens in the usage"
+        yield (
+            "completion-tokens",
+            f"{record.pieces} pieces, and {tokens} tokens in the usage",
+        )
     shown = sum(len(choice.tokens) for choice in choices)
     cut = any(len(choice.tokens) >= MAX_LOGPROBS for choice in choices)
     told = all(choice.tokens for choice in choices) and engine.name in SEVERAL
     held_back = record.stream and engine.name in HOLDS_BACK
     least = 0 if held_back else tokens - len(choices)
     if told and choices and not cut and not least <= shown <= tokens:
-        yield "completion-tokens", f"{shown} tokens with logprobs, and {tokens} in the usage"
+        yield (
+            "completion-tokens",
+            f"{shown} tokens with logprobs, and {tokens} in the usage",
+        )
 
 
 def _choices(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
@@ -219,14 +288,17 @@ def _choices(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]
 
 
 def _unequal(sent: Sequence[Sent], case: Case) -> Iterator[tuple[list[str], str, str]]:
-    """Requests with one body whose answers contradict each other: ids, kind, sentence."""
+    """Requests with one body whose answers contradict each other: ids, kind,
+    sentence."""
     groups: dict[str, list[Sent]] = {}
     for one in sent:
         groups.setdefault(one.body, []).append(one)
     changed = {adapter_of(op) for op in case.operations if op.path in CHANGES}
     for group in groups.values():
         yield from _prompt_tokens(group)
-        if adapter_of(group[0].op) not in changed:  # or it may be there for one of them only
+        if (
+            adapter_of(group[0].op) not in changed
+        ):  # or it may be there for one of them only
             yield from _refused_once(group)
         for done, (one, other) in enumerate(combinations(group, 2)):
             if done >= PAIRS:
@@ -242,7 +314,11 @@ def _prompt_tokens(group: Sequence[Sent]) -> Iterator[tuple[list[str], str, str]
     }
     if len(set(told.values())) > 1:
         counts = ", ".join(f"{id}: {tokens}" for id, tokens in list(told.items())[:6])
-        yield list(told), "prompt-tokens", f"equal prompts of different lengths ({counts})"
+        yield (
+            list(told),
+            "prompt-tokens",
+            f"equal prompts of different lengths ({counts})",
+        )
 
 
 def _refused_once(group: Sequence[Sent]) -> Iterator[tuple[list[str], str, str]]:
@@ -252,14 +328,19 @@ def _refused_once(group: Sequence[Sent]) -> Iterator[tuple[list[str], str, str]]
         yield (
             [*served, *refused],
             "refusal",
-            f"{served[0]} was served, and {refused[0]}, which asks for the same, refused",
+            (
+                f"{served[0]} was served, and {refused[0]}, which asks for the same, "
+                "refused"
+            ),
         )
 
 
 def _stream_text(one: Sent, other: Sent) -> Iterator[tuple[list[str], str, str]]:
     """A stream and a whole answer of one request, with the same tokens."""
     records = (one.record, other.record)
-    if one.op.stream == other.op.stream or not all(record.answered for record in records):
+    if one.op.stream == other.op.stream or not all(
+        record.answered for record in records
+    ):
         return
     for a, b in zip(one.record.choices, other.record.choices, strict=False):
         comparable = a.tokens and a.tokens == b.tokens and len(a.tokens) < MAX_LOGPROBS
@@ -269,12 +350,24 @@ def _stream_text(one: Sent, other: Sent) -> Iterator[tuple[list[str], str, str]]
             # Of an answer that is cut short a parser has a part, and of the whole none.
             whole = a.finish_reason != "length" and b.finish_reason != "length"
             if comparable and whole and (why := promises.unlike(a, b)):
-                yield [one.op.id, other.op.id], "stream-parts", f"of the same tokens {why}"
+                yield (
+                    [one.op.id, other.op.id],
+                    "stream-parts",
+                    f"of the same tokens {why}",
+                )
             continue
         short = max(len(a.text), len(b.text)) < TEXT_LIMIT
-        if comparable and short and a.text != b.text and a.finish_reason == b.finish_reason:
+        if (
+            comparable
+            and short
+            and a.text != b.text
+            and a.finish_reason == b.finish_reason
+        ):
             yield (
                 [one.op.id, other.op.id],
                 "stream-text",
-                f"the same {len(a.tokens)} tokens are {a.text[:60]!r} and {b.text[:60]!r}",
+                (
+                    f"the same {len(a.tokens)} tokens are {a.text[:60]!r} and "
+                    f"{b.text[:60]!r}"
+                ),
             )

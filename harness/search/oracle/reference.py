@@ -1,8 +1,8 @@
-"""The reference: the same requests to the same release, each alone, with nothing remembered.
+"""The reference: the same requests to the same release, each alone, with nothing
+remembered.
 
-One request after another, one sequence at a time, prefix, multimodal and encoder caches off, no
-chunked prefill, ``float32`` where the engine has it.
-"""
+One request after another, one sequence at a time, prefix, multimodal and encoder caches
+off, no chunked prefill, ``float32`` where the engine has it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,21 @@ from mmrepro.engines.features import PAIR, options_of
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.search.oracle.promises import parses
 from mmrepro.traffic.case.bodies import opened
-from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Barrier, Case, Operation, ServerWanted
+from mmrepro.traffic.case.model import (
+    CHAT,
+    COMPLETIONS,
+    Barrier,
+    Case,
+    Operation,
+    ServerWanted,
+)
 from packaging.version import Version
 
 TOP_LOGPROBS = 5
 LOADS = frozenset({"/v1/load_lora_adapter", "/load_lora_adapter"})
 UNLOADS = frozenset({"/v1/unload_lora_adapter", "/unload_lora_adapter"})
-"""Requests of vLLM and SGLang that make a server have an adapter, or have it no more."""
+"""Requests of vLLM and SGLang that make a server have an adapter, or have it no
+more."""
 CHANGES = LOADS | UNLOADS
 MODULES = ("--lora-modules", "--lora-paths")
 """Options with the adapters that it has from its start."""
@@ -32,11 +40,9 @@ MODULES = ("--lora-modules", "--lora-paths")
 class Plain:
     """What makes an engine's server plain.
 
-    Attributes:
-        args: options that come last, and so win; ``{tokens}``: the longest prompt and answer.
-        flags: options that are taken away: how many values follow each.
-        env: variables.
-        cannot: sentences on what it has no switch for.
+    Attributes: args: options that come last, and so win; ``{tokens}``: the longest
+        prompt and answer. flags: options that are taken away: how many values follow
+        each. env: variables. cannot: sentences on what it has no switch for.
     """
 
     args: tuple[str, ...]
@@ -50,11 +56,12 @@ class Plain:
     logprobs_since: str = "0"
     """Releases before it are not asked for logprobs: what they take was not tried."""
     streams_mislead: bool = False
-    """Its streams tell the logprobs of some tokens twice and of others never: they are not used,
-    and what is compared does not stream, but where somebody waits for a piece."""
+    """Its streams tell the logprobs of some tokens twice and of others never: they are
+    not used, and what is compared does not stream, but where somebody waits for a
+    piece."""
     exact: bool = False
-    """A greedy answer of a float32 server does not depend on the batch, and no request can ask for
-    logprobs."""
+    """A greedy answer of a float32 server does not depend on the batch, and no request
+    can ask for logprobs."""
     reloads: bool = False
     """Who asks an adapter that was unloaded has it loaded again, from where it was."""
     modules: str = MODULES[0]
@@ -63,44 +70,66 @@ class Plain:
 
 
 PLAIN = {
-    # The encoder cache has no switch. Without both others a picture gets a name of its own in each
-    # request, so that it never finds one (v1/engine/processor.py:_maybe_build_mm_uuids of 0.11.0).
+    # The encoder cache has no switch. Without both others a picture gets a name of its
+    # own in each request, so that it never finds one
+    # (v1/engine/processor.py:_maybe_build_mm_uuids of 0.11.0).
     "vllm": Plain(
         args=(
-            *("--no-enable-prefix-caching", "--mm-processor-cache-gb=0", "--max-num-seqs=1"),
-            *("--no-enable-chunked-prefill", "--max-num-batched-tokens={tokens}"),
+            "--no-enable-prefix-caching",
+            "--mm-processor-cache-gb=0",
+            "--max-num-seqs=1",
+            "--no-enable-chunked-prefill",
+            "--max-num-batched-tokens={tokens}",
             "--dtype=float32",
         ),
         flags=(
-            *(("--max-num-partial-prefills", 1), ("--max-long-partial-prefills", 1)),
-            *(("--speculative-config", 1), ("--kv-transfer-config", 1), (PAIR, 0)),
-            *(("--tensor-parallel-size", 1), ("--pipeline-parallel-size", 1)),
-            *(("--data-parallel-size", 1), ("--async-scheduling", 0)),
-            *(("--num-gpu-blocks-override", 1), ("--max-loras", 1), ("--max-cpu-loras", 1)),
+            ("--max-num-partial-prefills", 1),
+            ("--max-long-partial-prefills", 1),
+            ("--speculative-config", 1),
+            ("--kv-transfer-config", 1),
+            (PAIR, 0),
+            ("--tensor-parallel-size", 1),
+            ("--pipeline-parallel-size", 1),
+            ("--data-parallel-size", 1),
+            ("--async-scheduling", 0),
+            ("--num-gpu-blocks-override", 1),
+            ("--max-loras", 1),
+            ("--max-cpu-loras", 1),
         ),
         tells_ids=True,
     ),
     "sglang": Plain(
         args=(
-            *("--disable-radix-cache", "--max-running-requests=1", "--chunked-prefill-size=-1"),
+            "--disable-radix-cache",
+            "--max-running-requests=1",
+            "--chunked-prefill-size=-1",
             "--dtype=float32",
         ),
         flags=(
-            *(("--enable-hierarchical-cache", 0), ("--hicache-size", 1), ("--hicache-ratio", 1)),
-            *(("--enable-mixed-chunk", 0), ("--tp-size", 1), ("--pp-size", 1), ("--dp-size", 1)),
-            *(("--speculative-algorithm", 1), ("--speculative-draft-model-path", 1)),
-            *(("--speculative-num-steps", 1), ("--speculative-eagle-topk", 1)),
-            *(("--speculative-num-draft-tokens", 1), ("--max-loras-per-batch", 1)),
+            ("--enable-hierarchical-cache", 0),
+            ("--hicache-size", 1),
+            ("--hicache-ratio", 1),
+            ("--enable-mixed-chunk", 0),
+            ("--tp-size", 1),
+            ("--pp-size", 1),
+            ("--dp-size", 1),
+            ("--speculative-algorithm", 1),
+            ("--speculative-draft-model-path", 1),
+            ("--speculative-num-steps", 1),
+            ("--speculative-eagle-topk", 1),
+            ("--speculative-num-draft-tokens", 1),
+            ("--max-loras-per-batch", 1),
         ),
-        # tokenizer_manager.py of 0.5.23, _resolve_lora_path: what was loaded once stays known, and
-        # unloading, by whoever, is taken for an eviction.
+        # tokenizer_manager.py of 0.5.23, _resolve_lora_path: what was loaded once stays
+        # known, and unloading, by whoever, is taken for an eviction.
         reloads=True,
         modules=MODULES[1],
         slots=("--max-loras-per-batch",),
         env=(("SGLANG_VLM_CACHE_SIZE_MB", "0"),),
-        # Two tokens in one piece of a stream are told with the likeliest ones of the first, and a
-        # piece without text is left out with its tokens: 21 of 33, and others in the next play
-        # (0.5.6; sglang#39260: _process_logprobs_tokens of entrypoints/openai/serving_chat.py).
+        # Two tokens in one piece of a stream are told with the likeliest ones of the
+        # first, and a piece without text is left out with its tokens: 21 of 33, and
+        # others in the next play (0.5.6; sglang#39260: _process_logprobs_tokens of
+        # entrypoints/openai/serving_chat.py).
         streams_mislead=True,
     ),
     "lmdeploy": Plain(
@@ -109,14 +138,18 @@ PLAIN = {
         logprobs=("--logprobs-mode=raw_logprobs",),
         logprobs_since="0.18.0",
         cannot=(
-            "LMDeploy has no float32: its reference rounds as the server that was played; releases "
-            "before 0.18.0 are not asked for logprobs: answers that differ are not judged.",
+            "LMDeploy has no float32: its reference rounds as the server that was "
+            "played; releases before 0.18.0 are not asked for logprobs: answers that "
+            "differ are not judged.",
         ),
     ),
     "minivllm": Plain(
         args=(
-            *("--no-prefix-caching", "--mm-cache-tokens=0", "--max-num-seqs=1"),
-            *("--max-batched-tokens={tokens}", "--dtype=float32"),
+            "--no-prefix-caching",
+            "--mm-cache-tokens=0",
+            "--max-num-seqs=1",
+            "--max-batched-tokens={tokens}",
+            "--dtype=float32",
         ),
         exact=True,
     ),
@@ -129,8 +162,8 @@ LEAST_TOKENS = 2048
 def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> Case:
     """The case whose attempt is the reference for ``case``.
 
-    Args:
-        own_format: it computes in the server's own number format, and not in ``float32``.
+    Args: own_format: it computes in the server's own number format, and not in
+        ``float32``.
 
     Raises KeyError: there is no plain form of that engine's server.
     """
@@ -157,7 +190,9 @@ def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> C
             continue  # here every adapter is there from the start, and stays
         after = [f"{operations[-1].id}.end"] if operations else []
         # What a parser takes of a stream is held against what it takes of the whole.
-        stream = op.stream and not plain.streams_mislead and not parses(case.server.args)
+        stream = (
+            op.stream and not plain.streams_mislead and not parses(case.server.args)
+        )
         update = {"after": after, "leave": "", "at_s": None, "stream": stream}
         operations.append(op.model_copy(update=update))
     return asked.model_copy(update={"server": server, "operations": operations})
@@ -169,10 +204,12 @@ def static_adapters(args: Sequence[str]) -> list[str]:
     return list(takewhile(lambda word: not word.startswith("--"), behind))
 
 
-def _adapters(args: list[str], operations: Sequence[Operation], plain: Plain) -> list[str]:
-    """Options by which each adapter that a server loads, ever, is there from the start, with room
-    for all; [] of a server without adapters. A name that two adapters had is left out: what is
-    answered under it is not compared."""
+def _adapters(
+    args: list[str], operations: Sequence[Operation], plain: Plain
+) -> list[str]:
+    """Options by which each adapter that a server loads, ever, is there from the start,
+    with room for all; [] of a server without adapters. A name that two adapters had is
+    left out: what is answered under it is not compared."""
     if "--enable-lora" not in args:
         return []
     named: dict[str, set[str]] = {}
@@ -184,8 +221,12 @@ def _adapters(args: list[str], operations: Sequence[Operation], plain: Plain) ->
     for word in [*static_adapters(args), *loaded]:
         name, _, folder = word.partition("=")
         named.setdefault(name, set()).add(folder)
-    words = [f"{name}={min(folders)}" for name, folders in named.items() if len(folders) == 1]
-    room = [f"{option}={len(named) + 1}" for option in plain.slots]  # the model alone may take one
+    words = [
+        f"{name}={min(folders)}" for name, folders in named.items() if len(folders) == 1
+    ]
+    room = [
+        f"{option}={len(named) + 1}" for option in plain.slots
+    ]  # the model alone may take one
     return [*room, plain.modules, *words] if words else room
 
 
@@ -197,15 +238,18 @@ def reference_limits(engine: Engine) -> list[str]:
 
 
 def comparable(case: Case) -> Case:
-    """The case as its answers can be compared: greedy, since others follow from chance as well, and
-    with logprobs, without which a near-tie cannot be told from an error.
+    """The case as its answers can be compared: greedy, since others follow from chance
+    as well, and with logprobs, without which a near-tie cannot be told from an error.
 
-    It changes what the sampler computes, so it is for the plays that are compared only: a loud
-    failure is looked for, and shrunk, with the case as it is.
-    """
+    It changes what the sampler computes, so it is for the plays that are compared only:
+    a loud failure is looked for, and shrunk, with the case as it is."""
     plain = PLAIN.get(case.server.engine, Plain(args=()))
-    told = not plain.exact and Version(case.server.release) >= Version(plain.logprobs_since)
-    awaited = _awaited(case) if plain.streams_mislead else {op.id for op in case.operations}
+    told = not plain.exact and Version(case.server.release) >= Version(
+        plain.logprobs_since
+    )
+    awaited = (
+        _awaited(case) if plain.streams_mislead else {op.id for op in case.operations}
+    )
     operations = []
     for op in map(opened, case.operations):
         if not op.apart:
@@ -220,8 +264,9 @@ def comparable(case: Case) -> Case:
 
 
 def with_logprobs(case: Case) -> Case:
-    """The case as it is, but for its greedy requests: they ask for logprobs, if the engine has
-    some. What the server computes stays nearly the same, and a near tie can be told."""
+    """The case as it is, but for its greedy requests: they ask for logprobs, if the
+    engine has some. What the server computes stays nearly the same, and a near tie can
+    be told."""
     plain = PLAIN.get(case.server.engine, Plain(args=(), exact=True))
     if plain.exact or Version(case.server.release) < Version(plain.logprobs_since):
         return case
@@ -244,20 +289,30 @@ def _awaited(case: Case) -> set[str]:
 
 
 def _greedily(op: Operation) -> dict[str, Any]:
-    """Its parameters, without chance; several choices stay as they are, being no greedy ones."""
+    """Its parameters, without chance; several choices stay as they are, being no greedy
+    ones."""
     asked = dict(op.parameters)
     several = {asked.get("n"), asked.get("best_of")} - {None, 1}
-    if greedy(op) or several or asked.get("use_beam_search") or op.path not in (CHAT, COMPLETIONS):
+    if (
+        greedy(op)
+        or several
+        or asked.get("use_beam_search")
+        or op.path not in (CHAT, COMPLETIONS)
+    ):
         return asked
-    return {name: asked[name] for name in asked if name not in CHANCE} | {"temperature": 0}
+    return {name: asked[name] for name in asked if name not in CHANCE} | {
+        "temperature": 0
+    }
 
 
 def _asking_logprobs(op: Operation, plain: Plain) -> dict[str, Any]:
     given = op.parameters.get("top_logprobs" if op.path == CHAT else "logprobs")
     top = max(given if isinstance(given, int) else 0, TOP_LOGPROBS)
-    # By their numbers, the likeliest ones as well: many tokens of a part of a character are spelled
-    # alike, and of those a completion tells the last one only.
-    asked = ("return_token_ids", "return_tokens_as_token_ids") if plain.tells_ids else ()
+    # By their numbers, the likeliest ones as well: many tokens of a part of a character
+    # are spelled alike, and of those a completion tells the last one only.
+    asked = (
+        ("return_token_ids", "return_tokens_as_token_ids") if plain.tells_ids else ()
+    )
     told = dict.fromkeys(asked, True)
     if op.path == CHAT:
         return {"logprobs": True, "top_logprobs": top, **told}
@@ -289,9 +344,12 @@ def greedy(op: Operation) -> bool:
 
 
 def has_own_format(case: Case) -> bool:
-    """Whether the reference computes in another number format than the case's server."""
+    """Whether the reference computes in another number format than the case's
+    server."""
     plain = PLAIN.get(case.server.engine)
-    formats = plain is not None and any(arg.startswith("--dtype=") for arg in plain.args)
+    formats = plain is not None and any(
+        arg.startswith("--dtype=") for arg in plain.args
+    )
     return formats and rounds(case.server) and not _bfloat16_only(case.server)
 
 
@@ -300,8 +358,8 @@ def _bfloat16_only(server: ServerWanted) -> bool:
 
 
 def rounds(server: ServerWanted) -> bool:
-    """Whether the server that is played computes in a shorter format than float32, as far as its
-    options tell."""
+    """Whether the server that is played computes in a shorter format than float32, as
+    far as its options tell."""
     given = [*server.args, ""]
     told = [
         arg.partition("=")[2] or given[place + 1]

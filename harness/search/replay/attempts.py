@@ -1,7 +1,8 @@
-"""Attempts at a case, each on a fresh server: what a place runs, and those of one replay, counted.
+"""Attempts at a case, each on a fresh server: what a place runs, and those of one
+replay, counted.
 
-Whatever is decided is decided in the line of work that asked: judging may ask for more attempts.
-"""
+Whatever is decided is decided in the line of work that asked: judging may ask for more
+attempts."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ ENDINGS: dict[State, Literal["complete", "interrupted", "failed"]] = {
 }
 """The state of a campaign, as its document has it."""
 LookAt = Callable[[str, int, Path], LiveLook]
-"""Looks at a server that still lives, by its address, first process and log. Can be pickled."""
+"""Looks at a server that still lives, by its address, first process and log. Can be
+pickled."""
 DocumentT = TypeVar("DocumentT")
 
 
@@ -88,11 +90,10 @@ class CaseResult(Record):
 class CaseRun(OnServers):
     """The order of one attempt at a case.
 
-    Attributes:
-        case: None: deadlines are measured, on a server of its own.
-        contents: folder of its images; they are taken along to another machine.
-        look: at the server before it is stopped, if it still lives.
-        client: of a report: it is run and recorded on the server that measures deadlines.
+    Attributes: case: None: deadlines are measured, on a server of its own. contents:
+        folder of its images; they are taken along to another machine. look: at the
+        server before it is stopped, if it still lives. client: of a report: it is run
+        and recorded on the server that measures deadlines.
     """
 
     case: Case | None = None
@@ -141,8 +142,9 @@ class CaseRun(OnServers):
 
 
 def campaign_folder(options: ServerCommand, journal: JournalKind, root: str) -> Path:
-    """That of --resume, that of --out, or a new one below ``root``. Raises UsageError: there is
-    nothing to go on with; UnwritableOutput: --out already holds such a campaign."""
+    """That of --resume, that of --out, or a new one below ``root``. Raises UsageError:
+    there is nothing to go on with; UnwritableOutput: --out already holds such a
+    campaign."""
     server = options.server
     if options.resume is not None:
         if not journal.is_in(options.resume):
@@ -189,7 +191,7 @@ class CaseSearch(Search[DocumentT, CaseResult]):
         """Goes on in the same folder; nothing that has ended is made again."""
         return self.options.command_line(out=None, resume=self.folder)
 
-    # ------------------------------------------------------------------ within a line of work
+    # ------------------------------------------------------------ within a line of work
 
     @property
     def at_once(self) -> int:
@@ -207,7 +209,9 @@ class CaseSearch(Search[DocumentT, CaseResult]):
         """What is wrong with it by itself."""
         return judge(case, played, engine=get_engine(case.server.engine))
 
-    def named(self, bucket: str, seen: Observation, case: Case, result: CaseResult) -> Observation:
+    def named(
+        self, bucket: str, seen: Observation, case: Case, result: CaseResult
+    ) -> Observation:
         """``seen`` with what the failure of that bucket is called."""
         if self.blind:
             why = Named(bucket=bucket, why="nothing was looked for: --blind")
@@ -216,7 +220,7 @@ class CaseSearch(Search[DocumentT, CaseResult]):
         folder = self.folder / result.place
         return named(bucket, seen, case, result.played, folder, result.looked)
 
-    # ------------------------------------------------------------------ asked by the campaign
+    # ------------------------------------------------------------ asked by the campaign
 
     def order_of(self, want: Began) -> Order:
         return self._orders[want.id]
@@ -226,31 +230,30 @@ class CaseSearch(Search[DocumentT, CaseResult]):
         return line.id, 1
 
 
-# ----------------------------------------------------------------------------------- of one replay
+# ------------------------------------------------------------------------ of one replay
 
 PLAYED_FILE = "played.json"
 LAST, USUAL_S = 5, 5.0
-"""Attempts by which it is known how many more there is time for; seconds, before there are any."""
+"""Attempts by which it is known how many more there is time for; seconds, before there
+are any."""
 
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """Where a replay begins that pursues what somebody else's attempt at the case showed.
+    """Where a replay begins that pursues what somebody else's attempt at the case
+    showed.
 
-    Attributes:
-        seen: that attempt; None: there is none, and all of the case is looked at.
-        compared: it was wrong beside a reference, and by itself nothing was.
-        blocks: it was made in so many blocks.
-        again: the case is what was left of a finding: nothing besides is looked for.
-        handled: buckets that are known already, and not pursued.
-        deadlines: None: they are measured.
-        until: monotonic seconds; no attempt begins after it.
-        end: the same, of attempts that confirm.
-        brief: what the case itself shows, and neither what that hides nor side findings.
-        loud: of a brief one: answers are not held against a reference.
-        starts: a server that does not start is pursued.
-        classes: of findings that are asked for: where one of them shows, others are only noted.
-        quiet: plays of requests one after another that show nothing; 0: as of any replay.
+    Attributes: seen: that attempt; None: there is none, and all of the case is looked
+        at. compared: it was wrong beside a reference, and by itself nothing was.
+        blocks: it was made in so many blocks. again: the case is what was left of a
+        finding: nothing besides is looked for. handled: buckets that are known already,
+        and not pursued. deadlines: None: they are measured. until: monotonic seconds;
+        no attempt begins after it. end: the same, of attempts that confirm. brief: what
+        the case itself shows, and neither what that hides nor side findings. loud: of a
+        brief one: answers are not held against a reference. starts: a server that does
+        not start is pursued. classes: of findings that are asked for: where one of them
+        shows, others are only noted. quiet: plays of requests one after another that
+        show nothing; 0: as of any replay.
     """
 
     seen: Observation | None = None
@@ -269,23 +272,26 @@ class StartingPoint:
 
 
 class Attempts:
-    """Makes the attempts of a replay within a line of work, or says what those of an earlier call
-    showed.
+    """Makes the attempts of a replay within a line of work, or says what those of an
+    earlier call showed.
 
-    Attributes:
-        blocks: into so many blocks a case is cut, with a reading of the idle server after each.
-        hurried: a hang is judged early in attempts that confirm a case before it is shrunk; what is
+    Attributes: blocks: into so many blocks a case is cut, with a reading of the idle
+        server after each. hurried: a hang is judged early in attempts that confirm a
+        case before it is shrunk; what is
             left is confirmed with the whole deadline.
         silent: candidates are judged by what the idle server looks like, too.
         facts: of all attempts, in the order in which they were asked for.
         smallest: of each bucket the smallest case that showed it, and that attempt.
         comparison: what answers are held against.
         until: monotonic seconds after which no attempt begins.
-        unasked: attempts that a free place made ahead and nobody has asked for; they are no starts
-            of the budget, so that what is found does not depend on the places.
+        unasked: attempts that a free place made ahead and nobody has asked for; they
+            are no starts of the budget, so that what is found does not depend on the
+            places.
     """
 
-    def __init__(self, search: CaseSearch[Any], files: ReplayFolder, start: StartingPoint) -> None:
+    def __init__(
+        self, search: CaseSearch[Any], files: ReplayFolder, start: StartingPoint
+    ) -> None:
         self.search, self.files, self.folder = search, files, files.folder
         self.until, self._end = start.until, start.end
         self.deadlines: Deadlines | None = None
@@ -303,8 +309,8 @@ class Attempts:
 
     @property
     def left(self) -> int:
-        """Starts of servers that may still be made: of the budget, and before ``until``, if each
-        takes as long as the slowest of the last ones."""
+        """Starts of servers that may still be made: of the budget, and before
+        ``until``, if each takes as long as the slowest of the last ones."""
         left = self.files.options.budget - len(self.facts) + self.unasked
         if math.isinf(self.until):
             return left
@@ -314,7 +320,8 @@ class Attempts:
 
     @contextmanager
     def confirming(self) -> Iterator[None]:
-        """How often it shows is worth a few attempts more: up to the starting point's end."""
+        """How often it shows is worth a few attempts more: up to the starting point's
+        end."""
         until, self.until = self.until, max(self.until, self._end)
         try:
             yield
@@ -322,7 +329,8 @@ class Attempts:
             self.until = until
 
     def calibrate(self, known: Deadlines | None) -> Deadlines:
-        """Measured on a server of its own, if they are not ``known``; counts as a start."""
+        """Measured on a server of its own, if they are not ``known``; counts as a
+        start."""
         key = Key("", "calibration", 1)
         facts = self._counted("deadlines", 0)
         facts.state = "ended"
@@ -373,7 +381,9 @@ class Attempts:
 
     def whole(self, seen: Observation) -> Played:
         """All that an attempt recorded; it was kept beside its log."""
-        return Played.model_validate_json((self.folder / seen.folder / PLAYED_FILE).read_bytes())
+        return Played.model_validate_json(
+            (self.folder / seen.folder / PLAYED_FILE).read_bytes()
+        )
 
     def grew(self, finding: Finding) -> None:
         """A finding has more to say."""
@@ -391,7 +401,9 @@ class Attempts:
 
     def _counted(self, what: str, requests: int) -> PlayFacts:
         """It has a number, and is one start of the budget."""
-        facts = PlayFacts(number=len(self.facts) + 1, what=what, requests=requests, state="")
+        facts = PlayFacts(
+            number=len(self.facts) + 1, what=what, requests=requests, state=""
+        )
         self.facts.append(facts)
         return facts
 
@@ -408,8 +420,11 @@ class Attempts:
                 self.smallest[one] = wanted.case, seen
         self._report(facts, kept=kept is not None)
 
-    def _made(self, key: Key, facts: PlayFacts, wanted: Wanted, bucket: str) -> Observation:
-        """What it showed, written down. Raises Spent: judging it takes one more start."""
+    def _made(
+        self, key: Key, facts: PlayFacts, wanted: Wanted, bucket: str
+    ) -> Observation:
+        """What it showed, written down. Raises Spent: judging it takes one more
+        start."""
         shrinking, place = wanted.how == "shrink", f"{PLAYS_DIR}/{facts.number:04d}"
         options = PlayOptions(
             self.deadlines,
@@ -421,7 +436,9 @@ class Attempts:
         look = None
         if bucket and not self.search.blind:
             assert self.deadlines is not None
-            look = functools.partial(diagnosed, self.deadlines.answer_s, wanted.case.server)
+            look = functools.partial(
+                diagnosed, self.deadlines.answer_s, wanted.case.server
+            )
         order = CaseRun(
             self._id(key),
             self._name(facts),
@@ -484,7 +501,9 @@ def attempt_ended(name: str, facts: PlayFacts, *, kept: bool) -> RunEnded:
         what=name,
         index=1,
         outcome=bucket_words(facts.buckets) or quiet,
-        detail=f"the one before it counts for nothing: {facts.error}" if facts.error else "",
+        detail=f"the one before it counts for nothing: {facts.error}"
+        if facts.error
+        else "",
         tone="bad" if facts.buckets else "soft",
         seconds=facts.seconds,
         kept=kept,

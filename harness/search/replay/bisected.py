@@ -1,5 +1,5 @@
-"""A case, or a finding, as what a bisection runs at each point: ``mmrepro replay`` without
-shrinking, and whether the same failure is there."""
+"""A case, or a finding, as what a bisection runs at each point: ``mmrepro replay``
+without shrinking, and whether the same failure is there."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ from mmrepro.traffic.case.files import case_digest, read_case, read_contents, wr
 from mmrepro.traffic.case.model import CASE_DIR, CASE_FILE, Case
 
 NOT_SERVED = ("401", "403", "404", "405", "501")
-"""Statuses of a release that has no such endpoint: a request so answered tested nothing."""
+"""Statuses of a release that has no such endpoint: a request so answered tested
+nothing."""
 STARTS = 14
 """Servers that one replay without shrinking starts, about, at most."""
 
@@ -47,10 +48,9 @@ STARTS = 14
 class Subject:
     """A case that is to be bisected.
 
-    Attributes:
-        place: where it lies; a command takes it.
-        folder: that its images lie below.
-        finding: None: the case alone is known, and the failure is what it shows where it is bad.
+    Attributes: place: where it lies; a command takes it. folder: that its images lie
+        below. finding: None: the case alone is known, and the failure is what it shows
+        where it is bad.
     """
 
     place: Path
@@ -68,13 +68,18 @@ class Subject:
     def title(self) -> str:
         requests = len(self.case.operations)
         said = f"{requests} request{'s' * (requests != 1)} of {self.place.name}"
-        return self.finding.title if self.finding else f"{self.case.server.label}: {said}"
+        return (
+            self.finding.title if self.finding else f"{self.case.server.label}: {said}"
+        )
 
     @property
     def scenario(self) -> Scenario:
-        """What stands for it where a scenario is wanted: its engine, its release, its model."""
+        """What stands for it where a scenario is wanted: its engine, its release, its
+        model."""
         plain, _ = replayed(self.case.server, RunCommand())
-        doc = f"{self.title}.\n\nWhat: the requests of a case are sent to a fresh server."
+        doc = (
+            f"{self.title}.\n\nWhat: the requests of a case are sent to a fresh server."
+        )
         members: dict[str, Any] = {
             "__doc__": doc,
             "name": self.name,
@@ -93,23 +98,26 @@ class Subject:
         )
 
     def making(self, folder: Path) -> ByReplay:
-        """How it is run, from the copy that is written into ``folder``. Raises UsageError: an image
-        is missing; UnwritableOutput."""
+        """How it is run, from the copy that is written into ``folder``. Raises
+        UsageError: an image is missing; UnwritableOutput."""
         self.write(folder)
         one = self.finding
         if one is None:
             return ByReplay(folder / CASE_FILE)
-        return ByReplay(folder / CASE_FILE, one.bucket, one.known or "", dict(one.observed))
+        return ByReplay(
+            folder / CASE_FILE, one.bucket, one.known or "", dict(one.observed)
+        )
 
 
 def subject(word: str) -> Subject | None:
-    """The case or finding that ``word`` names; None: it is a scenario's name, or its file.
+    """The case or finding that ``word`` names; None: it is a scenario's name, or its
+    file.
 
-    A case is a file or a folder with one. A finding is its folder, its id (f1: of the newest replay
-    that has such a one), or the replay's number, id or ``last``.
+    A case is a file or a folder with one. A finding is its folder, its id (f1: of the
+    newest replay that has such a one), or the replay's number, id or ``last``.
 
-    Raises:
-        UsageError: it is a case that cannot be read, a replay of several findings, or no finding.
+    Raises: UsageError: it is a case that cannot be read, a replay of several findings,
+        or no finding.
     """
     if word in scenario_names() or word.endswith(".py"):
         return None
@@ -131,7 +139,8 @@ def subject(word: str) -> Subject | None:
 
 
 def _playable(case: Case, place: Path) -> Case:
-    """Raises UsageError: it has no request, or sets of its server what a file may not."""
+    """Raises UsageError: it has no request, or sets of its server what a file may
+    not."""
     if not case.operations:
         raise UsageError(f"{place} has no request that could be sent.")
     refuse_unlisted(case.server, place, command=f"mmrepro replay {place}")
@@ -142,10 +151,9 @@ def _playable(case: Case, place: Path) -> Case:
 class ByReplay:
     """Runs of a case, by ``mmrepro replay``.
 
-    Attributes:
-        bucket: of the failure; "": what a run shows first is it.
-        known: the scenario that the failure is known as; "": none.
-        observed: what came of each request where the failure was, as ``Finding.observed`` has it.
+    Attributes: bucket: of the failure; "": what a run shows first is it. known: the
+        scenario that the failure is known as; "": none. observed: what came of each
+        request where the failure was, as ``Finding.observed`` has it.
     """
 
     case: Path
@@ -185,17 +193,22 @@ class ByReplay:
         }
         if shown is not None:
             return {**told, "outcome": Outcome.REPRODUCED, "explanation": shown[1]}
-        starts = [f for f in replay.findings if f.finding_class is FindingClass.START_FAILURE]
+        starts = [
+            f for f in replay.findings if f.finding_class is FindingClass.START_FAILURE
+        ]
         if starts:
             return {**told, "lost": Lost.INFRASTRUCTURE, "error": starts[0].observation}
         outcome, why = self._without(replay, answers_in(folder))
         return {**told, "outcome": outcome, "explanation": why}
 
     def _shown(self, replay: Replay) -> tuple[str, str] | None:
-        """The failure as the replay shows it, its bucket and a sentence; None: it does not."""
+        """The failure as the replay shows it, its bucket and a sentence; None: it does
+        not."""
         for one in replay.findings:
             known = bool(self.known) and one.known == self.known
-            if known or (alike(one.bucket, self.bucket) if self.bucket else _starts(one)):
+            if known or (
+                alike(one.bucket, self.bucket) if self.bucket else _starts(one)
+            ):
                 rate = f"{one.rate.failed} of {one.rate.plays} attempts"
                 return one.bucket, f"{one.observation} ({rate})"
         for seen in replay.unconfirmed:
@@ -203,17 +216,23 @@ class ByReplay:
                 return seen.bucket, f"{seen.said.rstrip('.')} (once, and not again)"
         return None
 
-    def _without(self, replay: Replay, answers: Mapping[str, str]) -> tuple[Outcome, str]:
+    def _without(
+        self, replay: Replay, answers: Mapping[str, str]
+    ) -> tuple[Outcome, str]:
         """The outcome of a replay that does not show the failure, and why."""
         for op, answer in answers.items():
-            if answer in NOT_SERVED and not self.observed.get(op, "").startswith(answer):
+            if answer in NOT_SERVED and not self.observed.get(op, "").startswith(
+                answer
+            ):
                 return Outcome.INCONCLUSIVE, f"{op} got {answer}: nothing was tested"
         if other := next((f for f in replay.findings if f.finding_class in LOUD), None):
             said = f"another failure: {other.finding_class}, {other.observation}"
             return Outcome.DIFFERENT_FAILURE, said
         if any(f"/{one}" in f"/{self.bucket}" for one in COMPARED) and replay.unseen:
             return Outcome.INCONCLUSIVE, replay.unseen[0]
-        refused = [f"{op} got {answer}" for op, answer in answers.items() if answer[:1] == "4"]
+        refused = [
+            f"{op} got {answer}" for op, answer in answers.items() if answer[:1] == "4"
+        ]
         said = f"{len(replay.plays)} server starts show nothing of it"
         return Outcome.NOT_REPRODUCED, "; ".join([said, *refused[:3]])
 
@@ -224,8 +243,8 @@ def _starts(finding: Finding) -> bool:
 
 
 def answers_in(folder: Path) -> dict[str, str]:
-    """What came of each request in the first attempt of the replay in ``folder``: its status,
-    stuck, left, unsent or broken; {}: nothing can be read."""
+    """What came of each request in the first attempt of the replay in ``folder``: its
+    status, stuck, left, unsent or broken; {}: nothing can be read."""
     try:
         lines = (folder / VERDICTS_FILE).read_bytes().splitlines()
         read = (VERDICTS.lines.validate_json(line) for line in lines)
@@ -260,7 +279,8 @@ class BisectingCase(Bisecting):
         return super().command(**{"scenario": os.fspath(self.subject.place), **changed})
 
     def attempt(self, want: Began) -> Attempt:
-        """Of a case alone, the first run that shows a failure says which one is looked for."""
+        """Of a case alone, the first run that shows a failure says which one is looked
+        for."""
         attempt = super().attempt(want)
         if attempt.outcome is Outcome.REPRODUCED and not self.making.bucket:
             self.making.bucket = next(iter(attempt.conditions))
@@ -271,5 +291,7 @@ class BisectingCase(Bisecting):
         """Of the first server that the replay started."""
         if not attempt.incident:
             return None
-        made = sorted((self.folder / attempt.incident / PLAYS_DIR).glob(f"*/{INCIDENT_FILE}"))
+        made = sorted(
+            (self.folder / attempt.incident / PLAYS_DIR).glob(f"*/{INCIDENT_FILE}")
+        )
         return incident_in(made[0].parent) if made else None

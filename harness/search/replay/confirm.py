@@ -1,4 +1,5 @@
-"""Seen once is no finding: how often it shows on fresh servers, of whole cases and smaller ones."""
+"""Seen once is no finding: how often it shows on fresh servers, of whole cases and
+smaller ones."""
 
 from __future__ import annotations
 
@@ -16,25 +17,30 @@ from mmrepro.traffic.case.model import Case
 
 CONFIDENCE = 0.95
 WRONG = 0.05
-"""Chance that any of the steps of a shrinking takes a failing case for one that does not fail."""
+"""Chance that any of the steps of a shrinking takes a failing case for one that does
+not fail."""
 _STEPS = 60
 """Halvings: as far as a float tells."""
 
 
 def rate_of(failed: int, plays: int) -> Rate:
-    """With its exact (Clopper-Pearson) interval: each end leaves half of the doubt outside."""
+    """With its exact (Clopper-Pearson) interval: each end leaves half of the doubt
+    outside."""
     doubt = (1 - CONFIDENCE) / 2
     low = 0.0 if not failed else _where(lambda p: _at_least(failed, plays, p) < doubt)
-    high = 1.0 if failed == plays else _where(lambda p: _at_least(failed + 1, plays, p) < 1 - doubt)
+    high = (
+        1.0
+        if failed == plays
+        else _where(lambda p: _at_least(failed + 1, plays, p) < 1 - doubt)
+    )
     return Rate(failed=failed, plays=plays, low=low, high=high, confidence=CONFIDENCE)
 
 
 def repeats(rate: float, steps: int, most: int) -> int:
     """Plays without a failure after which a case counts as one that does not fail.
 
-    So many that, at ``rate``, all ``steps`` together are wrong in at most one of twenty cases; no
-    more than ``most``. A case that always failed is played once.
-    """
+    So many that, at ``rate``, all ``steps`` together are wrong in at most one of twenty
+    cases; no more than ``most``. A case that always failed is played once."""
     if rate >= 1:
         return 1
     if rate <= 0:
@@ -51,7 +57,8 @@ def luck(rate: float, plays: int) -> float:
 def _at_least(failed: int, plays: int, p: float) -> float:
     """Chance of that many failures or more."""
     return math.fsum(
-        math.comb(plays, k) * p**k * (1 - p) ** (plays - k) for k in range(failed, plays + 1)
+        math.comb(plays, k) * p**k * (1 - p) ** (plays - k)
+        for k in range(failed, plays + 1)
     )
 
 
@@ -65,8 +72,8 @@ def _where(below: Callable[[float], bool]) -> float:
 
 
 GIVE_UP, MOST = 7, 12
-"""Plays without a second sighting, and plays in all, of what comes and goes. A failure of every
-second play shows itself again within seven in 99 of 100 cases."""
+"""Plays without a second sighting, and plays in all, of what comes and goes. A failure
+of every second play shows itself again within seven in 99 of 100 cases."""
 SELDOM = 24
 """Plays in all of what was seen again, and not yet as often as confirms it."""
 WIDE = 0.6
@@ -74,8 +81,9 @@ WIDE = 0.6
 
 
 def tally(seens: Sequence[Observation]) -> dict[str, tuple[int, int]]:
-    """Of each bucket how often it was seen again, and in how many plays: that it was seen at all
-    is why it is asked for, so its first sighting counts for nothing. The worst class first."""
+    """Of each bucket how often it was seen again, and in how many plays: that it was
+    seen at all is why it is asked for, so its first sighting counts for nothing. The
+    worst class first."""
     found: dict[str, tuple[int, int]] = {}
     classes: dict[str, int] = {}
     for number, seen in enumerate(seens):
@@ -88,7 +96,9 @@ def tally(seens: Sequence[Observation]) -> dict[str, tuple[int, int]]:
     return dict(sorted(found.items(), key=lambda item: classes[item[0]]))
 
 
-def decided(failed: int, plays: int, repeat: int, least: int = 0, give_up: int = GIVE_UP) -> bool:
+def decided(
+    failed: int, plays: int, repeat: int, least: int = 0, give_up: int = GIVE_UP
+) -> bool:
     """Whether further plays would tell nothing worth a server.
 
     Args:
@@ -111,13 +121,11 @@ def decided(failed: int, plays: int, repeat: int, least: int = 0, give_up: int =
 class Candidates:
     """Plays smaller cases of one finding: a failure is one of the same bucket.
 
-    Attributes:
-        shows: whether a play shows the finding's failure.
-        repeats: plays without it after which a candidate counts as one that does not fail.
-        reserve: starts that are kept for what comes later.
-        jobs: candidates at a time.
-        known: verdicts that were asked for.
-        made: verdicts of candidates that may be asked for next.
+    Attributes: shows: whether a play shows the finding's failure. repeats: plays
+        without it after which a candidate counts as one that does not fail. reserve:
+        starts that are kept for what comes later. jobs: candidates at a time. known:
+        verdicts that were asked for. made: verdicts of candidates that may be asked for
+        next.
     """
 
     plays: Attempts
@@ -158,10 +166,12 @@ class Candidates:
         return self.known[digest]
 
     def beside(self, candidates: Sequence[tuple[Case, str]]) -> None:
-        """Make attempts at these at once: one that is asked for, and others that may be; they count
-        as starts once they are. Only where one attempt at each tells."""
+        """Make attempts at these at once: one that is asked for, and others that may
+        be; they count as starts once they are. Only where one attempt at each tells."""
         new = {case_digest(case): (case, what) for case, what in candidates}
-        new = {digest: one for digest, one in new.items() if digest not in self.verdicts}
+        new = {
+            digest: one for digest, one in new.items() if digest not in self.verdicts
+        }
         if self.repeats > 1 or len(new) < 2 or self.left < len(new):
             return
         wanted = [Wanted(case, "shrink", 1, what) for case, what in new.values()]

@@ -1,4 +1,5 @@
-"""Known failures: every scenario's signature, tried on the server that failed or on its remains.
+"""Known failures: every scenario's signature, tried on the server that failed or on its
+remains.
 
 Also what a new scenario of a finding looks for, and the server of the known scenarios.
 """
@@ -41,8 +42,11 @@ TRIED = 3
 """Scenarios that are named where none fits."""
 
 
-def diagnosed(deadline_s: float, server: ServerWanted, url: str, pid: int, log: Path) -> LiveLook:
-    """Diagnoses a server while it lives; the incident goes beside the attempt's evidence."""
+def diagnosed(
+    deadline_s: float, server: ServerWanted, url: str, pid: int, log: Path
+) -> LiveLook:
+    """Diagnoses a server while it lives; the incident goes beside the attempt's
+    evidence."""
     out = log.parent.parent / DIAGNOSIS_DIR
     options = DiagnoseCommand(
         url=url, pid=pid, logs=(log,), out=out, deadline_s=max(1.0, deadline_s)
@@ -55,14 +59,20 @@ def diagnosed(deadline_s: float, server: ServerWanted, url: str, pid: int, log: 
 
 
 def named(
-    bucket: str, seen: Observation, case: Case, played: Played, folder: Path, looked: LiveLook
+    bucket: str,
+    seen: Observation,
+    case: Case,
+    played: Played,
+    folder: Path,
+    looked: LiveLook,
 ) -> Observation:
-    """``seen`` with what ``bucket`` is called; unchanged where the attempt does not show it.
+    """``seen`` with what ``bucket`` is called; unchanged where the attempt does not
+    show it.
 
-    A scenario names a failure only if every condition of it is met, on a release and with options
-    that can fail so; and only the worst failure of an attempt: of two the other one might be what
-    was recognised. A silent failure is named by what its own requests sent, whatever else there is.
-    """
+    A scenario names a failure only if every condition of it is met, on a release and
+    with options that can fail so; and only the worst failure of an attempt: of two the
+    other one might be what was recognised. A silent failure is named by what its own
+    requests sent, whatever else there is."""
     if not seen.has(bucket):
         return seen
     matches = looked.matches
@@ -72,14 +82,22 @@ def named(
         found = Named(why=looked.why or "nobody looked at the server")
     elif not alike(seen.sightings[0].bucket, bucket):
         worse = seen.sightings[0].finding_class
-        found = Named(why=f"the same requests also show a {worse}: a name would be of that")
+        found = Named(
+            why=f"the same requests also show a {worse}: a name would be of that"
+        )
     else:
         found = best(matches)
     sighting = seen.sighting(bucket)
-    if found.known is None and sighting is not None and sighting.finding_class in SILENT:
+    if (
+        found.known is None
+        and sighting is not None
+        and sighting.finding_class in SILENT
+    ):
         refused = [op for op, answer in seen.answers.items() if answer[:1] == "4"]
         taken = {op for op in seen.sent if op not in refused} | set(sighting.operations)
-        found = recognised(sighting, case.keeping(taken), folder, found.why, played.device)
+        found = recognised(
+            sighting, case.keeping(taken), folder, found.why, played.device
+        )
     hung = played.state is PlayState.HUNG
     diagnosis = looked.diagnosis if hung else ""
     found = found.model_copy(update={"bucket": bucket, "diagnosis": diagnosis})
@@ -91,19 +109,29 @@ def by_log(case: Case, played: Played, folder: Path) -> list[Match]:
     server = case.server
     scenarios = [s for s in all_scenarios() if s.engine == server.engine]
     engine = get_engine(server.engine)
-    probe = LogsProbe(folder / played.log_file, union(scenarios), engine.progress_pattern or None)
+    probe = LogsProbe(
+        folder / played.log_file, union(scenarios), engine.progress_pattern or None
+    )
     result = run_probe(probe, folder, LOG_S, phase="check", label="known")
     gone = {CORE_ALIVE: False} if played.state is PlayState.DIED else {}
-    known = {"facts": played.evidence.facts | gone, "probes": [*played.evidence.probes, result]}
+    known = {
+        "facts": played.evidence.facts | gone,
+        "probes": [*played.evidence.probes, result],
+    }
     evidence = played.evidence.model_copy(update=known)
     facts = LiveFacts(
-        server.engine, server.release, tuple(server.args), played.deadline_s, played.device
+        server.engine,
+        server.release,
+        tuple(server.args),
+        played.deadline_s,
+        played.device,
     )
     return match_all(scenarios, evidence, facts)
 
 
 def best(matches: Sequence[Match]) -> Named:
-    """The scenario that fits in all; where there is none, those that come closest are told."""
+    """The scenario that fits in all; where there is none, those that come closest are
+    told."""
     first = matches[0] if matches else None
     if first is not None and first.fit is Fit.MATCH:
         return Named(known=first.scenario, variant=first.variant, why=first.why)
@@ -112,20 +140,27 @@ def best(matches: Sequence[Match]) -> Named:
     return Named(why=told or "no known failure's signature is met")
 
 
-def recognised(sighting: Sighting, case: Case, folder: Path, why: str, device: str = "") -> Named:
-    """What the engine's scenarios say of a failure that no signature sees, by what was sent.
+def recognised(
+    sighting: Sighting, case: Case, folder: Path, why: str, device: str = ""
+) -> Named:
+    """What the engine's scenarios say of a failure that no signature sees, by what was
+    sent.
 
-    Args:
-        folder: of a play (``plays/0001``) of a replay, whose own holds the case's pictures.
-        case: without what was refused or never sent, and is in no cache.
-        why: it has no name yet; what they cannot tell is added.
+    Args: folder: of a play (``plays/0001``) of a replay, whose own holds the case's
+        pictures. case: without what was refused or never sent, and is in no cache. why:
+        it has no name yet; what they cannot tell is added.
     """
     try:
         made = pictures(case, folder.parent.parent)
     except UsageError as error:
         return Named(why=f"{why}; the pictures cannot be read: {error.message}")
     failure = Failure(
-        sighting.finding_class, sighting.bucket, tuple(sighting.operations), case, made, device
+        sighting.finding_class,
+        sighting.bucket,
+        tuple(sighting.operations),
+        case,
+        made,
+        device,
     )
     told = [why]
     for scenario in all_scenarios():
@@ -136,29 +171,35 @@ def recognised(sighting: Sighting, case: Case, folder: Path, why: str, device: s
         try:
             found = scenario.recognises(failure)
         except Exception as error:
-            found = Judgement.unknown(f"looking for it failed: {type(error).__name__}: {error}")
+            found = Judgement.unknown(
+                f"looking for it failed: {type(error).__name__}: {error}"
+            )
         if found.truth is Truth.MET:
-            return Named(known=scenario.name, variant=scenario.variant, why=found.observed)
+            return Named(
+                known=scenario.name, variant=scenario.variant, why=found.observed
+            )
         if found.truth is Truth.UNKNOWN:
             told.append(f"{scenario.full_name}: {found.observed}")
     return Named(why="; ".join(told))
 
 
 def mitigation(named: Named, release: str) -> str:
-    """SCENARIO/NAME of the first mitigation that helps on ``release`` and is no other release; "":
-    there is none."""
+    """SCENARIO/NAME of the first mitigation that helps on ``release`` and is no other
+    release; "": there is none."""
     if named.known is None:
         return ""
     scenario = known_scenario(named.known, trust=False)
     if named.variant not in ("", scenario.variant):
         return ""
     for one in scenario.mitigations:
-        if not one.release and one.effective_on.contains(Version(release), prereleases=True):
+        if not one.release and one.effective_on.contains(
+            Version(release), prereleases=True
+        ):
             return f"{scenario.name}/{one.name}"
     return ""
 
 
-# ------------------------------------------------------------------------- a scenario of a finding
+# -------------------------------------------------------------- a scenario of a finding
 
 INWARD = " > "
 """Between the functions of a hang's bucket, outermost first."""
@@ -184,12 +225,16 @@ def signature_of(finding: Finding, case: Case) -> Signature:
     """What a run of the case must show to be this finding again."""
     pattern = exception_pattern(finding.log_lines)
     logged = ('in_log("the log holds the exception that the replay saw", "exception")',)
-    failing = [op for op in finding.operations if op in {one.id for one in case.operations}]
+    failing = [
+        op for op in finding.operations if op in {one.id for one in case.operations}
+    ]
     if finding.finding_class is FindingClass.HANG:
         path = hang_path(finding.bucket)
         stands = (f"stands_in({', '.join(map(repr, path))})",) if path else ()
         seen = ("some_request_unanswered()", "new_request_unanswered()")
-        return Signature(seen, stands or (logged if pattern else ()), "" if stands else pattern)
+        return Signature(
+            seen, stands or (logged if pattern else ()), "" if stands else pattern
+        )
     if finding.finding_class is FindingClass.DEATH:
         return Signature(("server_gone()",), logged if pattern else (), pattern)
     if finding.finding_class is FindingClass.FAILING:
@@ -207,8 +252,8 @@ def _observed(finding: Finding, failing: list[str]) -> dict[str, str]:
     for one in finding.expectations:
         if one.cached_at_most is not None:
             return {
-                "statement": f"{one.operation} takes more than {one.cached_at_most} tokens from "
-                "the cache",
+                "statement": f"{one.operation} takes more than {one.cached_at_most} "
+                "tokens from the cache",
                 "label": one.operation,
                 "test": f"(sent.cached_tokens or 0) > {one.cached_at_most}",
                 "told": "{sent.cached_tokens} tokens from the cache",
@@ -229,15 +274,18 @@ def _observed(finding: Finding, failing: list[str]) -> dict[str, str]:
 
 
 def hang_path(bucket: str) -> list[str]:
-    """The functions in which a hang of this bucket stands, outermost first; []: none are known."""
+    """The functions in which a hang of this bucket stands, outermost first; []: none
+    are known."""
     where = bucket.rpartition("/")[2]
     return where.split(INWARD) if where else []
 
 
 def exception_pattern(lines: list[str]) -> str:
-    """A pattern of the log's line: the exception and its words, up to the first thing that differs
-    from run to run (a number, a hash, something quoted)."""
-    named = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt))\b(.*)")
+    """A pattern of the log's line: the exception and its words, up to the first thing
+    that differs from run to run (a number, a hash, something quoted)."""
+    named = re.compile(
+        r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt))\b(.*)"
+    )
     for line in lines:
         if found := named.search(line):
             words = re.split(r"[\d'\"`/]|0x", found[2], maxsplit=1)[0][:60].rstrip()
@@ -245,20 +293,22 @@ def exception_pattern(lines: list[str]) -> str:
     return ""
 
 
-# -------------------------------------------------------------------------------------- the server
+# --------------------------------------------------------------------------- the server
 
 
-def server_wanted(file: Path, resume: Path | None, asked: dict[str, Any]) -> ServerWanted:
-    """The server: a case's own, for a recording that of the engine's scenarios; what ``asked`` says
-    goes over both. Raises UsageError: no engine, or none of that name, no such release, or a case
-    that sets what others may not set."""
+def server_wanted(
+    file: Path, resume: Path | None, asked: dict[str, Any]
+) -> ServerWanted:
+    """The server: a case's own, for a recording that of the engine's scenarios; what
+    ``asked`` says goes over both. Raises UsageError: no engine, or none of that name,
+    no such release, or a case that sets what others may not set."""
     places = (place for place in (resume, file) if place)
     kept = next((p for p in places if p.name == CASE_FILE or holds_case(p)), None)
     own = read_case(kept)[0].server if kept else None
     if own is not None and asked.get("engine", own.engine) != own.engine:
         raise UsageError(
-            f"{kept} is a case of {own.engine}, not of {asked['engine']}: another engine has other "
-            "options.",
+            f"{kept} is a case of {own.engine}, not of {asked['engine']}: another "
+            "engine has other options.",
             hint=f"leave --engine out, or change the server in {CASE_FILE}",
         )
     if own is None:
@@ -277,19 +327,22 @@ def server_wanted(file: Path, resume: Path | None, asked: dict[str, Any]) -> Ser
 
 
 def usual_server(engine: str) -> ServerWanted:
-    """The newest release that a known scenario runs, and the tiny model that goes with it."""
+    """The newest release that a known scenario runs, and the tiny model that goes with
+    it."""
     known = last_known(engine)
     return ServerWanted(
         engine=engine,
         release=known.release,
-        model=next(name for name, tiny in TINY.items() if type(tiny) is type(known.model)),
+        model=next(
+            name for name, tiny in TINY.items() if type(tiny) is type(known.model)
+        ),
         max_model_len=known.max_model_len,
     )
 
 
 def last_known(engine: str) -> Scenario:
-    """The known scenario of ``engine`` with the newest release: release and model go together. Of
-    several the one with the model that scenarios have by themselves."""
+    """The known scenario of ``engine`` with the newest release: release and model go
+    together. Of several the one with the model that scenarios have by themselves."""
     tiny = {type(model) for model in TINY.values()}
     found = [s for s in all_scenarios() if s.engine == engine and type(s.model) in tiny]
     usual = type(Scenario.model)

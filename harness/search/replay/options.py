@@ -24,7 +24,9 @@ class ServerCommand(Command):
     """Options of a command that replays cases on a server of its own."""
 
     engine: str = common.ENGINE_NAME("", group=ENGINE, shown="a case's own")
-    release: str = common.RELEASE("", shown="a case's own, else the known scenarios' last")
+    release: str = common.RELEASE(
+        "", shown="a case's own, else the known scenarios' last"
+    )
     tree: str = common.SOURCE("")
     kernels: str = common.KERNELS("")
     device: str = common.DEVICE("auto")
@@ -40,17 +42,23 @@ class ServerCommand(Command):
     seed: int = common.SEED(0)
     shrink: bool = common.SHRINK(True)
     repeat: int = common.REPEAT(
-        REPEATS, help="Number of replays on fresh servers that confirm a finding.", most=100
+        REPEATS,
+        help="Number of replays on fresh servers that confirm a finding.",
+        most=100,
     )
     start_mode: StartMode = common.START_MODE(
         StartMode.AUTO,
         help="How servers are started; see mmrepro run --help. auto means warm here.",
     )
-    timeout_s: float = common.TIMEOUT(TIMEOUT_S, help="Time limit until a server is ready.")
+    timeout_s: float = common.TIMEOUT(
+        TIMEOUT_S, help="Time limit until a server is ready."
+    )
     ray: str = common.RAY("")
     events: str = common.EVENTS("")
     resume: Path | None = common.RESUME(
-        None, help="Continue what is in this folder; no run is repeated.", names="campaign"
+        None,
+        help="Continue what is in this folder; no run is repeated.",
+        names="campaign",
     )
     out: Path | None = common.OUT(None, shown="replays/…")
     full: bool = common.FULL(False)
@@ -70,18 +78,20 @@ class ServerCommand(Command):
 
     @property
     def boxed(self) -> bool:
-        """Whether its servers run in a box: not where their options and traffic are the user's."""
+        """Whether its servers run in a box: not where their options and traffic are the
+        user's."""
         return False
 
     @property
     def on_gpu(self) -> str:
-        """ "cuda" if that is where the servers run, else "": what a journal remembers."""
+        """ "cuda" if that is where the servers run, else "": what a journal
+        remembers."""
         return "cuda" if device_of(self.device) == "cuda" else ""
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What is asked of the server, by the fields of :class:`ServerWanted`. Raises UsageError: a
-        variable is not NAME=VALUE."""
+        """What is asked of the server, by the fields of :class:`ServerWanted`. Raises
+        UsageError: a variable is not NAME=VALUE."""
         env = {}
         for text in self.env:
             name, sign, value = text.partition("=")
@@ -112,13 +122,15 @@ class TrafficCommand(ServerCommand):
 
 @dataclass(frozen=True)
 class ReplayCommand(TrafficCommand):
-    """Options of ``mmrepro replay``; a replay that is continued reads its case in ``resume``."""
+    """Options of ``mmrepro replay``; a replay that is continued reads its case in
+    ``resume``."""
 
     COMMAND: ClassVar[str] = "replay"
     file: Path = option(
         Path(),
-        "A HAR, an OpenAI Batch JSONL, a Mooncake trace, a log of vLLM or SGLang, or a case.json; "
-        "the number or id of a replay here; or a profile: chat, code, rag, agents.",
+        "A HAR, an OpenAI Batch JSONL, a Mooncake trace, a log of vLLM or SGLang, or a "
+        "case.json; the number or id of a replay here; or a profile: chat, code, rag, "
+        "agents.",
         "FILE",
         argument=True,
         required=True,
@@ -127,16 +139,21 @@ class ReplayCommand(TrafficCommand):
     max_model_len: int | None = common.MAX_MODEL_LEN(None, least=16, shown="2048")
     time: Literal["real", "fast", "order"] = option(
         "fast",
-        "fast: as fast as the recording's order allows; real: at its own times; order: one after "
-        "another.",
+        "fast: as fast as the recording's order allows; real: at its own times; order: "
+        "one after another.",
     )
     anonymise: bool | None = option(
         None,
-        "Send random text of the same lengths and sharing in place of what people wrote.",
+        (
+            "Send random text of the same lengths and sharing in place of what people "
+            "wrote."
+        ),
         name="--anonymise/--no-anonymise",
         shown="the real prompts are sent; what leaves the machine has random ones",
     )
-    scale: bool = option(False, "Fit lengths to --max-model-len; what was too long stays so.")
+    scale: bool = option(
+        False, "Fit lengths to --max-model-len; what was too long stays so."
+    )
     host: str = option(
         "",
         "Host whose requests are read, in a HAR with several. Nothing is sent to it.",
@@ -152,7 +169,8 @@ class ReplayCommand(TrafficCommand):
     )
     expect: tuple[str, ...] = option(
         (),
-        "What an answer shall be: status=4xx, text=REGEX, tokens=<=8, same-as=non-streamed … "
+        "What an answer shall be: status=4xx, text=REGEX, tokens=<=8, "
+        "same-as=non-streamed … "
         "(docs/replay.md); r2:… of one request. May be given several times.",
         "[REQUEST:]NAME=VALUE",
     )
@@ -174,14 +192,14 @@ class ReplayCommand(TrafficCommand):
             raise UsageError("--repeat is at least 1.", hint=f"--repeat {REPEATS}")
         if self.budget < 2 + self.repeat:
             raise UsageError(
-                f"--budget {self.budget} is not enough: one start for the deadlines, one for the "
-                f"traffic, and {self.repeat} that confirm what it shows.",
+                f"--budget {self.budget} is not enough: one start for the deadlines, "
+                f"one for the traffic, and {self.repeat} that confirm what it shows.",
                 hint=f"--budget {BUDGET}",
             )
 
     def written(self) -> Self:
-        """Name the whole server: what a case or the engine's scenarios have may change. A
-        cluster's address is left out: others read documents."""
+        """Name the whole server: what a case or the engine's scenarios have may change.
+        A cluster's address is left out: others read documents."""
         server = self.server
         if server is NO_SERVER:
             return self

@@ -1,4 +1,5 @@
-"""One failure from its first sighting to a finding: shrunk, confirmed as it is left, named."""
+"""One failure from its first sighting to a finding: shrunk, confirmed as it is left,
+named."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from mmrepro.failure.documents.replay import PUBLIC_DIR, Finding, Rate, Sighting
 from mmrepro.search.oracle.judge import grows
 from mmrepro.search.oracle.judged import alike
 from mmrepro.search.replay.attempts import Attempts
-from mmrepro.search.replay.confirm import MOST, Candidates, decided, luck, rate_of, repeats
+from mmrepro.search.replay.confirm import (
+    MOST,
+    Candidates,
+    decided,
+    luck,
+    rate_of,
+    repeats,
+)
 from mmrepro.search.replay.shrink import Shrinking
 from mmrepro.search.replay.store import BLOCKS, Named, Observation, Wanted
 from mmrepro.traffic.capture.anonymise import anonymise
@@ -56,8 +64,8 @@ class Start:
 
 @dataclass
 class Pursuit:
-    """Makes findings of failures. ``repeat``: attempts that confirm what is left; ``brief``: and
-    no more of them for how often it shows."""
+    """Makes findings of failures. ``repeat``: attempts that confirm what is left;
+    ``brief``: and no more of them for how often it shows."""
 
     plays: Attempts
     repeat: int
@@ -70,9 +78,11 @@ class Pursuit:
         """The replay's; each finding has one of its own below it."""
         return self.plays.folder
 
-    def pursue(self, start: Start, id: str, reserve: int = 0) -> tuple[Finding, Case, Named | None]:
-        """The finding, what is left of the case, and its name. ``reserve``: starts that are not
-        this one's."""
+    def pursue(
+        self, start: Start, id: str, reserve: int = 0
+    ) -> tuple[Finding, Case, Named | None]:
+        """The finding, what is left of the case, and its name. ``reserve``: starts that
+        are not this one's."""
         sighting = start.seen.sighting(start.bucket)
         assert sighting is not None
         finding = Finding(
@@ -102,8 +112,13 @@ class Pursuit:
             rate = share(finding.rate)
             case, seen = self._shrunk(finding, start, case, seen, reserve)
             case, named = self._confirm(finding, start, case, seen)
-            # It seemed to fail each time, and what was left out on that ground may not be all.
-            if rate < 1 or share(finding.rate) in (0, 1) or self.plays.left - reserve < CANDIDATES:
+            # It seemed to fail each time, and what was left out on that ground may not
+            # be all.
+            if (
+                rate < 1
+                or share(finding.rate) in (0, 1)
+                or self.plays.left - reserve < CANDIDATES
+            ):
                 break
         mine = self.plays.facts[begun:]
         finding.starts = len(mine)
@@ -114,7 +129,12 @@ class Pursuit:
     # ------------------------------------------------------------------ shrinking
 
     def _shrunk(
-        self, finding: Finding, start: Start, case: Case, seen: Observation, reserve: int
+        self,
+        finding: Finding,
+        start: Start,
+        case: Case,
+        seen: Observation,
+        reserve: int,
     ) -> tuple[Case, Observation]:
         rate = share(finding.rate)
         most = max(2, min(MOST_REPEATS, self.plays.left // CANDIDATES))
@@ -138,35 +158,50 @@ class Pursuit:
             self.plays.grew(finding)
 
         shrinking = Shrinking(
-            case, seen, test, failing, grew=grew, simpler=start.simpler, plainer=rate >= 1
+            case,
+            seen,
+            test,
+            failing,
+            grew=grew,
+            simpler=start.simpler,
+            plainer=rate >= 1,
         )
         shrinking.run()
         finding.shrunk = shrinking.minimal
-        finding.needed = [*shrinking.needed.values(), *shrinking.needed_options.values()]
+        finding.needed = [
+            *shrinking.needed.values(),
+            *shrinking.needed_options.values(),
+        ]
         finding.limits = list(start.limits)
-        finding.limits += [f"not tried: {what} (--budget)" for what in shrinking.not_tried]
+        finding.limits += [
+            f"not tried: {what} (--budget)" for what in shrinking.not_tried
+        ]
         if not shrinking.plainer:
-            finding.limits.append("the server's options are all kept: the whole case came and went")
+            finding.limits.append(
+                "the server's options are all kept: the whole case came and went"
+            )
         self._repeats = test.repeats
         return shrinking.case, shrinking.seen
 
-    # ------------------------------------------------------------------ confirming what is left
+    # ---------------------------------------------------------- confirming what is left
 
     def _confirm(
         self, finding: Finding, start: Start, case: Case, seen: Observation
     ) -> tuple[Case, Named | None]:
-        """Plays what is left on fresh servers, with whole deadlines, and looks at one of them.
+        """Plays what is left on fresh servers, with whole deadlines, and looks at one
+        of them.
 
-        Where nothing was left out, that was done before: it is looked at, and played on where it
-        was broken off.
-        """
+        Where nothing was left out, that was done before: it is looked at, and played on
+        where it was broken off."""
         untouched = case == start.case and len(case.operations) == start.before
         if finding.finding_class is FindingClass.HANG and self.shrink:
             untouched = False  # the plays before were judged early
         plays: list[Observation] = []
         try:
             with self.plays.confirming():
-                while self._open(finding.bucket, plays, start.rate, untouched=untouched):
+                while self._open(
+                    finding.bucket, plays, start.rate, untouched=untouched
+                ):
                     named = _name(plays, finding.bucket)
                     bucket = "" if named else finding.bucket
                     what = f"{finding.id}: what is left, on a fresh server"
@@ -175,17 +210,27 @@ class Pursuit:
         except Spent:
             times = f"{len(plays)} time{'s' * (len(plays) != 1)}"
             if not untouched:
-                finding.limits.append(f"what is left was played {times} again: --budget")
+                finding.limits.append(
+                    f"what is left was played {times} again: --budget"
+                )
         failing = [p for p in plays if p.has(finding.bucket)]
         if untouched:
-            failed, made = start.rate.failed + len(failing), start.rate.plays + len(plays)
+            failed, made = (
+                start.rate.failed + len(failing),
+                start.rate.plays + len(plays),
+            )
             finding.rate = rate_of(failed, made)
         elif plays and not failing:
             finding.limits.append(
-                f"a smaller case was found, and did not fail in {len(plays)} plays with the whole "
-                "deadline: this is the case as it was before"
+                f"a smaller case was found, and did not fail in {len(plays)} plays "
+                "with the whole deadline: this is the case as it was before"
             )
-            case, seen, finding.shrunk, finding.needed = start.case, start.seen, False, []
+            case, seen, finding.shrunk, finding.needed = (
+                start.case,
+                start.seen,
+                False,
+                [],
+            )
             finding.rate = start.rate
         elif plays:
             finding.rate = rate_of(len(failing), len(plays))
@@ -193,9 +238,10 @@ class Pursuit:
         if (rate := share(finding.rate)) < 1 and self.shrink:
             times = f"{self._repeats} play{'s' * (self._repeats > 1)}"
             finding.limits.append(
-                f"it comes and goes: at this rate {times} of a case that fails show nothing in "
-                f"{luck(rate, self._repeats):.1%} of the cases, and a smaller case was taken for "
-                "sound after that; more may be left than is needed"
+                f"it comes and goes: at this rate {times} of a case that fails show "
+                f"nothing in {luck(rate, self._repeats):.1%} of the cases, and a "
+                "smaller case was taken for sound after that; more may be left than is "
+                "needed"
             )
         self._keep(finding, case, failing[-1] if failing else seen)
         named = _name(plays, finding.bucket)
@@ -206,14 +252,16 @@ class Pursuit:
                 looked = next(p for p in plays if p.named is named)
                 finding.diagnosis = f"{finding.folder}/{named.diagnosis}"
                 source = self.folder / looked.folder / named.diagnosis
-                shutil.copytree(source, self.folder / finding.diagnosis, dirs_exist_ok=True)
+                shutil.copytree(
+                    source, self.folder / finding.diagnosis, dirs_exist_ok=True
+                )
         return case, named
 
     def _open(
         self, bucket: str, plays: list[Observation], before: Rate, *, untouched: bool
     ) -> bool:
-        """Whether one more play tells something. What came and went before is not taken for
-        something else because it shows a few times in a row."""
+        """Whether one more play tells something. What came and went before is not taken
+        for something else because it shows a few times in a row."""
         failed = sum(p.has(bucket) for p in plays)
         if untouched:
             failed, made = before.failed + failed, before.plays + len(plays)
@@ -228,13 +276,16 @@ class Pursuit:
         if sighting is not None:
             show(finding, sighting)
         finding.requests, finding.server = len(case.operations), case.server
-        finding.observed = {op.id: seen.observed.get(op.id, "") for op in case.operations}
+        finding.observed = {
+            op.id: seen.observed.get(op.id, "") for op in case.operations
+        }
         finding.stack, finding.log_lines = seen.stack, seen.log_lines
         write_case(case, self.folder / finding.folder, read_contents(case, self.folder))
 
 
 def _name(plays: Sequence[Observation], bucket: str) -> Named | None:
-    """That one of the plays gave to this failure: the case may have been played for another."""
+    """That one of the plays gave to this failure: the case may have been played for
+    another."""
     names = (play.named for play in plays)
     return next((n for n in names if n is not None and alike(n.bucket, bucket)), None)
 
@@ -245,10 +296,13 @@ def share(rate: Rate) -> float:
 
 def show(finding: Finding, sighting: Sighting) -> None:
     finding.said, finding.expected = sighting.said, sighting.expected
-    finding.expectations, finding.operations = sighting.expectations, sighting.operations
+    finding.expectations, finding.operations = (
+        sighting.expectations,
+        sighting.operations,
+    )
 
 
-# -------------------------------------------------------------------------------- with other words
+# --------------------------------------------------------------------- with other words
 
 COMPARED = (FindingClass.CROSS_TALK, FindingClass.WRONG_ANSWER)
 """Classes that one play does not show."""
@@ -260,21 +314,28 @@ PUBLIC = "texts and images are random ones of the same shape"
 def attempt_publicly(
     plays: Attempts, finding: Finding, case: Case, folder: Path, seed: int
 ) -> None:
-    """Plays ``case``, what is left of a confirmed and unknown finding, without what people wrote;
-    if it fails likewise it is kept below the finding's folder, for what leaves the machine.
+    """Plays ``case``, what is left of a confirmed and unknown finding, without what
+    people wrote; if it fails likewise it is kept below the finding's folder, for what
+    leaves the machine.
 
-    ``folder``: the replay's, with the pictures. Without a start that is left nothing is played.
-    """
-    told = finding.known is not None or not finding.confirmed  # there is nothing to report
+    ``folder``: the replay's, with the pictures. Without a start that is left nothing is
+    played."""
+    told = (
+        finding.known is not None or not finding.confirmed
+    )  # there is nothing to report
     random = case.origin.anonymised or not case.operations
     if told or random or finding.finding_class in COMPARED or plays.left < 1:
         return
     given = Path(case.server.model)
-    model = given if (given / "tokenizer.json").is_file() else None  # whose tokens count
+    model = (
+        given if (given / "tokenizer.json").is_file() else None
+    )  # whose tokens count
     try:
         changed = anonymise(Captured(case, read_contents(case, folder)), seed, model)
     except UsageError as error:
-        finding.limits.append(f"not played with random texts: {error.message.rstrip('.')}")
+        finding.limits.append(
+            f"not played with random texts: {error.message.rstrip('.')}"
+        )
         return
     for sha256, data in changed.contents.items():
         (folder / IMAGES_DIR).mkdir(exist_ok=True)

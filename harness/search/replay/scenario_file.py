@@ -17,9 +17,12 @@ from mmrepro.traffic.case.model import Case
 def scenario_facts(finding: Finding, case: Case, name: str) -> dict[str, Any]:
     """What the template of the scenario called ``name`` is filled with."""
     signature = signature_of(finding, case)
-    refused = [op.id for op in case.operations if finding.observed.get(op.id, "")[:1] == "4"]
+    refused = [
+        op.id for op in case.operations if finding.observed.get(op.id, "")[:1] == "4"
+    ]
     until = next(
-        (op.id for op in case.operations if op.id in finding.operations), case.operations[-1].id
+        (op.id for op in case.operations if op.id in finding.operations),
+        case.operations[-1].id,
     )
     module = name.replace("-", "_")
     calls = {_called(one) for one in (*signature.symptoms, *signature.causes)}
@@ -29,7 +32,14 @@ def scenario_facts(finding: Finding, case: Case, name: str) -> dict[str, Any]:
     made = f"{model}()"
     if not hasattr(more, model):
         model, made = "TINY", f'TINY["{wanted}"]'
-    names = {"Drive", "Scenario", "answered", "case_arrived", "play_case", "trigger_ended"}
+    names = {
+        "Drive",
+        "Scenario",
+        "answered",
+        "case_arrived",
+        "play_case",
+        "trigger_ended",
+    }
     names |= {*calls, model}
     if signature.observed:
         names |= {"Finding", "Requests", "symptom"}

@@ -29,7 +29,14 @@ from mmrepro.search.replay.attempts import (
 from mmrepro.search.replay.confirm import GIVE_UP, decided, rate_of, tally
 from mmrepro.search.replay.known import mitigation
 from mmrepro.search.replay.options import ReplayCommand
-from mmrepro.search.replay.pursue import FATAL, LOUD, Pursuit, Start, attempt_publicly, show
+from mmrepro.search.replay.pursue import (
+    FATAL,
+    LOUD,
+    Pursuit,
+    Start,
+    attempt_publicly,
+    show,
+)
 from mmrepro.search.replay.store import (
     VERDICTS,
     Named,
@@ -49,30 +56,41 @@ from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import PlayState
 from mmrepro.traffic.case.typed import in_order
 
-BOXED = "Servers and clients run in a box (bubblewrap): no network, none of your files, no rights."
-UNBOXED = "Servers and clients run WITHOUT a box, with this machine's network and your files."
+BOXED = (
+    "Servers and clients run in a box (bubblewrap): no network, none of your "
+    "files, no rights."
+)
+UNBOXED = (
+    "Servers and clients run WITHOUT a box, with this machine's network and your files."
+)
 ALONE = 2
-"""Plays of traffic that showed nothing and in which nothing runs beside anything else."""
+"""Plays of traffic that showed nothing and in which nothing runs beside anything
+else."""
 SHOWN = 12
 """Requests of the first play that are listed, at most."""
 QUIET_S = 120.0
 """For playing traffic again that showed nothing."""
 LED, LET_GO = 2, 4
-"""Plays that show again what somebody else's play showed, before it is shrunk; and plays that do
-not, after which it is let go: other traffic may show it better."""
+"""Plays that show again what somebody else's play showed, before it is shrunk; and
+plays that do not, after which it is let go: other traffic may show it better."""
 OF_ANOTHER = 3
 """Starts that a further finding takes besides its confirmation, about."""
 JOB_BYTES = 3 << 30
-"""Memory that a second server must find free: vLLM's, with a tiny model, takes about 1.5 GiB."""
+"""Memory that a second server must find free: vLLM's, with a tiny model, takes about
+1.5 GiB."""
 
 
 class Rounds:
     """Those of one replay, which grows by what they show. Within a line of work."""
 
     def __init__(
-        self, search: CaseSearch[Any], files: ReplayFolder, start: StartingPoint | None = None
+        self,
+        search: CaseSearch[Any],
+        files: ReplayFolder,
+        start: StartingPoint | None = None,
     ) -> None:
-        """``start``: where it begins that pursues what somebody else's attempt showed."""
+        """``start``: where it begins that pursues what somebody else's attempt
+        showed."""
         self._files, self._replay, self._options = files, files.replay, files.options
         self._start = start or StartingPoint()
         self._left: list[tuple[Finding, tuple[list[str], str]]] = []
@@ -117,10 +135,11 @@ class Rounds:
     def _round(
         self, case: Case, what: str, limits: tuple[str, ...] = ()
     ) -> tuple[bool, Named | None]:
-        """Plays a case until it is known how often it shows what, and makes findings of that.
+        """Plays a case until it is known how often it shows what, and makes findings of
+        that.
 
-        Returns whether it showed anything loud, and the name of the fatal failure, if it is known.
-        """
+        Returns whether it showed anything loud, and the name of the fatal failure, if
+        it is known."""
         seens = []
         try:
             first = self._start.seen or self.plays.play(Wanted(case, "whole", 1, what))
@@ -138,11 +157,18 @@ class Rounds:
                     again = Wanted(case, "confirm", len(seens), f"{what}, again")
                     seens.append(self.plays.play(again))
         except Spent:
-            self._replay.limits.append(f"{what} was played {len(seens)} times: --budget")
+            self._replay.limits.append(
+                f"{what} was played {len(seens)} times: --budget"
+            )
         return self._found(case, seens, limits)
 
     def _found(
-        self, case: Case, seens: list[Observation], limits: tuple[str, ...], *, simpler: bool = True
+        self,
+        case: Case,
+        seens: list[Observation],
+        limits: tuple[str, ...],
+        *,
+        simpler: bool = True,
     ) -> tuple[bool, Named | None]:
         fatal: Named | None = None
         loud = False
@@ -174,13 +200,15 @@ class Rounds:
         finding, left, named = self._pursuit.pursue(start, id, reserve)
         if self._comes_with_another(finding, left):
             return None
-        attempt_publicly(self.plays, finding, left, self._files.folder, self._options.seed)
+        attempt_publicly(
+            self.plays, finding, left, self._files.folder, self._options.seed
+        )
         self.plays.grew(finding)
         return named if finding.known else None
 
     def _comes_with_another(self, finding: Finding, case: Case) -> bool:
-        """Whether exactly the same requests were left of another failure: then it is what else
-        they show, and no finding of its own."""
+        """Whether exactly the same requests were left of another failure: then it is
+        what else they show, and no finding of its own."""
         left = [op.id for op in case.operations], case.server.mitigation
         other = next((f for f, of in self._left if of == left and left[0]), None)
         if other is None or not (finding.shrunk and other.shrunk):
@@ -197,7 +225,10 @@ class Rounds:
     def _mitigated(self, case: Case, keep_away: str) -> None:
         """Once more, with the known fatal failure kept away: what did it hide?"""
         server = case.server.model_copy(update={"mitigation": keep_away})
-        limit = f"found with the mitigation {keep_away} on, which keeps a known failure away"
+        limit = (
+            f"found with the mitigation {keep_away} on, which keeps a known failure "
+            "away"
+        )
         kept = case.model_copy(update={"server": server})
         known = [f.bucket for f in self._replay.findings]
         if self.plays.left < 1:
@@ -206,9 +237,14 @@ class Rounds:
             return
         begun = len(self.plays.facts)
         loud, _ = self._round(kept, f"the whole case, with {keep_away}", (limit,))
-        seen = {bucket for facts in self.plays.facts[begun:] for bucket in facts.buckets}
+        seen = {
+            bucket for facts in self.plays.facts[begun:] for bucket in facts.buckets
+        }
         if any(alike(one, other) for one in seen for other in known):
-            why = f"with the mitigation {keep_away} something of what is known is still seen"
+            why = (
+                f"with the mitigation {keep_away} something of what is known is still "
+                "seen"
+            )
             self._replay.limits.append(why)
         elif not loud:
             self._compared(kept, (limit,))
@@ -222,26 +258,42 @@ class Rounds:
             if found is None:
                 return
             asked, first = found
-            if self.plays.blocks:  # what the whole case's play could not see was seen now
-                self._replay.unseen = [text for text in self._replay.unseen if text != NO_BLOCKS]
+            if (
+                self.plays.blocks
+            ):  # what the whole case's play could not see was seen now
+                self._replay.unseen = [
+                    text for text in self._replay.unseen if text != NO_BLOCKS
+                ]
             self._say(first)
             seens = [first]
             try:
                 with self.plays.confirming():
                     while self._open(seens) or self._led_to(seens):
                         what = "held against the reference, again"
-                        seens.append(self.plays.play(Wanted(asked, "confirm", len(seens), what)))
+                        seens.append(
+                            self.plays.play(Wanted(asked, "confirm", len(seens), what))
+                        )
             except Spent:
-                told = f"what is held against the reference was played {len(seens)} times"
+                told = (
+                    f"what is held against the reference was played {len(seens)} times"
+                )
                 self._replay.limits.append(f"{told}: --budget")
             self.plays.blocks = 0  # what is left out may lie in another block then
-            limit = "found with the requests made greedy and with logprobs: so answers compare"
+            limit = (
+                "found with the requests made greedy and with logprobs: so "
+                "answers compare"
+            )
             self._found(asked, seens, (*limits, limit), simpler=False)
             for finding in self._replay.findings[known:]:
-                if finding.finding_class is FindingClass.WRONG_ANSWER and finding.confirmed:
+                if (
+                    finding.finding_class is FindingClass.WRONG_ANSWER
+                    and finding.confirmed
+                ):
                     self._crossed(finding)
         except Spent:
-            self._replay.unseen.append("whether the answers are right: no start is left (--budget)")
+            self._replay.unseen.append(
+                "whether the answers are right: no start is left (--budget)"
+            )
         finally:
             self._silent.reference, self.plays.blocks = None, 0
             self._say(Judged.of(self._silent.judged))
@@ -255,32 +307,42 @@ class Rounds:
         )
 
     def _crossed(self, finding: Finding) -> None:
-        """Does the wrong answer follow from what other requests hold? Then it is that."""
+        """Does the wrong answer follow from what other requests hold? Then it is
+        that."""
         left, _ = read_case(self._files.folder / finding.case_file)
         judged = self._silent.cross_talk(left, finding.operations)
         self._say(judged)
         for sighting in judged.sightings:
-            finding.finding_class, finding.bucket = sighting.finding_class, sighting.bucket
+            finding.finding_class, finding.bucket = (
+                sighting.finding_class,
+                sighting.bucket,
+            )
             show(finding, sighting)
             self.plays.grew(finding)
 
     def _side_findings(self) -> None:
         """What only a smaller case showed, on the way: is it there again?"""
         for bucket, (case, seen) in sorted(self.plays.smallest.items()):
-            # One option may not go without another: the server that was given does start.
+            # One option may not go without another: the server that was given does
+            # start.
             if self._handled(bucket) or seen.play.state == PlayState.START_FAILED:
                 continue
             seens = [seen]
             try:
                 while self._open(seens):
                     what = "a smaller case that showed something else, again"
-                    seens.append(self.plays.play(Wanted(case, "confirm", len(seens), what)))
+                    seens.append(
+                        self.plays.play(Wanted(case, "confirm", len(seens), what))
+                    )
             except Spent:
-                self._replay.limits.append("what a smaller case showed was not confirmed: --budget")
+                self._replay.limits.append(
+                    "what a smaller case showed was not confirmed: --budget"
+                )
             self._found(case, seens, ())
 
     def _pursuable(self, seens: list[Observation]) -> dict[str, tuple[int, int]]:
-        """As :func:`tally`, of what is not handled yet; of what is asked for, where that shows."""
+        """As :func:`tally`, of what is not handled yet; of what is asked for, where
+        that shows."""
         counts = {b: c for b, c in tally(seens).items() if not self._handled(b)}
         kinds = {s.bucket: s.finding_class for seen in seens for s in seen.sightings}
         mine = {b: c for b, c in counts.items() if kinds[b] in self._start.classes}
@@ -302,7 +364,8 @@ class Rounds:
         )
 
     def _answered(self, case: Case, first: Observation) -> None:
-        """The first play says what each request tested, before anything is played again."""
+        """The first play says what each request tested, before anything is played
+        again."""
         if self._replay.answers or self._start.seen is not None:
             return
         self._replay.answers = answers_of(case, first)
@@ -310,9 +373,9 @@ class Rounds:
             self.plays.search.campaign.emit(Note(text=line))
 
     def _quiet(self, case: Case, seens: list[Observation]) -> bool:
-        """Whether a case that showed nothing is worth one more play: what comes and goes may not
-        have come. Not of traffic that takes minutes, nor of requests that were all refused; and
-        once of requests of which none runs beside another."""
+        """Whether a case that showed nothing is worth one more play: what comes and
+        goes may not have come. Not of traffic that takes minutes, nor of requests that
+        were all refused; and once of requests of which none runs beside another."""
         nothing = not any(seen.sightings or seen.untestable for seen in seens)
         took = sum(seen.play.seconds for seen in seens)
         if not nothing or self._replay.nothing_tested:
@@ -321,34 +384,48 @@ class Rounds:
         return len(seens) < most and took < QUIET_S
 
     def _handled(self, bucket: str) -> bool:
-        told: list[Finding | Sighting] = [*self._replay.findings, *self._replay.unconfirmed]
-        known = [*(one.bucket for one in told), *self._with_another, *self._start.handled]
+        told: list[Finding | Sighting] = [
+            *self._replay.findings,
+            *self._replay.unconfirmed,
+        ]
+        known = [
+            *(one.bucket for one in told),
+            *self._with_another,
+            *self._start.handled,
+        ]
         return any(alike(bucket, one) for one in known)
 
     def _say(self, judged: Judged | Observation) -> None:
         replay = self._replay
         replay.unseen += [text for text in judged.unseen if text not in replay.unseen]
-        replay.untestable += [t for t in judged.untestable if t not in replay.untestable]
+        replay.untestable += [
+            t for t in judged.untestable if t not in replay.untestable
+        ]
         for what, number in judged.counted.items():
             replay.counted[what] = replay.counted.get(what, 0) + number
 
 
 def answer_lines(answers: Sequence[Answer]) -> list[str]:
-    """``r1 POST /v1/completions: 400 in 0.02 s: …``, and of many how many have which status."""
+    """``r1 POST /v1/completions: 400 in 0.02 s: …``, and of many how many have which
+    status."""
     lines = []
     for one in answers[:SHOWN]:
         took = "" if one.seconds is None else f" in {one.seconds:.2f} s"
         words = one.words.removeprefix(one.status).strip()
         said = f": {words}" if words else ""
-        lines.append(f"{one.operation} {one.method} {one.path}: {one.status}{took}{said}")
+        lines.append(
+            f"{one.operation} {one.method} {one.path}: {one.status}{took}{said}"
+        )
     if rest := Counter(one.status for one in answers[SHOWN:]):
-        lines.append(", ".join(f"{number} × {status}" for status, number in rest.items()))
+        lines.append(
+            ", ".join(f"{number} × {status}" for status, number in rest.items())
+        )
     return lines
 
 
 def jobs_of(asked: ReplayCommand) -> int | None:
-    """Servers at a time while shrinking: two need cores and memory for two; a GPU has one at a
-    time, unless more are asked for. None: as Ray has machines."""
+    """Servers at a time while shrinking: two need cores and memory for two; a GPU has
+    one at a time, unless more are asked for. None: as Ray has machines."""
     if asked.jobs or asked.ray:
         return asked.jobs
     if asked.on_gpu:
@@ -389,7 +466,7 @@ class Replaying(CaseSearch[Replay]):
         words += [f"{f.id}: {f.finding_class}, {f.requests} requests" for f in findings]
         return ", ".join(words)
 
-    # ------------------------------------------------------------------ asked by the campaign
+    # ------------------------------------------------------------ asked by the campaign
 
     def begin(self, campaign: Campaign[Replay]) -> None:
         super().begin(campaign)
@@ -422,7 +499,9 @@ class Replaying(CaseSearch[Replay]):
         if options.resume is not None:
             return read_case(self.folder)[0].model_copy(update=server)
         captured = self._captured()
-        model = Path(options.server.model) if is_there(Path(options.server.model)) else None
+        model = (
+            Path(options.server.model) if is_there(Path(options.server.model)) else None
+        )
         if options.scale:
             captured = scale(captured, options.server.max_model_len, model=model)
         if options.anonymise:

@@ -1,11 +1,12 @@
-"""A failing case made smaller, by as few plays as it takes. Nothing here starts a server.
+"""A failing case made smaller, by as few plays as it takes. Nothing here starts a
+server.
 
-First whole groups are left out, chosen by what a play showed: what was sent after the failing
-request, what looks healthy and shares nothing with what does not, one class of operations after the
-other. What is left of a class is searched for the operations that matter, one after the other, by
-halving. In the end each operation is left out by itself, and each option of the server, until
-neither can go: what is left then is 1-minimal, as delta debugging (Zeller and Hildebrandt, IEEE
-TSE 28(2), 2002) calls it.
+First whole groups are left out, chosen by what a play showed: what was sent after the
+failing request, what looks healthy and shares nothing with what does not, one class of
+operations after the other. What is left of a class is searched for the operations that
+matter, one after the other, by halving. In the end each operation is left out by
+itself, and each option of the server, until neither can go: what is left then is
+1-minimal, as delta debugging (Zeller and Hildebrandt, IEEE TSE 28(2), 2002) calls it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from mmrepro.search.replay.confirm import Candidates
 
 FEW, MANY = 3, 12
-"""So few of a class are left out one by one; of so many not all are needed, most likely."""
+"""So few of a class are left out one by one; of so many not all are needed, most
+likely."""
 
 
 class Verdict(NamedTuple):
@@ -79,14 +81,12 @@ class _Guesses:
 class Shrinking:
     """One failure's case while it shrinks.
 
-    Attributes:
-        case: the smallest one that fails; ``seen``: a failing play of it.
-        failing: operations whose answers show the failure, from a play.
-        grew: told of each step.
-        simpler: requests may be changed, and not only left out.
-        plainer: options of the server may be left out.
-        not_tried: what the budget did not allow.
-        minimal: each operation was left out by itself, or one that is alike; with these options.
+    Attributes: case: the smallest one that fails; ``seen``: a failing play of it.
+        failing: operations whose answers show the failure, from a play. grew: told of
+        each step. simpler: requests may be changed, and not only left out. plainer:
+        options of the server may be left out. not_tried: what the budget did not allow.
+        minimal: each operation was left out by itself, or one that is alike; with these
+        options.
     """
 
     case: Case
@@ -109,7 +109,8 @@ class Shrinking:
         self._plan = as_it_went(self.case, self.seen)
         self._singly: Case | None = None
         self._plainly: Case | None = None
-        """The cases of which each operation, and each option, was left out by itself."""
+        """The cases of which each operation, and each option, was left out by
+        itself."""
 
     def run(self) -> None:
         """To the end, or until nothing more may be played."""
@@ -122,7 +123,11 @@ class Shrinking:
             ("simpler requests", self.simplify, True),
             ("options of the server", self.options, True),
             ("each operation by itself", self.singles, False),
-            ("options and operations again, each without the others that went", self.settle, False),
+            (
+                "options and operations again, each without the others that went",
+                self.settle,
+                False,
+            ),
         )
         for number, (_, phase, self._likely) in enumerate(phases):
             try:
@@ -141,7 +146,8 @@ class Shrinking:
     # ------------------------------------------------------------------ large pieces
 
     def tail(self) -> None:
-        """What was sent after the first failing operation, or else what was never sent."""
+        """What was sent after the first failing operation, or else what was never
+        sent."""
         sent, order = self.seen.sent, {op: n for n, op in enumerate(self.seen.sent)}
         if not sent and self.ids:
             self._try(self._plan.keeping([]), "without any request")
@@ -152,11 +158,14 @@ class Shrinking:
             return
         # One of them set it off, and all that came later failed with it.
         first, last = self._culprits()[0], sent[failing[-1]]
-        if not self.keep(sent[: order[first] + 1], f"without what was sent after {first}"):
+        if not self.keep(
+            sent[: order[first] + 1], f"without what was sent after {first}"
+        ):
             self.keep(sent[: failing[-1] + 1], f"without what was sent after {last}")
 
     def bold(self) -> None:
-        """Few at once: what fails, with what went wrong before it, and who shares images.
+        """Few at once: what fails, with what went wrong before it, and who shares
+        images.
 
         Also of what was sent later: it may take the place of what goes.
         """
@@ -171,9 +180,18 @@ class Shrinking:
             own = {op for op in self.ids if kind[op].images == "new"} & images
             refused = sharing(self.case, abnormal(self.seen))
             first += [
-                (images & odd, "only what has an image and fails, was refused, or shares it"),
-                (images & (refused | own), "refused images, and all that nobody shares"),
-                (images & (odd | same), "refused images, and all of the failing one's class"),
+                (
+                    images & odd,
+                    "only what has an image and fails, was refused, or shares it",
+                ),
+                (
+                    images & (refused | own),
+                    "refused images, and all that nobody shares",
+                ),
+                (
+                    images & (odd | same),
+                    "refused images, and all of the failing one's class",
+                ),
                 (images, "only what has an image"),
             ]
         first += [
@@ -205,7 +223,10 @@ class Shrinking:
 
     def numbers(self) -> None:
         """Of each class that is needed only those that are."""
-        kind, order = kinds(self.case, self.seen), {op: n for n, op in enumerate(self.seen.sent)}
+        kind, order = (
+            kinds(self.case, self.seen),
+            {op: n for n, op in enumerate(self.seen.sent)},
+        )
         failing = set(self._culprits())
         for name, members in grouped(kind, self.ids).items():
             rest = [op for op in members if op not in failing]
@@ -222,10 +243,14 @@ class Shrinking:
             rest = rest[self._most(rest, name) + 1 :]
             if self.drop(rest, f"without the other {len(rest)} × {name}"):
                 return
-        while len(rest) >= FEW:  # of a few, halves; what stays then is left out one by one
+        while (
+            len(rest) >= FEW
+        ):  # of a few, halves; what stays then is left out one by one
             halves = rest[: len(rest) // 2], rest[len(rest) // 2 :]
             what = f"of the other {len(rest)} × {name}"
-            gone = next((h for h in halves if self.drop(h, f"without {len(h)} {what}")), None)
+            gone = next(
+                (h for h in halves if self.drop(h, f"without {len(h)} {what}")), None
+            )
             if gone is None:
                 return
             rest = [op for op in rest if op not in gone]
@@ -235,7 +260,9 @@ class Shrinking:
         low, high = 0, len(rest)  # without `low` it fails, without `high` it does not
         while high - low > 1:
             middle = (low + high) // 2
-            if self.drop(rest[:middle], f"without the first {middle} of {len(rest)} × {name}"):
+            if self.drop(
+                rest[:middle], f"without the first {middle} of {len(rest)} × {name}"
+            ):
                 low = middle
             else:
                 high = middle
@@ -252,14 +279,21 @@ class Shrinking:
             self._each_once()
         if len(self.ids) == 1:
             alone = set(self.ids) - set(self.failing(self.seen))
-            if not alone or not self._try(self._plan.keeping([]), "without any request").fails:
-                self.needed = {op: Needed(what=op, why="it is the only request") for op in self.ids}
+            if (
+                not alone
+                or not self._try(self._plan.keeping([]), "without any request").fails
+            ):
+                self.needed = {
+                    op: Needed(what=op, why="it is the only request") for op in self.ids
+                }
         self._singly = self.case
 
     def settle(self) -> None:
-        """Until neither an option nor an operation can go: one may need only what has gone by
-        now."""
-        while self._singly != self.case or (self.plainer and self._plainly != self.case):
+        """Until neither an option nor an operation can go: one may need only what has
+        gone by now."""
+        while self._singly != self.case or (
+            self.plainer and self._plainly != self.case
+        ):
             if self.plainer and self._plainly != self.case:
                 self._each_option(spare=False)
             if self._singly != self.case:
@@ -270,7 +304,9 @@ class Shrinking:
         stands = {op: group[0] for group in groups for op in group[1:]}
         try:
             odd = set(abnormal(self.seen)) | set(self._culprits())
-            first = sorted((g[0] for g in groups), key=lambda op: op in odd)  # these hardly go
+            first = sorted(
+                (g[0] for g in groups), key=lambda op: op in odd
+            )  # these hardly go
             for op in [*first, *stands]:
                 self._leave_out(op)
         except Spent:
@@ -282,7 +318,10 @@ class Shrinking:
                     update={"what": op, "by": stands[op]}
                 )
             if missing:
-                alone = f"{len(missing)} operations by themselves: one that is alike stands in"
+                alone = (
+                    f"{len(missing)} operations by themselves: one that is alike "
+                    "stands in"
+                )
                 self.not_tried.append(alone)
         finally:
             self.needed = {op: why for op, why in self.needed.items() if op in self.ids}
@@ -298,8 +337,13 @@ class Shrinking:
     # ------------------------------------------------------------------ simpler
 
     def simplify(self) -> None:
-        """The requests that are left, made simpler; as far as each of them can still be tried."""
-        if self.simpler and self._affords(1) and (change := all_at_once(self.case, self.seen)):
+        """The requests that are left, made simpler; as far as each of them can still be
+        tried."""
+        if (
+            self.simpler
+            and self._affords(1)
+            and (change := all_at_once(self.case, self.seen))
+        ):
             if self._change(change):
                 return
             for single in changes(self.case, self.seen):
@@ -318,8 +362,8 @@ class Shrinking:
         self._each_option(spare=True)
 
     def _each_option(self, *, spare: bool) -> None:
-        """Each option left out by itself, until none can be. ``spare``: as far as each operation
-        can still be tried."""
+        """Each option left out by itself, until none can be. ``spare``: as far as each
+        operation can still be tried."""
         before: Case | None = None
         while before != self.case:
             before = self.case
@@ -328,7 +372,10 @@ class Shrinking:
                 if spare and not self._affords(1):
                     return
                 case = change.made(self.case)
-                if case != self.case and not (verdict := self._try(case, change.what)).fails:
+                if (
+                    case != self.case
+                    and not (verdict := self._try(case, change.what)).fails
+                ):
                     why = _why(verdict, "the same requests")
                     self.needed_options[change.name] = Needed(what=change.name, why=why)
         self._plainly = self.case
@@ -356,15 +403,21 @@ class Shrinking:
     def _try(self, case: Case, what: str) -> Verdict:
         test = self.test
         known = test.verdicts
-        if not isinstance(test, _Guesses) and test.jobs > 1 and case_digest(case) not in known:
+        if (
+            not isinstance(test, _Guesses)
+            and test.jobs > 1
+            and case_digest(case) not in known
+        ):
             test.beside(self._ahead(case, what, test.jobs))
         verdict = test(case, what)
         self._note(case, what, verdict)
         return verdict
 
     def _ahead(self, case: Case, what: str, number: int) -> list[tuple[Case, str]]:
-        """The candidate, and those that are asked for next where it turns out as most of its phase
-        do: the same walk from the whole case, on verdicts that are known and assumed."""
+        """The candidate, and those that are asked for next where it turns out as most
+        of its phase
+        do: the same walk from the whole case, on verdicts that are known and
+            assumed."""
         found, known, likely = [(case, what)], self.test.verdicts, self._likely
         whole, first = self._whole
         while len(found) < number:
@@ -372,9 +425,16 @@ class Shrinking:
             verdict = Verdict(likely, int(likely), 1, restricted(self.seen, case))
             known = {**known, case_digest(case): verdict}
             twin = replace(
-                self, case=whole, seen=first, test=_Guesses(known),
-                grew=lambda: None, steps=[], needed={}, needed_options={}, not_tried=[],
-            )  # fmt: skip
+                self,
+                case=whole,
+                seen=first,
+                test=_Guesses(known),
+                grew=lambda: None,
+                steps=[],
+                needed={},
+                needed_options={},
+                not_tried=[],
+            )
             try:
                 twin.run()
                 break
@@ -401,8 +461,9 @@ class Shrinking:
         self.grew()
 
     def _culprits(self) -> list[str]:
-        """The operation that most likely set it off: of those that show it the first one that was
-        sent, with an image if there is such a one; the last one that was sent, if none shows it."""
+        """The operation that most likely set it off: of those that show it the first
+        one that was sent, with an image if there is such a one; the last one that was
+        sent, if none shows it."""
         ids = self.ids
         sent = [op for op in self.seen.sent if op in ids] or ids
         shown = set(self.failing(self.seen))

@@ -1,4 +1,5 @@
-"""What is silent: answers held against a plain server's, and against other neighbours'."""
+"""What is silent: answers held against a plain server's, and against other
+neighbours'."""
 
 from __future__ import annotations
 
@@ -36,10 +37,9 @@ MOST_SUSPECTS = 1
 class Silent:
     """The plays that only look at answers, of one replay.
 
-    Attributes:
-        reference: the plain server's play, which answers are held against once it is there.
-        own: the same in the server's own number format, once an answer was not the reference's.
-        judged: what was said besides sightings.
+    Attributes: reference: the plain server's play, which answers are held against once
+        it is there. own: the same in the server's own number format, once an answer was
+        not the reference's. judged: what was said besides sightings.
     """
 
     plays: Attempts
@@ -51,8 +51,8 @@ class Silent:
     _own_case: Case | None = None
 
     def judge(self, case: Case, played: Played) -> Judged:
-        """What the reference holds against ``played``; nothing, while there is none. Raises Spent:
-        there is no start left for a second one."""
+        """What the reference holds against ``played``; nothing, while there is none.
+        Raises Spent: there is no start left for a second one."""
         plain = self._own_case
         if self.reference is None or case is plain:
             return Judged()
@@ -61,12 +61,14 @@ class Silent:
             return judged
         if self.own is None:
             said = "the reference, in the server's own number format"
-            self.own = self.plays.whole(self.plays.play(Wanted(plain, "silent", 2, said)))
+            self.own = self.plays.whole(
+                self.plays.play(Wanted(plain, "silent", 2, said))
+            )
         return agreeing(judged, compare_with_reference(case, played, self.own))
 
     def compare(self, case: Case) -> tuple[Case, Observation] | None:
-        """The case with what is needed to compare it, and its play; None: there is no reference,
-        and ``judged`` says why. Raises Spent."""
+        """The case with what is needed to compare it, and its play; None: there is no
+        reference, and ``judged`` says why. Raises Spent."""
         limits = reference_limits(self.engine)
         self.judged.append(Judged(unseen=limits))
         if self.engine.name not in PLAIN or not case.operations:
@@ -75,7 +77,11 @@ class Silent:
         plain = reference_case(case, self.engine)
         said = "the reference: one after another, caches off"
         reference = self.plays.play(Wanted(plain, "silent", 1, said))
-        self.reference, self.own, self._own_case = self.plays.whole(reference), None, None
+        self.reference, self.own, self._own_case = (
+            self.plays.whole(reference),
+            None,
+            None,
+        )
         if has_own_format(case):
             self._own_case = reference_case(case, self.engine, own_format=True)
         if len(asked.operations) >= BLOCKS * LEAST_OF_BLOCK:
@@ -84,7 +90,8 @@ class Silent:
         return asked, self.plays.play(Wanted(asked, "silent", 1, told))
 
     def cross_talk(self, case: Case, suspects: Sequence[str]) -> Judged:
-        """Whether a wrong answer follows from what its neighbours hold. Raises Spent."""
+        """Whether a wrong answer follows from what its neighbours hold. Raises
+        Spent."""
         asked = [op.id for op in case.operations if op.id in suspects][:MOST_SUSPECTS]
         if not asked or len(case.operations) < 2:
             return Judged()
@@ -92,11 +99,15 @@ class Silent:
         if self.plays.left < needed:
             why = f"{needed} plays are needed, {self.plays.left} are left: --budget"
             whose = ", ".join(asked)
-            return Judged(unseen=[f"{whose}: whether its neighbours' content matters: {why}"])
+            return Judged(
+                unseen=[f"{whose}: whether its neighbours' content matters: {why}"]
+            )
         numbers = count(1)
 
         def tried(case: Case) -> Played:
-            wanted = Wanted(case, "silent", next(numbers), "cross-talk: other neighbours")
+            wanted = Wanted(
+                case, "silent", next(numbers), "cross-talk: other neighbours"
+            )
             return self.plays.whole(self.plays.play(wanted))
 
         return crosstalk(case, asked, tried, contents=self.contents)

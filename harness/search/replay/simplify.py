@@ -1,4 +1,5 @@
-"""Smaller and simpler forms of a case: which operations look alike, their order, their options."""
+"""Smaller and simpler forms of a case: which operations look alike, their order, their
+options."""
 
 from __future__ import annotations
 
@@ -13,12 +14,20 @@ from typing import Any, NamedTuple
 
 from mmrepro.search.replay.store import Observation
 from mmrepro.traffic.case.bodies import opened
-from mmrepro.traffic.case.model import Case, Collision, Content, Image, Noise, Operation, Part
+from mmrepro.traffic.case.model import (
+    Case,
+    Collision,
+    Content,
+    Image,
+    Noise,
+    Operation,
+    Part,
+)
 
 
 def as_sent(case: Case, seen: Observation) -> Case:
-    """``case`` with its requests in the order in which they were sent; without those that never
-    were, and without what they wait for."""
+    """``case`` with its requests in the order in which they were sent; without those
+    that never were, and without what they wait for."""
     operations = {op.id: op for op in case.operations}
     sent = [operations[id].model_copy(update={"after": []}) for id in seen.sent]
     kept = case.keeping([op.id for op in sent])
@@ -29,7 +38,9 @@ def restricted(seen: Observation, case: Case) -> Observation:
     """What an attempt showed of the operations that ``case`` has."""
     ids = {op.id for op in case.operations}
     sightings = [
-        one.model_copy(update={"operations": [op for op in one.operations if op in ids]})
+        one.model_copy(
+            update={"operations": [op for op in one.operations if op in ids]}
+        )
         for one in seen.sightings
     ]
     kept: dict[str, Any] = {
@@ -47,13 +58,13 @@ class _Span(NamedTuple):
 
 
 def as_it_went(case: Case, seen: Observation) -> Case:
-    """``case`` in which each operation also waits for those that had ended when it was sent.
+    """``case`` in which each operation also waits for those that had ended when it was
+    sent.
 
-    How many run at a time puts requests in an order that is gone with those between them: without
-    a hundred requests in between, the last ones are sent beside the first. What overlapped in the
-    play may do so still. What had no answer is taken to have ended with the play, and what was
-    never sent to come after it, one by one.
-    """
+    How many run at a time puts requests in an order that is gone with those between
+    them: without a hundred requests in between, the last ones are sent beside the
+    first. What overlapped in the play may do so still. What had no answer is taken to
+    have ended with the play, and what was never sent to come after it, one by one."""
     spans = _spans(case, seen)
     by_end = sorted(spans, key=lambda span: span.end)
     ends = [span.end for span in by_end]
@@ -64,18 +75,26 @@ def as_it_went(case: Case, seen: Observation) -> Case:
         before = bisect_right(ends, span.sent)
         after = list(op.after)
         if before:
-            # Who had ended before another one of them was sent is waited for by that one.
+            # Who had ended before another one of them was sent is waited for by that
+            # one.
             first = bisect_right(ends, latest[before - 1])
-            last = next(one for one in by_end[:before] if one.sent == latest[before - 1])
+            last = next(
+                one for one in by_end[:before] if one.sent == latest[before - 1]
+            )
             waited = {*by_end[first:before], last}
-            names = (f"{ids[p]}.end" for p in sorted(w.place for w in waited) if p < span.place)
+            names = (
+                f"{ids[p]}.end"
+                for p in sorted(w.place for w in waited)
+                if p < span.place
+            )
             after = list(dict.fromkeys([*after, *names]))
         operations.append(op.model_copy(update={"after": after}))
     return case.model_copy(update={"operations": operations})
 
 
 def _spans(case: Case, seen: Observation) -> list[_Span]:
-    """Of each operation, in the case's order; of what had none, a made-up one after all others."""
+    """Of each operation, in the case's order; of what had none, a made-up one after all
+    others."""
     known = list(seen.times.values())
     close = max((end for _, end in known if end is not None), default=0.0)
     close = max(close, *(sent for sent, _ in known)) + 1 if known else 1.0
@@ -90,7 +109,7 @@ def _spans(case: Case, seen: Observation) -> list[_Span]:
     return spans
 
 
-# ---------------------------------------------------------------------- operations that look alike
+# ----------------------------------------------------------- operations that look alike
 
 
 class Kind(NamedTuple):
@@ -116,7 +135,13 @@ def kinds(case: Case, seen: Observation) -> dict[str, Kind]:
         answer = seen.answers.get(op.id, "")
         # One that is stuck would have been answered.
         known = answer if answer[:1] in ("4", "5") else "200"
-        images = "none" if not op.images else "shared" if shared.intersection(op.images) else "new"
+        images = (
+            "none"
+            if not op.images
+            else "shared"
+            if shared.intersection(op.images)
+            else "new"
+        )
         found[op.id] = Kind(op.path, known, images, bool(op.leave))
     return found
 
@@ -130,17 +155,25 @@ def grouped(kinds: Mapping[str, Kind], ids: Iterable[str]) -> dict[Kind, list[st
 
 
 def stand_ins(case: Case, seen: Observation) -> list[list[str]]:
-    """Operations of which one may stand for the others: of one kind, with as many images of the
-    same sizes that no other operation has, the same parameters and about as long a text."""
+    """Operations of which one may stand for the others: of one kind, with as many
+    images of the same sizes that no other operation has, the same parameters and about
+    as long a text."""
     shared, kind = shared_images(case), kinds(case, seen)
     groups: dict[object, list[str]] = {}
     for number, op in enumerate(case.operations):
-        texts = [part.text or "" for message in op.messages or [] for part in message.parts()]
+        texts = [
+            part.text or "" for message in op.messages or [] for part in message.parts()
+        ]
         looks = (
             kind[op.id],
             seen.sizes.get(op.id, ""),
             tuple(sorted((name, repr(value)) for name, value in op.parameters.items())),
-            *(op.method, op.query, op.body, op.data, str(op.form), op.expect and str(op.expect)),
+            op.method,
+            op.query,
+            op.body,
+            op.data,
+            str(op.form),
+            op.expect and str(op.expect),
             op.stream,
             op.leave,
             (sum(map(len, texts)) + len(str(op.prompt or ""))).bit_length(),
@@ -151,18 +184,22 @@ def stand_ins(case: Case, seen: Observation) -> list[list[str]]:
 
 
 def sharing(case: Case, ids: Iterable[str]) -> set[str]:
-    """Those that have an image in common with one of ``ids``; these themselves as well."""
+    """Those that have an image in common with one of ``ids``; these themselves as
+    well."""
     chosen = set(ids)
     seeds = {name for op in case.operations if op.id in chosen for name in op.images}
     groups = _families(case)
     wanted = {groups[name] for name in seeds}
     return chosen | {
-        op.id for op in case.operations if any(groups[name] in wanted for name in op.images)
+        op.id
+        for op in case.operations
+        if any(groups[name] in wanted for name in op.images)
     }
 
 
 def shared_images(case: Case) -> set[str]:
-    """Images that are used more than once, under whatever name, or that others are made of."""
+    """Images that are used more than once, under whatever name, or that others are made
+    of."""
     groups = _families(case)
     uses = Counter(groups[name] for op in case.operations for name in op.images)
     return {name for name, group in groups.items() if uses[group] > 1}
@@ -187,23 +224,41 @@ def abnormal(seen: Observation) -> list[str]:
     return [op for op in seen.sent if seen.answers.get(op, "")[:1] in ("4", "5")]
 
 
-# ----------------------------------------------------------------------------------------- simpler
+# ------------------------------------------------------------------------------ simpler
 
 WORDS = 3
 KEPT = frozenset(
     {
-        *("max_tokens", "max_completion_tokens", "max_output_tokens", "prompt_logprobs", "n"),
-        *("prompt", "input", "text", "input_ids", "token_ids", "input_embeds", "sampling_params"),
-        *("query", "documents", "text_1", "text_2", "lora_name", "lora_path", "messages"),
+        "max_tokens",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "prompt_logprobs",
+        "n",
+        "prompt",
+        "input",
+        "text",
+        "input_ids",
+        "token_ids",
+        "input_embeds",
+        "sampling_params",
+        "query",
+        "documents",
+        "text_1",
+        "text_2",
+        "lora_name",
+        "lora_path",
+        "messages",
     }
 )
-"""Parameters that bound an answer: without them it would be a longer one, and no simpler; and what
-is asked in other forms than completions: without it there is no request."""
+"""Parameters that bound an answer: without them it would be a longer one, and no
+simpler; and what is asked in other forms than completions: without it there is no
+request."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One simplification. ``name``: what it takes away, where it takes one thing away."""
+    """One simplification. ``name``: what it takes away, where it takes one thing
+    away."""
 
     what: str
     made: Callable[[Case], Case]
@@ -224,9 +279,14 @@ def changes(case: Case, seen: Observation) -> list[Change]:
             "no streams, and no client that goes away",
             lambda c: _each(c, lambda op: {"stream": False, "leave": ""}),
         ),
-        Change("no parameters but those that bound the answer", lambda c: _each(c, fewer)),
+        Change(
+            "no parameters but those that bound the answer", lambda c: _each(c, fewer)
+        ),
         Change("short texts", lambda c: _each(c, lambda op: _shorter(op, refused))),
-        Change("noise of the same size in the place of the pictures", lambda c: _noise(c, seen)),
+        Change(
+            "noise of the same size in the place of the pictures",
+            lambda c: _noise(c, seen),
+        ),
     )
     return [change for change in offered if change.made(case) != case]
 
@@ -250,14 +310,18 @@ def all_options_left_out(case: Case) -> Change | None:
     if len(_options(case.server.args)) < 2:
         return None
     server = case.server.model_copy(update={"args": []})
-    return Change("without any option", lambda c: c.model_copy(update={"server": server}))
+    return Change(
+        "without any option", lambda c: c.model_copy(update={"server": server})
+    )
 
 
 def options_left_out(case: Case) -> Iterator[Change]:
     """The same server without one of its options, with the values that follow it."""
     for words in _options(case.server.args):
         name = " ".join(words)
-        yield Change(f"without the option {name}", functools.partial(_without, words), name)
+        yield Change(
+            f"without the option {name}", functools.partial(_without, words), name
+        )
 
 
 def _options(args: list[str]) -> list[tuple[str, ...]]:
@@ -272,7 +336,9 @@ def _options(args: list[str]) -> list[tuple[str, ...]]:
 def _without(words: tuple[str, ...], case: Case) -> Case:
     left = [group for group in _options(case.server.args) if group != words]
     args = [word for group in left for word in group]
-    return case.model_copy(update={"server": case.server.model_copy(update={"args": args})})
+    return case.model_copy(
+        update={"server": case.server.model_copy(update={"args": args})}
+    )
 
 
 def in_order(case: Case) -> Case:
@@ -285,14 +351,16 @@ def in_order(case: Case) -> Case:
 
 
 def _shorter(op: Operation, refused: set[str]) -> dict[str, Any]:
-    """Of each message the first words; of a request that was refused, perhaps for its length, the
-    text stays."""
+    """Of each message the first words; of a request that was refused, perhaps for its
+    length, the text stays."""
     if op.id in refused or op.messages is None:
         return {}
     messages = []
     for message in op.messages:
         content: str | list[Part] | None = [
-            part if part.text is None else part.model_copy(update={"text": _words(part.text)})
+            part
+            if part.text is None
+            else part.model_copy(update={"text": _words(part.text)})
             for part in message.parts()
         ]
         if message.content is None or isinstance(message.content, str):

@@ -1,4 +1,5 @@
-"""What attempts showed, and a replay in its folder: its document, and the journal of its attempts.
+"""What attempts showed, and a replay in its folder: its document, and the journal of
+its attempts.
 
 Whoever goes on with it repeats none that ended.
 """
@@ -52,10 +53,14 @@ class Named(Record):
     """
 
     bucket: str = ""
-    known: Annotated[str | None, Field(description="a scenario that fits in all conditions")] = None
+    known: Annotated[
+        str | None, Field(description="a scenario that fits in all conditions")
+    ] = None
     variant: str = ""
     why: str = ""
-    diagnosis: Annotated[str, Field(description="folder of its incident, below the play's")] = ""
+    diagnosis: Annotated[
+        str, Field(description="folder of its incident, below the play's")
+    ] = ""
 
 
 class LiveLook(Record):
@@ -82,17 +87,26 @@ class Observation(Record):
     unseen: list[str] = []
     untestable: list[str] = []
     said: str = ""
-    sent: Annotated[list[str], Field(description="operations in the order they were sent")] = []
+    sent: Annotated[
+        list[str], Field(description="operations in the order they were sent")
+    ] = []
     times: Annotated[
         dict[str, tuple[float, float | None]],
-        Field(description="operation: sent and ended, in seconds; None: it has no answer"),
+        Field(
+            description="operation: sent and ended, in seconds; None: it has no answer"
+        ),
     ] = {}
     answers: Annotated[
-        dict[str, str], Field(description="operation: its status, stuck, left, unsent or broken")
+        dict[str, str],
+        Field(description="operation: its status, stuck, left, unsent or broken"),
     ] = {}
-    observed: Annotated[dict[str, str], Field(description="operation: what came, for people")] = {}
+    observed: Annotated[
+        dict[str, str], Field(description="operation: what came, for people")
+    ] = {}
     sizes: Annotated[dict[str, str], Field(description="operation: of its images")] = {}
-    stack: Annotated[list[str], Field(description="where it stands, innermost first")] = []
+    stack: Annotated[
+        list[str], Field(description="where it stands, innermost first")
+    ] = []
     log_lines: list[str] = []
     deadline_s: float = 0.0
     folder: Annotated[str, Field(description="of the play, below the replay's")] = ""
@@ -110,7 +124,9 @@ class Observation(Record):
         return [op for op in self.sent if self.answers.get(op) == STUCK]
 
 
-def observation_of(case: Case, played: Played, judged: Judged, play: PlayFacts) -> Observation:
+def observation_of(
+    case: Case, played: Played, judged: Judged, play: PlayFacts
+) -> Observation:
     """``play`` gets the state and the buckets."""
     play.state, play.early = played.state.value, played.early
     play.buckets = list(dict.fromkeys(s.bucket for s in judged.sightings))
@@ -118,7 +134,9 @@ def observation_of(case: Case, played: Played, judged: Judged, play: PlayFacts) 
     records = {r.label: r for r in played.evidence.requests}
     mine = [(op, records.get(op.id)) for op in case.operations]
     began = min((r.sent.mono for _, r in mine if r is not None), default=0.0)
-    sent = sorted((r.sent.mono, number) for number, (_, r) in enumerate(mine) if r is not None)
+    sent = sorted(
+        (r.sent.mono, number) for number, (_, r) in enumerate(mine) if r is not None
+    )
     stuck = set(played.stuck)
     stack = played.frames  # of the exception, where no thread was looked at
     if played.stack:
@@ -172,7 +190,9 @@ def _observed(op: Operation, record: RequestRecord | None, stuck: set[str]) -> s
         return f"no answer in {record.latency_s:.1f} s"
     if op.leave and (record.status is None or record.status < 400):
         return f"left after {op.leave}"
-    text = record.reply if record.status is None or record.status >= 400 else record.text
+    text = (
+        record.reply if record.status is None or record.status >= 400 else record.text
+    )
     shown = " ".join(text.split())[:_SHOWN]
     known = f"{record.status or 'no answer'}"
     return shown if shown.startswith(known) else f"{known} {shown}".strip()
@@ -208,19 +228,20 @@ def _first_words(observed: str) -> str:
     return " ".join(f"{observed[:3]} {message}".split())
 
 
-# -------------------------------------------------------------------------------------- the folder
+# --------------------------------------------------------------------------- the folder
 
 How: TypeAlias = Literal["calibration", "whole", "confirm", "look", "shrink", "silent"]
 """What an attempt is for, as far as it changes how it is made."""
 PLAYS_DIR = "plays"
 BLOCKS = 6
-"""Of a case that is sent in blocks: an idle server is read after each, for what grows."""
+"""Of a case that is sent in blocks: an idle server is read after each, for what
+grows."""
 WriteReplay = Callable[[Replay, Path], object]
 
 
 class Key(NamedTuple):
-    """One attempt: its case (and into how many blocks it was cut), how it was made, and which of
-    several alike it is."""
+    """One attempt: its case (and into how many blocks it was cut), how it was made, and
+    which of several alike it is."""
 
     digest: str
     how: How
@@ -244,7 +265,9 @@ class Wanted(NamedTuple):
 class Head(journal.Head):
     """The first line: whose attempts follow."""
 
-    case: Annotated[str, Field(description="digest of the case, before anything was left out")]
+    case: Annotated[
+        str, Field(description="digest of the case, before anything was left out")
+    ]
 
     def other_than(self, asked: Self) -> str:
         same_maker = self.mmrepro_version == asked.mmrepro_version
@@ -269,7 +292,9 @@ class Began(_OfAttempt):
 class Ended(_OfAttempt):
     kind: Literal["ended"] = "ended"
     seen: Observation
-    answer_s: Annotated[float | None, Field(description="of a calibration: the deadline")] = None
+    answer_s: Annotated[
+        float | None, Field(description="of a calibration: the deadline")
+    ] = None
     suspect_s: float | None = None
     rule: str = ""
 
@@ -289,12 +314,14 @@ class Ended(_OfAttempt):
 
 
 AnyLine: TypeAlias = Annotated[Head | Began | Ended, Field(discriminator="kind")]
-VERDICTS = JournalKind("replay", VERDICTS_FILE, ".replay.lock", REPLAY_FILE, TypeAdapter(AnyLine))
+VERDICTS = JournalKind(
+    "replay", VERDICTS_FILE, ".replay.lock", REPLAY_FILE, TypeAdapter(AnyLine)
+)
 
 
 class ReplayFolder:
-    """A replay in progress; also a context manager. ``replay`` is valid, if partial, at every
-    moment.
+    """A replay in progress; also a context manager. ``replay`` is valid, if partial, at
+    every moment.
 
     Attributes:
         ended: what attempts showed, those of an earlier call included.
@@ -306,8 +333,8 @@ class ReplayFolder:
     def __init__(
         self, folder: Path, case: Case, options: ReplayCommand, write: WriteReplay
     ) -> None:
-        """``write`` writes the documents below the folder, each time that they have grown; the
-        findings' folders with their ``case.json`` are there by then."""
+        """``write`` writes the documents below the folder, each time that they have
+        grown; the findings' folders with their ``case.json`` are there by then."""
         self.folder, self.case, self.options = folder, case, options
         self._write_documents = write
         decides = {
@@ -339,9 +366,13 @@ class ReplayFolder:
     def begin_attempt(self, key: Key, facts: PlayFacts) -> None:
         """Write down that it is made."""
         number, what, asked = facts.number, facts.what, facts.requests
-        self.journal.append(Began(**key.fields, number=number, what=what, requests=asked))
+        self.journal.append(
+            Began(**key.fields, number=number, what=what, requests=asked)
+        )
 
-    def end_attempt(self, key: Key, seen: Observation, deadlines: Deadlines | None = None) -> Ended:
+    def end_attempt(
+        self, key: Key, seen: Observation, deadlines: Deadlines | None = None
+    ) -> Ended:
         """Write down what it showed. Raises UsageError: it ended before."""
         measured = {} if deadlines is None else asdict(deadlines)
         line = Ended(**key.fields, number=seen.play.number, seen=seen, **measured)
@@ -349,7 +380,8 @@ class ReplayFolder:
         return self.ended[key]
 
     def attempted(self, facts: Iterable[PlayFacts], *, kept_s: float = 0.0) -> None:
-        """Another attempt is known. ``kept_s``: seconds of it that an earlier call spent."""
+        """Another attempt is known. ``kept_s``: seconds of it that an earlier call
+        spent."""
         self.replay.plays = [one for one in facts if one.state]
         self.replay.kept_s += kept_s
         if not self.replay.start_mode:
@@ -362,7 +394,9 @@ class ReplayFolder:
         self.replay.findings = sorted([*others, finding], key=lambda f: int(f.id[1:]))
         self.write()
 
-    def end(self, state: Literal["complete", "interrupted", "failed"], failure: str = "") -> None:
+    def end(
+        self, state: Literal["complete", "interrupted", "failed"], failure: str = ""
+    ) -> None:
         self.replay.state, self.replay.failure = state, failure
         self.replay.finished = Moment.now()
         self.write()
@@ -394,20 +428,28 @@ class ReplayFolder:
 
 
 def note_server(document: Replay | Fuzz, folders: Iterable[Path]) -> None:
-    """How the server was set up, by the first incident of a start that is in one of them; of a
-    later server, what stood in there."""
+    """How the server was set up, by the first incident of a start that is in one of
+    them; of a later server, what stood in there."""
     there = {one.name for one in document.stand_ins}
     for folder in folders:
         try:
-            incident = Incident.model_validate_json((folder / INCIDENT_FILE).read_bytes())
+            incident = Incident.model_validate_json(
+                (folder / INCIDENT_FILE).read_bytes()
+            )
         except (OSError, ValidationError):
             continue
         engine = incident.engine
         if not document.start_mode:
             document.settings, document.wheel = engine.settings, engine.wheel
             document.packages, document.start_mode = engine.packages, engine.start_mode
-            document.fidelity, document.stand_ins = incident.fidelity, incident.stand_ins
+            document.fidelity, document.stand_ins = (
+                incident.fidelity,
+                incident.stand_ins,
+            )
             document.host = incident.host
         elif more := [one for one in incident.stand_ins if one.name not in there]:
-            document.stand_ins, document.fidelity = document.stand_ins + more, incident.fidelity
+            document.stand_ins, document.fidelity = (
+                document.stand_ins + more,
+                incident.fidelity,
+            )
         return

@@ -1,9 +1,9 @@
 """The server of a case file: somebody else may have written it.
 
-Who sends a case chooses options, variables, a model and a mitigation of a server that runs here.
-They are held against the list of the engine (``allowed.toml``), wherever a server is started from a
-file. What the user types himself is his own: it replaces what the file has.
-"""
+Who sends a case chooses options, variables, a model and a mitigation of a server that
+runs here. They are held against the list of the engine (``allowed.toml``), wherever a
+server is started from a file. What the user types himself is his own: it replaces what
+the file has."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ NOTHING_TYPED: Collection[str] = ()
 
 
 def refuse_unlisted(
-    server: ServerWanted, place: Path, typed: Collection[str] = NOTHING_TYPED, *, command: str = ""
+    server: ServerWanted,
+    place: Path,
+    typed: Collection[str] = NOTHING_TYPED,
+    *,
+    command: str = "",
 ) -> None:
     """Hold the server of the case in ``place`` against what others may set.
 
-    Args:
-        typed: fields of the server that the user gives instead: they are not asked.
-        command: what the user can type an option to; "": the command that reads the case.
+    Args: typed: fields of the server that the user gives instead: they are not asked.
+        command: what the user can type an option to; "": the command that reads the
+        case.
 
     Raises:
         UsageError: something is not on the list; says what, why, and what allows it.
@@ -35,7 +39,10 @@ def refuse_unlisted(
         if field not in typed:
             where = f"{command} " if command else ""
             raise UsageError(
-                f"{place} sets {shown[:200]} for its server, which a file may not: {why}.",
+                (
+                    f"{place} sets {shown[:200]} for its server, which a file may "
+                    f"not: {why}."
+                ),
                 hint=f"take it out of {CASE_FILE}, or type it yourself: {where}"
                 + _typed_again(server, field),
             )
@@ -53,7 +60,8 @@ def _unlisted(server: ServerWanted) -> Iterator[tuple[str, str, str]]:
 
 
 def _typed_again(server: ServerWanted, field: str) -> str:
-    """Options of ours that give the whole field: they take the place of what the file has."""
+    """Options of ours that give the whole field: they take the place of what the file
+    has."""
     if field == "model":
         return f"--model {shlex.quote(server.model)}"
     if field == "args":

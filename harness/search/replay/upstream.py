@@ -1,5 +1,5 @@
-"""A finding's upstream test, run in installed trees: red where the failure is, green where it is
-not."""
+"""A finding's upstream test, run in installed trees: red where the failure is, green
+where it is not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from mmrepro.runs.start import ServerSpec
 from mmrepro.traffic.case.model import ServerWanted
 
 PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "pygments")
-"""What pytest is made of, all of it Python: it is lent to an environment that has none."""
+"""What pytest is made of, all of it Python: it is lent to an environment that has
+none."""
 TIMEOUT_S = 900.0
 LAST_LINES = 12
 TEST = "test_upstream.py"
@@ -46,9 +47,8 @@ SILENT = "it answers nothing at all"
 class Verdict:
     """What a test said of one tree.
 
-    Attributes:
-        red: it failed by what it asserts; None: it could not be run, which says nothing.
-        said: its assertion, or why it could not be run.
+    Attributes: red: it failed by what it asserts; None: it could not be run, which says
+        nothing. said: its assertion, or why it could not be run.
     """
 
     tree: str
@@ -65,7 +65,8 @@ def confirmed(
     good: str,
     say: Callable[[str], None],
 ) -> str:
-    """The test, once it was run where the failure is and, if ``good`` is given, where it is not.
+    """The test, once it was run where the failure is and, if ``good`` is given, where
+    it is not.
 
     Args:
         write: makes the test; gets the sentences on where it was run.
@@ -73,10 +74,8 @@ def confirmed(
         good: a release without it; "": none is known.
         say: gets what goes on.
 
-    Raises:
-        NotConfirmed: it is not red there, or not green there: it is of no use to others.
-        UsageError: pytest is not installed here.
-        MmreproError: as ``ensure``.
+    Raises: NotConfirmed: it is not red there, or not green there: it is of no use to
+        others. UsageError: pytest is not installed here. MmreproError: as ``ensure``.
     """
     text = write("")
     bad = run(text, kind, server, server.release, say)
@@ -91,20 +90,27 @@ def confirmed(
     else:
         told.append("It was not run on a tree without the failure: none was named.")
     device = device_of("auto")
-    told.append(f"Run by mmrepro on {'a CPU' if device == 'cpu' else 'a GPU'}{_lent(server)}.")
+    told.append(
+        f"Run by mmrepro on {'a CPU' if device == 'cpu' else 'a GPU'}{_lent(server)}."
+    )
     return write(" ".join(told))
 
 
 def _lent(server: ServerWanted) -> str:
     if server.engine == "vllm":
-        return ", with a RemoteOpenAIServer of its own, as wheels have no tests/utils.py"
+        return (
+            ", with a RemoteOpenAIServer of its own, as wheels have no tests/utils.py"
+        )
     return ", with stand-ins for GPU kernels" if device_of("auto") == "cpu" else ""
 
 
 def _of_no_use(verdict: Verdict, wanted: str, where: str) -> NotConfirmed:
     came = {True: "fails", False: "passes", None: "cannot be run"}[verdict.red]
     return NotConfirmed(
-        f"The test is to {wanted} with {verdict.tree}, {where}, and {came}: {verdict.said}.",
+        (
+            f"The test is to {wanted} with {verdict.tree}, {where}, and {came}: "
+            f"{verdict.said}."
+        ),
         hint="--no-run prints it as it is",
         detail=list(verdict.log),
     )
@@ -117,18 +123,30 @@ def run(
     release: str,
     say: Callable[[str], None],
 ) -> Verdict:
-    """Run the test with ``release``, in a folder that has the form of the engine's own tests."""
+    """Run the test with ``release``, in a folder that has the form of the engine's own
+    tests."""
     environment = ensure(spec_for(server.engine, release), progress=say)
     tree = f"{server.engine} {release}"
     began = time.monotonic()
     say(f"running the test with {tree}")
-    with tempfile.TemporaryDirectory(prefix="mmrepro-upstream-") as name, environment.in_use():
+    with (
+        tempfile.TemporaryDirectory(prefix="mmrepro-upstream-") as name,
+        environment.in_use(),
+    ):
         folder = Path(name)
         test = _tests(folder, server.engine) / TEST
         test.write_text(text, encoding="utf-8")
         log, report = folder / "log", folder / "report.xml"
         with log.open("wb") as output:
-            words = ["-m", "pytest", "-x", "-p", "no:cacheprovider", "--junit-xml", str(report)]
+            words = [
+                "-m",
+                "pytest",
+                "-x",
+                "-p",
+                "no:cacheprovider",
+                "--junit-xml",
+                str(report),
+            ]
             child = subprocess.Popen(
                 [str(environment.python), *words, str(test)],
                 cwd=folder,
@@ -143,13 +161,16 @@ def run(
                     child.wait(TIMEOUT_S)
                 except subprocess.TimeoutExpired:
                     why = f"it did not end within {TIMEOUT_S:g} s"
-                    return Verdict(tree, None, why, time.monotonic() - began, _last(log))
+                    return Verdict(
+                        tree, None, why, time.monotonic() - began, _last(log)
+                    )
         red, said = _read(report, kind)
         return Verdict(tree, red, said, round(time.monotonic() - began, 1), _last(log))
 
 
 def _tests(folder: Path, engine: str) -> Path:
-    """A folder for the test: in vLLM's tree ``tests/v1/e2e``, as deep as it is written for."""
+    """A folder for the test: in vLLM's tree ``tests/v1/e2e``, as deep as it is written
+    for."""
     if engine != "vllm":
         return folder
     place = folder / "tests" / "v1" / "e2e"
@@ -163,7 +184,8 @@ def _tests(folder: Path, engine: str) -> Path:
 def _variables(
     environment: Environment, server: ServerWanted, release: str, folder: Path
 ) -> dict[str, str]:
-    """What the engine gets from mmrepro on this machine: stand-ins, caches, the CPU's settings."""
+    """What the engine gets from mmrepro on this machine: stand-ins, caches, the CPU's
+    settings."""
     wanted = server.model_copy(update={"release": release})
     scenario, options = replayed(wanted, RunCommand(release=release))
     model = scenario.model.write(cache_root() / "models")
@@ -186,7 +208,11 @@ def _variables(
     paths = [own.get("PYTHONPATH", ""), str(folder), str(lent)]
     own["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     programs = [str(environment.python.parent), os.environ.get("PATH", "")]
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
     return {**kept, **own, "PATH": os.pathsep.join(programs)}
 
 
@@ -201,7 +227,9 @@ def _ended(child: subprocess.Popen[bytes]) -> Iterator[None]:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, sent)
-            _, alive = psutil.wait_procs([p for pid in left if (p := _process(pid))], timeout=8)
+            _, alive = psutil.wait_procs(
+                [p for pid in left if (p := _process(pid))], timeout=8
+            )
             if not alive:
                 break
         child.wait()
@@ -234,7 +262,8 @@ def _read(report: Path, kind: FindingClass) -> tuple[bool | None, str]:
         skipped = suite.find("testcase/skipped") is not None
         return (None, "it was skipped") if skipped else (False, "it passes")
     message = one_line(broken[0].get("message") or "", 300).rstrip(".")
-    # SGLang's CustomTestCase tries again, and raises another exception of its own at the end.
+    # SGLang's CustomTestCase tries again, and raises another exception of its own at
+    # the end.
     asserted = re.findall(r"AssertionError: (.+)", broken[0].text or "")
     # pytest puts the rewritten expression behind the sentence, unittest before it.
     said = asserted[-1].partition(" assert not")[0] if asserted else message

@@ -1,1 +1,2 @@
-"""A bug report, tested: its server's command and its client, on a fresh server of that release."""
+"""A bug report, tested: its server's command and its client, on a fresh server of that
+release."""

@@ -1,4 +1,5 @@
-"""What a bug report says that it saw, and what a replay says of that. Pure functions."""
+"""What a bug report says that it saw, and what a replay says of that. Pure
+functions."""
 
 from __future__ import annotations
 
@@ -9,73 +10,120 @@ from typing import Final
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import FindingClass
-from mmrepro.failure.documents.replay import Answer, Claim, Finding, Replay, ReproVerdict, Sighting
+from mmrepro.failure.documents.replay import (
+    Answer,
+    Claim,
+    Finding,
+    Replay,
+    ReproVerdict,
+    Sighting,
+)
 from mmrepro.search.replay.pursue import LOUD
 
 _DEATH: Final = re.compile(
-    r"EngineDeadError|engine ?core (?:has )?encountered a fatal error|Scheduler hit an exception|"
-    r"SIGQUIT|(?:server|engine(?: ?core)?|process|scheduler|worker|executor)s? (?:\w+ ){0,3}"
-    r"(?:dies|died|dead|exits|exited|killed|terminates|terminated|goes down|shuts? down)|"
-    r"kills the (?:\w+ ){0,2}(?:server|engine|scheduler|process)|segmentation fault|segfault|"
-    r"core dumped|RemoteDisconnected|Remote end closed|Connection refused|server is gone|"
+    r"EngineDeadError|engine ?core (?:has )?encountered a fatal error"
+    r"|Scheduler hit an exception|"
+    r"SIGQUIT|(?:server|engine(?: ?core)?|process|scheduler|worker"
+    r"|executor)s? (?:\w+ ){0,3}"
+    r"(?:dies|died|dead|exits|exited|killed|terminates|terminated|goes down"
+    r"|shuts? down)|"
+    r"kills the (?:\w+ ){0,2}(?:server|engine|scheduler|process)|segmentation fault"
+    r"|segfault|"
+    r"core dumped|RemoteDisconnected|Remote end closed|Connection refused"
+    r"|server is gone|"
     r"Empty reply from server|died unexpectedly|"
     r"(?:服务|引擎|进程|服务器|服务端|程序)[^。\n]{0,8}(?:退出|挂掉|挂了|死掉|死亡|终止|宕机|中断)|宕机|段错误",
     re.IGNORECASE,
 )
-_CRASH: Final = re.compile(r"\bcrash(?:es|ed|ing)?\b|崩溃|クラッシュ|크래시", re.IGNORECASE)
+_CRASH: Final = re.compile(
+    r"\bcrash(?:es|ed|ing)?\b|崩溃|クラッシュ|크래시", re.IGNORECASE
+)
 _HANG: Final = re.compile(
-    r"\b(?:hangs?|hung|hanging|deadlocks?|freezes?|frozen|stuck|never (?:returns?|responds?|"
-    r"answers?|finish(?:es)?|completes?)|no response|livelocks?|infinite loop|forever)\b|"
+    r"\b(?:hangs?|hung|hanging|deadlocks?|freezes?|frozen|stuck|never (?:returns?"
+    r"|responds?|"
+    r"answers?|finish(?:es)?|completes?)|no response|livelocks?|infinite loop"
+    r"|forever)\b|"
     r"卡死|卡住|没有响应|无响应|不响应|死锁|一直等待|阻塞|ハング",
     re.IGNORECASE,
 )
 _STATUS: Final = re.compile(
-    r"(?:HTTP(?:/[\d.]+)?[\s:]*|status(?: code)?[\s:=]*|error(?: code)?[\s:=]*|code[\"']?[\s:=]+|"
+    r"(?:HTTP(?:/[\d.]+)?[\s:]*|status(?: code)?[\s:=]*|error(?: code)?[\s:=]*"
+    r"|code[\"']?[\s:=]+|"
     r"returns?(?: an?)?(?: HTTP)?[\s`\"]*|response[\s:]*|[^\w.]|"
-    r"(?:返回|报错?|状态码|错误码?|响应)[\s::为是]*(?:HTTP)?\s*)(?<![\d.A-Za-z_])([45]\d\d)(?![\dA-Za-z_])"
-    r"(?=[\s`\"',:;.)]*(?:Internal|Bad|Unprocessable|error|HTTP|status|response|Server|Not Found|"
-    r"Forbidden|$|instead|for|when|since|on|in|with|from|(?:and|but|then|after|while)\b|"
+    r"(?:返回|报错?|状态码|错误码?|响应)[\s::为是]*(?:HTTP)?\s*)(?<![\d.A-Za-z_])([45]\d\d)"
+    r"(?![\dA-Za-z_])"
+    r"(?=[\s`\"',:;.)]*(?:Internal|Bad|Unprocessable|error|HTTP|status|response|Server"
+    r"|Not Found|"
+    r"Forbidden|$|instead|for|when|since|on|in|with|from|(?:and|but|then|after|while)\b"
+    r"|"
     r"[\"}]|错误|内部|状态|响应))",
     re.IGNORECASE | re.MULTILINE,
 )
 _NAMED_STATUS: Final = {"internal server error": 500, "internalservererror": 500}
 _WISHED: Final = re.compile(
-    r"should|expect|instead of|rather than|ought|supposed|correct|appropriate|proper|must|want|"
+    r"should|expect|instead of|rather than|ought|supposed|correct|appropriate|proper"
+    r"|must|want|"
     r"would be|needs? to|valid status|\bnot an?\b|before|previously|clean|graceful|fix|"
     r"应该|应当|期望|预期|而不是|而非|应返回|希望",
     re.IGNORECASE,
 )
 _WISHED_CHARS: Final = 70
 _EXCEPTION: Final = re.compile(
-    r"(?:^|[\s:('\"`])(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt|Fault))\b"
+    r"(?:^|[\s:('\"`])(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt"
+    r"|Fault))\b"
 )
 _ECHOES: Final = frozenset(
     {
-        *("EngineDeadError", "InternalServerError", "APIConnectionError", "HTTPError"),
-        *("HTTPException", "RemoteProtocolError", "ConnectionError", "ConnectionResetError"),
-        *("APIError", "URLError", "BadRequestError", "APIStatusError", "ConnectionRefusedError"),
-        *("APITimeoutError", "CancelledError", "TimeoutError", "ReadTimeout"),
-        *("RemoteDisconnected", "EngineGenerateError", "ClientConnectorError"),
-        *("ServerDisconnectedError", "ChunkedEncodingError", "ReadError"),
+        "EngineDeadError",
+        "InternalServerError",
+        "APIConnectionError",
+        "HTTPError",
+        "HTTPException",
+        "RemoteProtocolError",
+        "ConnectionError",
+        "ConnectionResetError",
+        "APIError",
+        "URLError",
+        "BadRequestError",
+        "APIStatusError",
+        "ConnectionRefusedError",
+        "APITimeoutError",
+        "CancelledError",
+        "TimeoutError",
+        "ReadTimeout",
+        "RemoteDisconnected",
+        "EngineGenerateError",
+        "ClientConnectorError",
+        "ServerDisconnectedError",
+        "ChunkedEncodingError",
+        "ReadError",
     }
 )
 """Exceptions of clients, and what the rest of an engine says of its core's."""
 _HARDWARE: Final = re.compile(
-    r"CUDA error[^\n]{0,60}|CUDA out of memory|torch\.OutOfMemoryError|illegal memory access|"
-    r"device-side assert|NCCL (?:error|WARN)[^\n]{0,40}|ncclInternalError|ncclSystemError|"
+    r"CUDA error[^\n]{0,60}|CUDA out of memory|torch\.OutOfMemoryError"
+    r"|illegal memory access|"
+    r"device-side assert|NCCL (?:error|WARN)[^\n]{0,40}|ncclInternalError"
+    r"|ncclSystemError|"
     r"cudaErrorIllegal\w*|CUBLAS_STATUS_\w+|cudnn\w* error|HIP error|hipError\w+|"
-    r"no kernel image is available|triton\.(?:runtime|compiler)\.\w*(?:Error|OutOfResources)\w*|"
-    r"OutOfResources: out of resource|Xid\s*\(?[\w:.]*\)?:? ?\d+|deep_?gemm[^\n]{0,30}error|"
-    r"flashinfer[^\n]{0,60}(?:error|assert|fail)|GPU hang|uncorrectable ECC|NVLink error|"
+    r"no kernel image is available|triton\.(?:runtime|compiler)\.\w*(?:Error"
+    r"|OutOfResources)\w*|"
+    r"OutOfResources: out of resource|Xid\s*\(?[\w:.]*\)?:? ?\d+"
+    r"|deep_?gemm[^\n]{0,30}error|"
+    r"flashinfer[^\n]{0,60}(?:error|assert|fail)|GPU hang|uncorrectable ECC"
+    r"|NVLink error|"
     r"cutlass[^\n]{0,40}(?:error|fail)|aiter[^\n]{0,40}(?:error|fail)",
     re.IGNORECASE,
 )
 _GPU_CODE: Final = re.compile(r"vllm/v1/worker/gpu/[\w/]+\.py")
 """Files of vLLM's second model runner, which asks for Triton."""
 _START: Final = re.compile(
-    r"(?:fail(?:s|ed)?|unable|refuses) to (?:start|launch|boot|initiali[sz]e)\b|EngineCore failed "
-    r"to start|Engine core initialization failed|(?:does not|doesn't|won't|cannot|can't) "
-    r"(?:start|launch)\b|(?:start-?up|launch|initiali[sz]ation) (?:fails|failed|failure|crash)|"
+    r"(?:fail(?:s|ed)?|unable|refuses) to (?:start|launch|boot|initiali[sz]e)\b"
+    r"|EngineCore failed "
+    r"to start|Engine core initialization failed|(?:does not|doesn't|won't|cannot"
+    r"|can't) "
+    r"(?:start|launch)\b|(?:start-?up|launch|initiali[sz]ation) (?:fails|failed|failure"
+    r"|crash)|"
     r"crash(?:es|ed|ing)? (?:on|at|during|while) (?:start|launch|load|boot|init)|"
     r"启动(?:失败|报错|不了|异常)|无法启动",
     re.IGNORECASE,
@@ -86,11 +134,18 @@ _SILENT: Final = (
         r"乱码|(?:输出|结果)(?:错误|不正确|异常)",
         FindingClass.WRONG_ANSWER,
     ),
-    (r"(?:memory|thread|file descriptor|fd|shm) leak|leaks? memory", FindingClass.RESIDUE),
-    (r"cross-?talk|another (?:user|request)'s (?:answer|output)", FindingClass.CROSS_TALK),
+    (
+        r"(?:memory|thread|file descriptor|fd|shm) leak|leaks? memory",
+        FindingClass.RESIDUE,
+    ),
+    (
+        r"cross-?talk|another (?:user|request)'s (?:answer|output)",
+        FindingClass.CROSS_TALK,
+    ),
     (
         r"\b(?:is|are|was|were|gets?|being) ignored\b|\bignores?\b|violat\w+|"
-        r"(?:not|never|n't) (?:respect|honou?r|obey|appl|follow|enforce|adhere|take effect)\w*|"
+        r"(?:not|never|n't) (?:respect|honou?r|obey|appl|follow|enforce|adhere"
+        r"|take effect)\w*|"
         r"(?:invalid|not valid|malformed|broken|incomplete) JSON|"
         r"stream\w* (?:\w+ ){0,3}(?:differ|mismatch|inconsist)|"
         r"(?:未|不|没有)(?:生效|遵守|起作用)|被忽略",
@@ -102,11 +157,14 @@ BY_EACH: Final = LOUD | {FindingClass.PROTOCOL, FindingClass.EXPECTATION}
 
 
 def read_claim(title: str, text: str) -> Claim:
-    """What a report observed, by its title and its text without commands and clients."""
+    """What a report observed, by its title and its text without commands and
+    clients."""
     whole = f"{title}\n{text}"
     classes: list[FindingClass] = []
     status = _status(title) or _status(text)
-    if _DEATH.search(whole):  # a status of 500 beside it is how a client sees it, and is not enough
+    if _DEATH.search(
+        whole
+    ):  # a status of 500 beside it is how a client sees it, and is not enough
         classes += [FindingClass.DEATH, FindingClass.FAILING]
     elif status is not None and status >= 500:
         classes.append(FindingClass.SERVER_ERROR)
@@ -122,7 +180,9 @@ def read_claim(title: str, text: str) -> Claim:
     for pattern, kind in _SILENT:
         if not classes and re.search(pattern, whole, re.IGNORECASE):
             classes.append(kind)
-    found = [name for name in dict.fromkeys(_EXCEPTION.findall(text)) if name not in _ECHOES]
+    found = [
+        name for name in dict.fromkeys(_EXCEPTION.findall(text)) if name not in _ECHOES
+    ]
     hardware = _HARDWARE.search(whole) or _GPU_CODE.search(whole)
     return Claim(
         classes=list(dict.fromkeys(classes)),
@@ -138,8 +198,14 @@ def claim_of(word: str) -> Claim:
         status = int(word)
         kinds = [FindingClass.SERVER_ERROR] if status >= 500 else []
         return Claim(status=status, classes=kinds)
-    named = {"crash": FindingClass.DEATH, "dies": FindingClass.DEATH, "hangs": FindingClass.HANG}
-    kind = named.get(word) or next((one for one in FindingClass if one.value == word), None)
+    named = {
+        "crash": FindingClass.DEATH,
+        "dies": FindingClass.DEATH,
+        "hangs": FindingClass.HANG,
+    }
+    kind = named.get(word) or next(
+        (one for one in FindingClass if one.value == word), None
+    )
     if kind is None:
         raise UsageError(
             f"--reported {word}: a status such as 500, or what is wrong.",
@@ -150,7 +216,8 @@ def claim_of(word: str) -> Claim:
 
 
 def _status(text: str) -> int | None:
-    """The status that a text reports, and not one that it wishes for; the most frequent one."""
+    """The status that a text reports, and not one that it wishes for; the most frequent
+    one."""
     seen: dict[int, int] = {}
     for found in _STATUS.finditer(text):
         before = text[max(0, found.start(1) - _WISHED_CHARS) : found.start(1)]
@@ -164,17 +231,21 @@ def _status(text: str) -> int | None:
     return max(seen, key=lambda status: (seen[status], status)) if seen else None
 
 
-# ------------------------------------------------------------------------------------- the verdict
+# -------------------------------------------------------------------------- the verdict
 
 _LIMITS: Final = re.compile(
-    r"context length|max_model_len|maximum (?:model|context|input|allowed)|too long|longer than|"
-    r"exceeds?|does not exist|not a multimodal|multimodal|chat template|tool[- ]?call|--enable-|"
-    r"restart |not supported (?:by|for|on) (?:this|the) model|does not support|not enabled|"
+    r"context length|max_model_len|maximum (?:model|context|input|allowed)|too long"
+    r"|longer than|"
+    r"exceeds?|does not exist|not a multimodal|multimodal|chat template|tool[- ]?call"
+    r"|--enable-|"
+    r"restart |not supported (?:by|for|on) (?:this|the) model|does not support"
+    r"|not enabled|"
     r"at most \d+ image|no (?:adapter|lora)|model_not_found|not found|unauthori[sz]ed|"
     r"grammar backend|reasoning parser|out[ -]of[ -]vocab|vocab",
     re.IGNORECASE,
 )
-"""How a refusal reads that is about the server's options or its stand-in, and not the request."""
+"""How a refusal reads that is about the server's options or its stand-in, and not the
+request."""
 MOST_TOKENS: Final = 300_000
 """No model has as many (Gemma 3: 262,208): a token id beyond is in no vocabulary."""
 _VOCABULARIES: Final = (
@@ -198,13 +269,15 @@ _VOCABULARIES: Final = (
 
 def vocabulary(model: str) -> int:
     """How many tokens a model has at most, by its name."""
-    found = (size for form, size in _VOCABULARIES if re.search(form, model, re.IGNORECASE))
+    found = (
+        size for form, size in _VOCABULARIES if re.search(form, model, re.IGNORECASE)
+    )
     return next(found, MOST_TOKENS)
 
 
 def _limit(words: str, tokens: int = MOST_TOKENS) -> bool:
-    """Whether a refusal is about the server's options or its stand-in. A token id that the real
-    model, of ``tokens``, lacks as well is refused for itself."""
+    """Whether a refusal is about the server's options or its stand-in. A token id that
+    the real model, of ``tokens``, lacks as well is refused for itself."""
     if "vocab" in words.lower():
         numbers = map(int, re.findall(r"(?<![\w.])-?\d{1,19}(?![\w.]*\w)", words))
         if any(number < 0 or number >= tokens for number in numbers):
@@ -213,7 +286,8 @@ def _limit(words: str, tokens: int = MOST_TOKENS) -> bool:
 
 
 def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
-    """What the replay of a report shows, and the sentence. The report's own facts are in it."""
+    """What the replay of a report shows, and the sentence. The report's own facts are
+    in it."""
     report = replay.report
     assert report is not None
     claim = report.claim
@@ -228,7 +302,9 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
     if replay.untestable and not found:
         return ReproVerdict.NEEDS_HARDWARE, replay.untestable[0]
     start = FindingClass.START_FAILURE
-    not_started = next((s for s in replay.unconfirmed if s.finding_class is start), None)
+    not_started = next(
+        (s for s in replay.unconfirmed if s.finding_class is start), None
+    )
     if not_started is not None and start not in claim.classes:
         return _untold(replay, f"nothing was tested: {not_started.said}")
     once: list[Finding | Sighting] = [
@@ -236,7 +312,10 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
         *replay.unconfirmed,
     ]
     if mine := next((one for one in once if matches(one, claim)), None):
-        return ReproVerdict.UNPROVEN, f"observed, and not as often as confirms it: {mine.said}"
+        return (
+            ReproVerdict.UNPROVEN,
+            f"observed, and not as often as confirms it: {mine.said}",
+        )
     started = [f for f in found if f.finding_class is FindingClass.START_FAILURE]
     if started:
         return _untold(replay, f"nothing was tested: {started[0].said}")
@@ -245,20 +324,26 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
         claimed = f", not the {claim.words} of the report" if claim.words else ""
         return ReproVerdict.DIFFERENT, f"{other.finding_class}{claimed}: {other.said}"
     if report.died:
-        said = "the server ended while the client ran, and not when its requests were sent again"
+        said = (
+            "the server ended while the client ran, and not when its requests "
+            "were sent again"
+        )
         return ReproVerdict.UNPROVEN, said
     return _silent(replay, real, tokens)
 
 
 def matches(found: Finding | Sighting, claim: Claim) -> bool:
-    """Whether what was observed is what the report has: its class, and not another exception."""
+    """Whether what was observed is what the report has: its class, and not another
+    exception."""
     kind = found.finding_class
     if kind is FindingClass.EXPECTATION:
         return True  # somebody wrote down what is right
     if kind is FindingClass.START_FAILURE and kind not in claim.classes:
         return False
     lines = found.log_lines if isinstance(found, Finding) else []
-    mine = {name for line in [*lines[:3], found.said] for name in _EXCEPTION.findall(line)}
+    mine = {
+        name for line in [*lines[:3], found.said] for name in _EXCEPTION.findall(line)
+    }
     mine -= _ECHOES
     named = set(claim.exceptions)
     if not claim.classes and claim.status is None:
@@ -292,11 +377,14 @@ def _reproduced(finding: Finding) -> str:
     return f"{words}; in {rate.failed} of {rate.plays} replays on fresh servers"
 
 
-_NO_PACKAGE: Final = re.compile(r"No module named '([\w.]{1,40})'|\b(\w{1,40}): command not found")
+_NO_PACKAGE: Final = re.compile(
+    r"No module named '([\w.]{1,40})'|\b(\w{1,40}): command not found"
+)
 
 
 def _exception(printed: str, claim: Claim) -> str:
-    """What a client ended with: an exception that Python or the report has; else no name."""
+    """What a client ended with: an exception that Python or the report has; else no
+    name."""
     name = printed.partition(":")[0].strip().rpartition(".")[2]
     raised = getattr(builtins, name, None)
     if isinstance(raised, type) and issubclass(raised, BaseException):
@@ -314,9 +402,14 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
         if report.output.strip():
             # The verdict is pasted in public: none of the client's own words are in it.
             printed = report.output.strip().splitlines()[-1]
-            said += f"; its client ended with {_exception(printed, claim)}, as the report shows"
+            said += (
+                f"; its client ended with {_exception(printed, claim)}, as the report "
+                "shows"
+            )
             if missing := _NO_PACKAGE.search(printed):
-                said += f" (--container IMAGE, of one that has {missing[1] or missing[2]})"
+                said += (
+                    f" (--container IMAGE, of one that has {missing[1] or missing[2]})"
+                )
         return ReproVerdict.NOTHING_TESTED, f"nothing was tested: {said}"
     refused = [one for one in answers if one.refused]
     if limited := next((one for one in refused if _is_limit(one, tokens)), None):
@@ -334,8 +427,12 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
         tested = f"{len(answers)} request" + "s" * (len(answers) != 1)
         claimed = f", not the {claim.words} of the report" if claim.words else ""
         first_words = f"{last.operation} got {last.status}{claimed}"
-        wrong = ", ".join(dict.fromkeys(f.finding_class for f in replay.findings if f.confirmed))
-        nothing = f"what is wrong is another class ({wrong})" if wrong else "nothing is wrong"
+        wrong = ", ".join(
+            dict.fromkeys(f.finding_class for f in replay.findings if f.confirmed)
+        )
+        nothing = (
+            f"what is wrong is another class ({wrong})" if wrong else "nothing is wrong"
+        )
         said = f"{tested} answered, and {nothing}: {first_words}"
     verdict, why = _untold(replay, "")
     if verdict is ReproVerdict.NEEDS_HARDWARE:
@@ -354,7 +451,10 @@ def _untold(replay: Replay, otherwise: str) -> tuple[ReproVerdict, str]:
     assert report is not None
     missing = [one for one in report.replaced if one.essential]
     if report.claim.hardware:
-        said = f"not testable here: the report has {report.claim.hardware!r}, which needs a GPU"
+        said = (
+            f"not testable here: the report has {report.claim.hardware!r}, which needs "
+            "a GPU"
+        )
         return ReproVerdict.NEEDS_HARDWARE, said
     if missing:
         names = ", ".join(one.what for one in missing[:4])

@@ -1,4 +1,5 @@
-"""Fenced blocks of Markdown, found line by line: in time that grows as the text does."""
+"""Fenced blocks of Markdown, found line by line: in time that grows as the text
+does."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-_OPENS: Final = re.compile(r"(?P<indent>[ \t>]*+)(?P<mark>`{3,}+|~{3,}+)[ \t]*+(?P<kind>[\w+-]*)")
+_OPENS: Final = re.compile(
+    r"(?P<indent>[ \t>]*+)(?P<mark>`{3,}+|~{3,}+)[ \t]*+(?P<kind>[\w+-]*)"
+)
 _CLOSES: Final = re.compile(r"[ \t>]*+(?P<marks>[`~]{3,}+)[ \t]*+")
 
 

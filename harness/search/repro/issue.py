@@ -1,7 +1,8 @@
-"""A bug report as GitHub shows it: Markdown with the sections of an issue form, and what is in it.
+"""A bug report as GitHub shows it: Markdown with the sections of an issue form, and
+what is in it.
 
-The forms are those of vLLM, SGLang and LMDeploy; text that follows none is read as well.
-"""
+The forms are those of vLLM, SGLang and LMDeploy; text that follows none is read as
+well."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ from typing import Any, Final
 
 from mmrepro.base.errors import InfrastructureError, UsageError
 from mmrepro.base.machine.files import read_yaml
-from mmrepro.base.machine.limited import OverLimit, WorkFailed, WorkLimits, within_limits
+from mmrepro.base.machine.limited import (
+    OverLimit,
+    WorkFailed,
+    WorkLimits,
+    within_limits,
+)
 from mmrepro.failure.documents.replay import Claim
 from mmrepro.search.repro.claim import read_claim
 from mmrepro.search.repro.fences import fences, without_fences
@@ -39,12 +45,16 @@ _INDENTED: Final = re.compile(
     r"(?:\A|\n[ \t]*\n)((?:(?: {4}|\t)[^\n]*(?:\n[ \t]*(?=\n))*(?:\n|\Z))+)"
 )
 _CLIENT_CODE: Final = re.compile(
-    r"^[ \t]*(?:from|import)\s+(?:[\w.]+(?:\s+as\s+\w+)?\s*,\s*)*(?:openai|requests|httpx|aiohttp|"
-    r"urllib|http\.client|anthropic|litellm|urllib3|websockets|langchain_openai|instructor|"
+    r"^[ \t]*(?:from|import)\s+(?:[\w.]+(?:\s+as\s+\w+)?\s*,\s*)*(?:openai|requests"
+    r"|httpx|aiohttp|"
+    r"urllib|http\.client|anthropic|litellm|urllib3|websockets|langchain_openai"
+    r"|instructor|"
     r"lmdeploy\.serve\.openai\.api_client)\b|\bRuntimeEndpoint\(",
     re.MULTILINE,
 )
-_IMPORTS: Final = re.compile(r"^[ \t]*(?:from\s+[\w.]+\s+import|import)\s+\w", re.MULTILINE)
+_IMPORTS: Final = re.compile(
+    r"^[ \t]*(?:from\s+[\w.]+\s+import|import)\s+\w", re.MULTILINE
+)
 _CALLS: Final = re.compile(
     r"\blocalhost\b|\b127\.0\.0\.1\b|\b0\.0\.0\.0\b|\bbase_url\b|\bapi_base\b|/v1\b"
 )
@@ -52,11 +62,15 @@ _CALLS: Final = re.compile(
 _SHELLS: Final = ("bash", "sh", "shell", "zsh", "console", "")
 _WINDOWS: Final = ("powershell", "pwsh", "ps1", "cmd", "bat", "batch", "dosbatch")
 _OTHER_CLIENTS: Final = (
-    ("PowerShell's Invoke-RestMethod", r"\bInvoke-(?:RestMethod|WebRequest)\b|\birm\s+-"),
+    (
+        "PowerShell's Invoke-RestMethod",
+        r"\bInvoke-(?:RestMethod|WebRequest)\b|\birm\s+-",
+    ),
     ("HTTPie", r"^[ \t]*(?:[$>%]\s+)?https?\s+(?:--?\w+\s+)*(?:GET|POST|PUT|DELETE)\s"),
     (
         "JavaScript",
-        r"\bfetch\(\s*[`\"']http|\bfrom [\"']openai[\"']|\brequire\([\"'](?:openai|axios)|"
+        r"\bfetch\(\s*[`\"']http|\bfrom [\"']openai[\"']|\brequire\([\"'](?:openai"
+        r"|axios)|"
         r"\baxios\.",
     ),
     (
@@ -66,7 +80,10 @@ _OTHER_CLIENTS: Final = (
     ),
     (
         "a load generator",
-        r"^[ \t]*(?:[$>%]\s+)?(?:hey|ab|wrk2?|vegeta|oha|k6|siege)\s+(?:-|run\b|attack\b)",
+        (
+            r"^[ \t]*(?:[$>%]\s+)?(?:hey|ab|wrk2?|vegeta|oha|k6|siege)\s+(?:-|run\b"
+            r"|attack\b)"
+        ),
     ),
     ("Go", r"^package main\b"),
     ("Java", r"\bHttpClient\.new|\bOkHttpClient\("),
@@ -93,35 +110,46 @@ _OFFLINE: Final = re.compile(
     re.MULTILINE,
 )
 _CURL: Final = re.compile(r"^[^#\n]*\b(?:curl|wget)\s+", re.MULTILINE)
-_CLIENT_WORDS: Final = re.compile(r"\bimport\s+(?:\w+,\s*)*(?:openai|requests|httpx|urllib)\b")
+_CLIENT_WORDS: Final = re.compile(
+    r"\bimport\s+(?:\w+,\s*)*(?:openai|requests|httpx|urllib)\b"
+)
 _ENGINES: Final = ("vllm", "sglang", "lmdeploy")
 _TO_NUMBER: Final = (
-    r"(?:\s++(?:version|nightly|release|main|latest|image|docker|commit)\b)*+[\"'` |*]*+"
+    r"(?:\s++(?:version|nightly|release|main|latest|image|docker"
+    r"|commit)\b)*+[\"'` |*]*+"
     r"(?:==|:|@|=|version|v|is|版本|为|是|的)*+[\s:=v：|*`]*+"
 )
-"""What stands between an engine's name and its release. None of it holds a digit, so that nothing
-of it need be given back."""
+"""What stands between an engine's name and its release. None of it holds a digit, so
+that nothing of it need be given back."""
 _WELL_BEFORE: Final = re.compile(
     r"\b(?:works?|worked|working|fine|ok|good|no (?:issue|problem|error)s?|previous\w*|"
-    r"earlier|older|before|from|downgrad\w+|not (?:in|with|on|affected)|fixed in|since|until)\b"
+    r"earlier|older|before|from|downgrad\w+|not (?:in|with|on|affected)|fixed in|since"
+    r"|until)\b"
     r"[^.;,\n]*$|"
     r"(?:正常|没有问题|降级|之前)[^。;,,\n]*$",
     re.IGNORECASE,
 )
 _WELL_AFTER: Final = re.compile(
-    r"\W{0,3}(?:it |which |everything |all |this )?(?:works?|worked|is fine|was fine|is ok|"
+    r"\W{0,3}(?:it |which |everything |all |this )?(?:works?|worked|is fine|was fine"
+    r"|is ok|"
     r"does ?n.t|did ?n.t|does not|did not|没有问题|正常)",
     re.IGNORECASE,
 )
 _NUMBER: Final = r"(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)"
 _LOGGED: Final = re.compile(
-    r"(?:vLLM API server version|LLM engine \(v|Tested (?:with|on) \w+|version)[ :=]*v?" + _NUMBER,
+    r"(?:vLLM API server version|LLM engine \(v|Tested (?:with|on) \w+|version)[ :=]*v?"
+    + _NUMBER,
     re.IGNORECASE,
 )
-_ENVIRONMENT: Final = re.compile(r"environment|collect_env|versions?\b|系统|环境", re.IGNORECASE)
-_LOG_LINE: Final = re.compile(r"^\(?\w+ pid=\d+\)|^(?:INFO|ERROR|WARNING|DEBUG)\b|^\[\d{4}-|^\s*#")
+_ENVIRONMENT: Final = re.compile(
+    r"environment|collect_env|versions?\b|系统|环境", re.IGNORECASE
+)
+_LOG_LINE: Final = re.compile(
+    r"^\(?\w+ pid=\d+\)|^(?:INFO|ERROR|WARNING|DEBUG)\b|^\[\d{4}-|^\s*#"
+)
 _PLAIN: Final = re.compile(
-    r"\s*(?:[A-Za-z_]\w*=\S*\s+)*(?:\S*/)?(?:vllm|sglang|lmdeploy|python[\d.]*\s+-m|docker|podman)\s"
+    r"\s*(?:[A-Za-z_]\w*=\S*\s+)*(?:\S*/)?(?:vllm|sglang|lmdeploy|python[\d.]*\s+-m"
+    r"|docker|podman)\s"
     r"[^\n]*?(?:\s--?\w|\s[\w.-]+/[\w.-]+)"
 )
 _PROGRAM: Final = re.compile(
@@ -132,7 +160,8 @@ _PROGRAM: Final = re.compile(
 
 
 def _starts(line: str) -> bool:
-    """Whether a line calls a program that may start a server, first or after other commands."""
+    """Whether a line calls a program that may start a server, first or after other
+    commands."""
     for command in re.split(r"(?:&&|;)(?=\s)", line):
         if _PROGRAM.match(command):
             return True
@@ -143,8 +172,8 @@ def _starts(line: str) -> bool:
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced or an indented block. ``section``: the heading above it; ``line``: the last line
-    of text before it."""
+    """A fenced or an indented block. ``section``: the heading above it; ``line``: the
+    last line of text before it."""
 
     text: str
     kind: str
@@ -156,14 +185,11 @@ class Block:
 class Issue:
     """What a report brings.
 
-    Attributes:
-        server: the command; "": none was found.
-        client: what is run: a script, curl lines, or a request's body; "": none was found.
-        client_kind: ``python``, ``shell`` or ``json``.
-        notes: sentences: what else there was.
-        other_client: what its client is written for, where that is not run.
-        other_engine: whose report it is, where that is none of ours.
-        files: further files of the client, by name.
+    Attributes: server: the command; "": none was found. client: what is run: a script,
+        curl lines, or a request's body; "": none was found. client_kind: ``python``,
+        ``shell`` or ``json``. notes: sentences: what else there was. other_client: what
+        its client is written for, where that is not run. other_engine: whose report it
+        is, where that is none of ours. files: further files of the client, by name.
     """
 
     title: str = ""
@@ -188,21 +214,30 @@ def read_issue(text: str) -> Issue:
 
     It is read in a child with limits: its writer is nobody whom we know.
 
-    Raises:
-        UsageError: its server's command cannot be read, or reading takes more than a limit.
+    Raises: UsageError: its server's command cannot be read, or reading takes more than
+        a limit.
     """
     try:
-        found = within_limits(lambda: _as_json(read_here(text)), LIMITS, expected=UsageError)
+        found = within_limits(
+            lambda: _as_json(read_here(text)), LIMITS, expected=UsageError
+        )
         return _form().validate_json(json.dumps(found), strict=True)
     except OverLimit as error:
         why = f"The report {error}."
     except WorkFailed as error:
         why = f"The report cannot be read: {error}."
     except ValidationError:
-        why = "The report cannot be read: what was found in it has another form than expected."
+        why = (
+            "The report cannot be read: what was found in it has another form "
+            "than expected."
+        )
     except OSError as error:
-        raise InfrastructureError(f"No process to read the report in: {error.strerror}.") from error
-    raise UsageError(why, hint='--server "vllm serve MODEL" --client "python client.py"')
+        raise InfrastructureError(
+            f"No process to read the report in: {error.strerror}."
+        ) from error
+    raise UsageError(
+        why, hint='--server "vllm serve MODEL" --client "python client.py"'
+    )
 
 
 @cache
@@ -217,7 +252,8 @@ def _as_json(issue: Issue) -> dict[str, Any]:
 
 
 def read_here(text: str) -> Issue:
-    """Read a report in this process. Raises UsageError: its server's command cannot be read."""
+    """Read a report in this process. Raises UsageError: its server's command cannot be
+    read."""
     text = text.replace("\r\n", "\n").removeprefix("\ufeff").replace("\0", "\ufffd")
     title = _TITLE.search(text)
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
@@ -276,19 +312,27 @@ def _server(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
                 before.append(plain.strip())
     found += [one for one in _INLINE.findall(prose) if is_server_command(one)]
     bare = (PROMPT.sub("", line) for line in _logical(prose))  # without a fence
-    found += [one.strip() for one in bare if is_server_command(one) and _PLAIN.match(one)]
+    found += [
+        one.strip() for one in bare if is_server_command(one) and _PLAIN.match(one)
+    ]
     found += filter(None, (of_manifest(block.text) for block in blocks))
     if not found:  # a script that starts its server itself
         for block in blocks:
             found += started_by(block.text)
             if not found:
-                lines = [line for line in _logical(block.text) if is_server_command(line)]
-                found += [PROMPT.sub("", line) for line in lines if not _LOG_LINE.search(line)]
+                lines = [
+                    line for line in _logical(block.text) if is_server_command(line)
+                ]
+                found += [
+                    PROMPT.sub("", line) for line in lines if not _LOG_LINE.search(line)
+                ]
     if found:
         issue.server = _configured(found[0], blocks)
         if len(dict.fromkeys(found)) > 1:
             count = len(dict.fromkeys(found))
-            issue.notes.append(f"The report has {count} servers' commands: the first one is run.")
+            issue.notes.append(
+                f"The report has {count} servers' commands: the first one is run."
+            )
 
 
 _MOST_BEFORE: Final = 200
@@ -296,7 +340,8 @@ _MOST_BEFORE: Final = 200
 
 
 def _configured(command: str, blocks: Sequence[Block]) -> str:
-    """A command with the options of its ``--config``, where the report shows that file."""
+    """A command with the options of its ``--config``, where the report shows that
+    file."""
     given = re.search(r"--config[= ]\s*(\S+)", command)
     shown = _named(blocks).get(given[1].rpartition("/")[2]) if given else None
     if given is None or shown is None:
@@ -307,7 +352,9 @@ def _configured(command: str, blocks: Sequence[Block]) -> str:
     words = []
     for name, value in options.items() if isinstance(options, dict) else ():
         plain = json.dumps(value) if isinstance(value, dict) else str(value)
-        words += [f"--{name}"] if value is True else [f"--{name}", plain] if value else []
+        words += (
+            [f"--{name}"] if value is True else [f"--{name}", plain] if value else []
+        )
     return f"{command[: given.start()]}{shlex.join(words)}{command[given.end() :]}"
 
 
@@ -330,9 +377,12 @@ def started_by(script: str) -> Iterator[str]:
 
 
 def _word(node: ast.AST, known: Mapping[str, str]) -> str:
-    """What an expression is as text; "": that is not known, or longer than any command."""
+    """What an expression is as text; "": that is not known, or longer than any
+    command."""
     if isinstance(node, ast.Constant):
-        text = str(node.value) if not isinstance(node.value, int) else _number(node.value)
+        text = (
+            str(node.value) if not isinstance(node.value, int) else _number(node.value)
+        )
     elif isinstance(node, ast.Name):
         text = known.get(node.id, "")
     elif isinstance(node, ast.JoinedStr):
@@ -341,7 +391,11 @@ def _word(node: ast.AST, known: Mapping[str, str]) -> str:
         text = _word(node.value, known)
     elif isinstance(node, ast.Attribute):
         text = "python" if node.attr == "executable" else ""
-    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "str" and node.args:
+    elif (
+        isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") == "str"
+        and node.args
+    ):
         text = _word(node.args[0], known)
     else:
         text = ""
@@ -370,7 +424,12 @@ def _client(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
         offline = _OFFLINE.search(text)
         python = written and (
             _CLIENT_CODE.search(text)
-            or (not offline and _IMPORTS.search(text) and _CALLS.search(text) and _is_python(text))
+            or (
+                not offline
+                and _IMPORTS.search(text)
+                and _CALLS.search(text)
+                and _is_python(text)
+            )
         )
         if python and not shell:
             surely = scripts if _CLIENT_CODE.search(text) else perhaps
@@ -384,12 +443,20 @@ def _client(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
         elif offline:
             issue.offline = True
         elif written and not issue.other_client:
-            found = (name for name, form in _OTHER_CLIENTS if re.search(form, text, re.MULTILINE))
+            found = (
+                name
+                for name, form in _OTHER_CLIENTS
+                if re.search(form, text, re.MULTILINE)
+            )
             issue.other_client = next(found, "")
     curls += (
-        [one for one in _INLINE.findall(prose) if re.match(r"curl\s", one)] if not curls else []
+        [one for one in _INLINE.findall(prose) if re.match(r"curl\s", one)]
+        if not curls
+        else []
     )
-    if not (curls or scripts or bodies or perhaps) and (bare_code := _bare_python(prose)):
+    if not (curls or scripts or bodies or perhaps) and (
+        bare_code := _bare_python(prose)
+    ):
         scripts.append(("python", bare_code))
     bare = re.search(r"^(?:\$ )?curl\s", prose, re.MULTILINE)  # without a fence
     if bare and not (curls or scripts or bodies or perhaps):
@@ -404,17 +471,21 @@ def _client(issue: Issue, blocks: Sequence[Block], prose: str) -> None:
         if others:
             more = len(others)
             issue.notes.append(
-                f"The report has {more} more client{'s' * (more > 1)}: the first one is run."
+                f"The report has {more} more client{'s' * (more > 1)}: the first one "
+                "is run."
             )
         _files(issue, blocks)
 
 
 def _bare_python(prose: str) -> str:
-    """A script without a fence: from its import as far as it is Python, to the next heading."""
+    """A script without a fence: from its import as far as it is Python, to the next
+    heading."""
     found = _CLIENT_CODE.search(prose)
     if found is None:
         return ""
-    lines = _HEADING.split(prose[found.start() :].lstrip("\n"), maxsplit=1)[0].splitlines()
+    lines = _HEADING.split(prose[found.start() :].lstrip("\n"), maxsplit=1)[
+        0
+    ].splitlines()
     for _ in range(_MOST_TRIES):
         script = "\n".join(lines)
         try:
@@ -457,11 +528,13 @@ def _curl_of(request: re.Match[str]) -> str:
 
 
 def _as_bash(block: Block) -> str:
-    """A block's curl lines as bash has them: PowerShell and cmd continue lines and quote by other
-    marks."""
+    """A block's curl lines as bash has them: PowerShell and cmd continue lines and
+    quote by other marks."""
     text = block.text
     continued = (
-        line.rstrip().endswith((" `", " ^")) for line in text.splitlines() if "curl" in line
+        line.rstrip().endswith((" `", " ^"))
+        for line in text.splitlines()
+        if "curl" in line
     )
     if not (block.kind in _WINDOWS or "curl.exe" in text or any(continued)):
         return text
@@ -485,7 +558,8 @@ _FILE_NAME: Final = re.compile(
     r"(?<![\w./-])[\w./-]{0,255}(?<=\w)\.(?:json|jsonl|txt|py|ya?ml|jinja|csv)\b"
 )
 _RUN: Final = re.compile(
-    r"^[ \t]*(?:[$>%]\s+)?(?:\w+=\S*[ \t]+)*python[\d.]*\s+(\S+\.py)\b[^\n]*", re.MULTILINE
+    r"^[ \t]*(?:[$>%]\s+)?(?:\w+=\S*[ \t]+)*python[\d.]*\s+(\S+\.py)\b[^\n]*",
+    re.MULTILINE,
 )
 
 
@@ -499,8 +573,8 @@ def _named(blocks: Sequence[Block]) -> dict[str, str]:
 
 
 def _files(issue: Issue, blocks: Sequence[Block]) -> None:
-    """Blocks that the report names as files, where its client opens them; a Python script's own
-    command, where that has arguments."""
+    """Blocks that the report names as files, where its client opens them; a Python
+    script's own command, where that has arguments."""
     named = _named(blocks)
     bodies = [block.text for block in blocks if _body(block.text)]
     for found in _FILE_NAME.finditer(issue.client):
@@ -510,19 +584,26 @@ def _files(issue: Issue, blocks: Sequence[Block]) -> None:
         elif len(bodies) == 1 and _is_sent(issue.client, found.start()):
             issue.files[name] = bodies[0]
     if issue.client_kind == "python":
-        runs = [found for block in blocks for found in _RUN.finditer(_joined(block.text))]
+        runs = [
+            found for block in blocks for found in _RUN.finditer(_joined(block.text))
+        ]
         scripts = [b for b in blocks if _without_prompt(b.text) == issue.client]
         for found in runs:
             name = found[1].rpartition("/")[2]
             lone = name not in named or named[name] == scripts[0].text
-            if scripts and lone and found[0].rstrip() != found[0][: found.end(1) - found.start()]:
+            if (
+                scripts
+                and lone
+                and found[0].rstrip() != found[0][: found.end(1) - found.start()]
+            ):
                 issue.files[name], issue.client_kind = issue.client, "shell"
                 issue.client = found[0].strip().replace(found[1], name) + "\n"
                 return
 
 
 def _is_sent(client: str, at: int) -> bool:
-    """Whether the name of a file at ``at`` stands in a word with an @ before it, as curl has it."""
+    """Whether the name of a file at ``at`` stands in a word with an @ before it, as
+    curl has it."""
     before = client[max(0, at - _LONGEST_PATH) : at]
     if not before or before[-1].isspace():
         return False
@@ -539,8 +620,12 @@ def _joined(text: str) -> str:
 def _without_prompt(text: str) -> str:
     lines = text.splitlines()
     if any(line.startswith(">>> ") for line in lines):
-        return "\n".join(line[4:] for line in lines if line.startswith((">>> ", "... ")))
-    return "\n".join(line for line in lines if not re.match(r"[!%]\w", line))  # a notebook's
+        return "\n".join(
+            line[4:] for line in lines if line.startswith((">>> ", "... "))
+        )
+    return "\n".join(
+        line for line in lines if not re.match(r"[!%]\w", line)
+    )  # a notebook's
 
 
 MOST_CHARS: Final = 65_536
@@ -548,11 +633,12 @@ MOST_CHARS: Final = 65_536
 
 
 def _without_server(text: str) -> str:
-    """The lines of the client in a block that has a server's command and output as well.
+    """The lines of the client in a block that has a server's command and output as
+    well.
 
-    Where lines have a shell's prompt, only those with one are typed; else the client's own lines
-    are, assignments, functions and their calls, and what belongs to a loop or a condition.
-    """
+    Where lines have a shell's prompt, only those with one are typed; else the client's
+    own lines are, assignments, functions and their calls, and what belongs to a loop or
+    a condition."""
     lines = _logical(text[:MOST_CHARS])
     typed = any(re.match(r"\s*\$ ", line) for line in lines)
     kept: list[str] = []
@@ -572,7 +658,9 @@ def _without_server(text: str) -> str:
         if begins := None if inside else FUNCTION.match(plain):
             functions.add(begins[1] or begins[2])
         called = re.match(r"\s*([\w-]+)", plain)
-        command = _CLIENT_LINE.match(plain) or (called is not None and called[1] in functions)
+        command = _CLIENT_LINE.match(plain) or (
+            called is not None and called[1] in functions
+        )
         shell = plain != line if typed else _SHELL_LINE.match(plain) or compounds > 0
         if inside or command or begins or shell:
             kept.append(plain)
@@ -582,28 +670,35 @@ def _without_server(text: str) -> str:
 
 
 _CLIENT_LINE: Final = re.compile(
-    r"[^#]*\b(?:curl|wget)\s+\S|\s*(?:[\w.]+=\S*\s+)*(?:time\s+)?python[\d.]*\s+(?:-c\b|-|<<|\S+\.py)"
+    r"[^#]*\b(?:curl|wget)\s+\S|\s*(?:[\w.]+=\S*\s+)*(?:time\s+)?python[\d.]*\s+(?:-c\b"
+    r"|-|<<|\S+\.py)"
 )
 _COMPOUND: Final = (
-    r"(?:for\s+(?:\w+\s+in\b|\(\()|(?:while|until|if)\s+(?:[\[!($:]|(?:curl|test|true|grep)\b|"
+    r"(?:for\s+(?:\w+\s+in\b|\(\()|(?:while|until|if)\s+(?:[\[!($:]|(?:curl|test|true"
+    r"|grep)\b|"
     r"[^;\n]{0,200};\s*(?:then|do)\b))"
 )
 _SHELL_LINE: Final = re.compile(
     rf"\s*(?:export\s+|declare\s+|local\s+)?[A-Za-z_]\w*=|\s*{_COMPOUND}|\s*(?:do|done|then|else|elif|"
-    r"fi|cat|echo|printf|sleep|wait|seq|jq|mkdir|EOF)\b|\s*[}{)(]\s*(?:$|[&|>])|\s*[#|]|\s*$"
+    r"fi|cat|echo|printf|sleep|wait|seq|jq|mkdir|EOF)\b|\s*[}{)(]\s*(?:$|[&|>])|\s*[#|]"
+    r"|\s*$"
 )
 _BEGINS: Final = re.compile(rf"(?:^|;|&&|\bdo\b|\bthen\b)\s*{_COMPOUND}")
 _ENDS: Final = re.compile(r"(?:^|;)\s*(?:done|fi)\b")
 
 
 def _body(text: str) -> str:
-    """A request's body, as JSON; "": it is none. Python's literals, comments and a last comma are
-    read as they are meant."""
+    """A request's body, as JSON; "": it is none. Python's literals, comments and a last
+    comma are read as they are meant."""
     if not text.lstrip().startswith("{"):
         return ""
     plain = "\n".join(_without_comment(line) for line in text.split("\n"))
     plain = re.sub(r",(\s*[}\]])", r"\1", plain)
-    for one, read in ((text, json.loads), (plain, json.loads), (text, ast.literal_eval)):
+    for one, read in (
+        (text, json.loads),
+        (plain, json.loads),
+        (text, ast.literal_eval),
+    ):
         try:
             body = read(one)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -629,10 +724,14 @@ def _release(issue: Issue, text: str) -> None:
     if issue.server:
         asked = parse(issue.server)
         issue.engine, issue.release = asked.engine, asked.release
-    counts = {engine: len(re.findall(engine, text, re.IGNORECASE)) for engine in _ENGINES}
+    counts = {
+        engine: len(re.findall(engine, text, re.IGNORECASE)) for engine in _ENGINES
+    }
     most = max(counts, key=lambda engine: counts[engine])
     if not issue.engine:
-        foreign = {n: len(re.findall(f, text, re.IGNORECASE)) for n, f in _OTHER_ENGINES}
+        foreign = {
+            n: len(re.findall(f, text, re.IGNORECASE)) for n, f in _OTHER_ENGINES
+        }
         other = max(foreign, key=lambda name: foreign[name])
         issue.other_engine = other if foreign[other] > counts[most] else ""
         issue.engine = most if counts[most] and not issue.other_engine else ""
@@ -652,12 +751,15 @@ def _release(issue: Issue, text: str) -> None:
 def _is_declared(found: re.Match[str], text: str) -> bool:
     """Whether a line says nothing but the release, as those of an environment do."""
     before = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
-    return bool(re.fullmatch(r"[\s|*>#`-]*", before) and re.search(r"[:=|：]", found[0]))
+    return bool(
+        re.fullmatch(r"[\s|*>#`-]*", before) and re.search(r"[:=|：]", found[0])
+    )
 
 
 def _works(found: re.Match[str], text: str) -> bool:
     """Whether a text has a release as one in which nothing is wrong."""
     before = text[max(0, found.start() - 60) : found.start()]
     return bool(
-        _WELL_BEFORE.search(before) or _WELL_AFTER.match(text[found.end() : found.end() + 60])
+        _WELL_BEFORE.search(before)
+        or _WELL_AFTER.match(text[found.end() : found.end() + 60])
     )

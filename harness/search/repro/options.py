@@ -1,4 +1,5 @@
-"""Options of ``mmrepro repro``: a replay's, and where its server and its client come from."""
+"""Options of ``mmrepro repro``: a replay's, and where its server and its client come
+from."""
 
 from __future__ import annotations
 
@@ -33,15 +34,23 @@ class ReproCommand(ReplayCommand):
     )
     client: str = option(
         "",
-        'Client: "python client.py", a script with curl, a request\'s body, a HAR or a case.',
+        (
+            'Client: "python client.py", a script with curl, a request\'s body, a HAR '
+            "or a case."
+        ),
         "COMMAND|FILE",
         runs_code=True,
     )
     reported: str = option(
-        "", "What the report observed: a status, death, hang and so on.", "WORD", shown="as it says"
+        "",
+        "What the report observed: a status, death, hang and so on.",
+        "WORD",
+        shown="as it says",
     )
     fixed: str = option(
-        "", "Also replay what is found on this release; newest: of those here.", "RELEASE|newest"
+        "",
+        "Also replay what is found on this release; newest: of those here.",
+        "RELEASE|newest",
     )
     container: str = option(
         "",
@@ -49,9 +58,13 @@ class ReproCommand(ReplayCommand):
         "IMAGE",
         runs_code=True,
     )
-    release: str = common.RELEASE("", shown="the report's, or the nearest one that is installed")
+    release: str = common.RELEASE(
+        "", shown="the report's, or the nearest one that is installed"
+    )
     repeat: int = common.REPEAT(
-        REPEATS, help="Number of replays on fresh servers that confirm a finding.", most=100
+        REPEATS,
+        help="Number of replays on fresh servers that confirm a finding.",
+        most=100,
     )
     client_timeout: float = option(
         CLIENT_S, "Time limit of the client.", "SECONDS", LIMITS, least=1, most=3600
@@ -59,8 +72,8 @@ class ReproCommand(ReplayCommand):
 
     box: bool = common.BOX(
         True,
-        help="Run the report's server and client in a box: no network, none of your files. "
-        "--trust-report: run them as you, once you have read the report.",
+        help="Run the report's server and client in a box: no network, none of your "
+        "files. --trust-report: run them as you, once you have read the report.",
         name="--box/--trust-report",
     )
 

@@ -1,8 +1,8 @@
 """A server's command as people write it, made into the server of a case.
 
-The model becomes a tiny one, what needs a GPU is dropped, and each change is written down. What a
-release's parser knows is read from its installed source; nothing is imported.
-"""
+The model becomes a tiny one, what needs a GPU is dropped, and each change is written
+down. What a release's parser knows is read from its installed source; nothing is
+imported."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from mmrepro.failure.documents.replay import Replaced
 from packaging.version import InvalidVersion, Version
 
 LEAST_LENGTH, MOST_LENGTH, OF_PICTURES = 512, 32768, 2048
-"""Tokens of a context: at least, at most (what the tiny models have), and for pictures."""
+"""Tokens of a context: at least, at most (what the tiny models have), and for
+pictures."""
 MOST_NOTES = 40
-"""What resembles an unknown option is searched for among hundreds: of more nobody reads it."""
+"""What resembles an unknown option is searched for among hundreds: of more nobody reads
+it."""
 
-# ------------------------------------------------------------------------------ what is asked for
+# -------------------------------------------------------------------- what is asked for
 
 
 @dataclass
@@ -56,14 +58,18 @@ class ServerAsked:
 _SERVE: Final = re.compile(
     r"(?:^|[\s;&|(/\"'`\[=!])(?:(?:vllm|sglang)(?:@\S{1,100})?\s+serve\b|"
     r"lmdeploy(?:@\S{1,100})?\s+serve\s+api_server\b|"
-    r"-m\s+(?:vllm\.entrypoints\.(?:openai\.)?api_server|vllm\.entrypoints\.cli\.main\s+serve|"
-    r"sglang\.launch_server|sglang\s+serve|lmdeploy\s+serve\s+api_server|minivllm\.server)\b|"
+    r"-m\s+(?:vllm\.entrypoints\.(?:openai\.)?api_server"
+    r"|vllm\.entrypoints\.cli\.main\s+serve|"
+    r"sglang\.launch_server|sglang\s+serve|lmdeploy\s+serve\s+api_server"
+    r"|minivllm\.server)\b|"
     r"(?:vllm/entrypoints/(?:openai/)?api_server|sglang/launch_server)\.py\b|"
     r"(?:docker|podman|nerdctl)\s+run\b)"
 )
 PROMPT: Final = re.compile(
-    r"^[ \t]*(?:(?:\(\w+\)[ \t]*)?(?:PS[ \t]+)?(?:[A-Za-z]:[\\/][^>\n]{0,80}>|[$%>][ \t])|"
-    r"\(\w+\)[ \t]*\$[ \t]|[\w.-]+@[\w.-]+:[^$#\n]{0,60}[$#][ \t]|!(?=\w)|ExecStart=)[ \t]*"
+    r"^[ \t]*(?:(?:\(\w+\)[ \t]*)?(?:PS[ \t]+)?(?:[A-Za-z]:[\\/][^>\n]{0,80}>"
+    r"|[$%>][ \t])|"
+    r"\(\w+\)[ \t]*\$[ \t]|[\w.-]+@[\w.-]+:[^$#\n]{0,60}[$#][ \t]|!(?=\w)"
+    r"|ExecStart=)[ \t]*"
 )
 """What a shell, a notebook or a unit of systemd writes before a command."""
 CONTINUED: Final = re.compile(r"(?:(?<![ \t])[ \t]*\\|[ \t][`^])[ \t]*\r?\n")
@@ -72,20 +78,37 @@ _ARRAY: Final = re.compile(
     r"^[ \t]*(?:declare[ \t]+-a[ \t]+)?(\w+)\+?=\(([^)]{0,4000})\)", re.MULTILINE
 )
 _PACKAGE: Final = re.compile(
-    r"\b(vllm|sglang|lmdeploy)(?:\[[\w,]*\])?(?:==|@)v?(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)"
+    r"\b(vllm|sglang|lmdeploy)(?:\[[\w,]*\])?(?:==|@)v?(\d+\.\d+\.\d+(?:\.?(?:post"
+    r"|rc)\d+)?)"
 )
 _IMAGE: Final = re.compile(
-    r"^(?:[\w.:-]+/)*(?:(?P<vllm>vllm-openai[\w-]*|vllm)|(?P<sglang>sglang)|(?P<lmdeploy>lmdeploy))"
+    r"^(?:[\w.:-]+/)*(?:(?P<vllm>vllm-openai[\w-]*|vllm)|(?P<sglang>sglang)"
+    r"|(?P<lmdeploy>lmdeploy))"
     r"(?::(?P<tag>[\w.-]+))?(?:@sha256:\w+)?$"
 )
 _VERSION: Final = re.compile(r"(?:^|vllm_)v?(\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?)")
 _ASSIGNED: Final = re.compile(
-    r"^(?:export\s+|set\s+|Environment=[\"']?|\$env:)?([A-Za-z_]\w*)\s?=\s?(.*)$", re.DOTALL
+    r"^(?:export\s+|set\s+|Environment=[\"']?|\$env:)?([A-Za-z_]\w*)\s?=\s?(.*)$",
+    re.DOTALL,
 )
 _DOCKER_FLAGS: Final = frozenset(
     {
-        *("-d", "-i", "-t", "-it", "-ti", "-dit", "-itd", "-P", "--rm", "--detach", "--tty"),
-        *("--interactive", "--init", "--privileged", "--read-only", "--no-healthcheck"),
+        "-d",
+        "-i",
+        "-t",
+        "-it",
+        "-ti",
+        "-dit",
+        "-itd",
+        "-P",
+        "--rm",
+        "--detach",
+        "--tty",
+        "--interactive",
+        "--init",
+        "--privileged",
+        "--read-only",
+        "--no-healthcheck",
     }
 )
 _MODEL_NAMED: Final = re.compile(r"[\"']?\bmodel\b[\"']?\s*[:=]\s*[\"']([\w./-]+)[\"']")
@@ -113,14 +136,16 @@ def is_server_command(text: str) -> bool:
 
 
 def parse(text: str) -> ServerAsked:
-    """Read a command: variables before it, ``export`` lines, continued lines, an image with its
-    arguments. Raises UsageError: it is none that can be read, and why."""
+    """Read a command: variables before it, ``export`` lines, continued lines, an image
+    with its arguments. Raises UsageError: it is none that can be read, and why."""
     words, variables = _words(text)
     engine, rest, release, more = _engine(words, text)
     named = dict(_PACKAGE.findall(text))
     asked = ServerAsked(engine, release=release or named.get(engine, ""))
     used = {name for found in _USED.findall(text) for name in found}
-    asked.env = {k: v for k, v in {**variables, **more}.items() if _is_for_server(k, used)}
+    asked.env = {
+        k: v for k, v in {**variables, **more}.items() if _is_for_server(k, used)
+    }
     for option in allowed_of(engine).read(rest):
         written, values = option.words[0], list(option.values)
         if not is_option(written):
@@ -135,8 +160,11 @@ def parse(text: str) -> ServerAsked:
     return asked
 
 
-_SWITCHES: Final = frozenset({"--headless", "--use-ray", "--grpc", "--enable-ssl-refresh"})
-"""Options that take no value, and before which a model may stand, beside the listed ones."""
+_SWITCHES: Final = frozenset(
+    {"--headless", "--use-ray", "--grpc", "--enable-ssl-refresh"}
+)
+"""Options that take no value, and before which a model may stand, beside the listed
+ones."""
 
 
 def _take_word(asked: ServerAsked, word: str) -> None:
@@ -153,9 +181,13 @@ def _words(text: str) -> tuple[list[str], dict[str, str]]:
         ("[\u2018\u2019]", "'"),
         ("(?<!\\S)[\u2013\u2014]-?", "--"),
     ):
-        text = re.sub(typed, meant, text)  # as a text program changes what is pasted into it
+        text = re.sub(
+            typed, meant, text
+        )  # as a text program changes what is pasted into it
     lists = {name: _split(inside) for name, inside in _ARRAY.findall(text)}
-    joined = re.sub(rf"({CONTINUED.pattern})[ \t]*#[^\n]*\n", r"\1", text)  # an option taken out
+    joined = re.sub(
+        rf"({CONTINUED.pattern})[ \t]*#[^\n]*\n", r"\1", text
+    )  # an option taken out
     joined = CONTINUED.sub(" ", joined)
     joined = re.sub(r"(?<!\s)\s+\\[ \t]*$", "", joined, flags=re.MULTILINE)
     variables: dict[str, str] = {}
@@ -166,7 +198,9 @@ def _words(text: str) -> tuple[list[str], dict[str, str]]:
     if chosen is None:
         raise UsageError(
             f"No server's command is in {' '.join(text.split())[:80]!r}.",
-            hint='--server "vllm serve MODEL --flags …", or sglang, lmdeploy, docker run',
+            hint=(
+                '--server "vllm serve MODEL --flags …", or sglang, lmdeploy, docker run'
+            ),
         )
     lines[chosen] = lines[chosen].lstrip("# ")  # root's prompt
     for line in lines[:chosen]:
@@ -174,7 +208,9 @@ def _words(text: str) -> tuple[list[str], dict[str, str]]:
             if found := _ASSIGNED.match(part):
                 variables[found[1]] = _unquoted(found[2])
     try:
-        lexer = shlex.shlex(_whole(lines[chosen:]), posix=True, punctuation_chars=";&|<>")
+        lexer = shlex.shlex(
+            _whole(lines[chosen:]), posix=True, punctuation_chars=";&|<>"
+        )
         lexer.whitespace_split, lexer.commenters = True, "#"
         return _command_in(list(lexer), variables, lists), variables
     except ValueError as error:
@@ -190,7 +226,9 @@ def _whole(lines: Sequence[str]) -> str:
     text, at = "\n".join(lines), 0
     while True:
         line_end = text.find("\n", at)
-        bare_end = _NO_QUOTE.match(text, at, len(text) if line_end < 0 else line_end).end()  # type: ignore[union-attr]
+        bare_end = _NO_QUOTE.match(
+            text, at, len(text) if line_end < 0 else line_end
+        ).end()  # type: ignore[union-attr]
         at = bare_end
         if at >= len(text) or text[at] in "\n#\\":
             ended = text.find("\n", at)
@@ -252,7 +290,9 @@ def _command_in(
         expanded += words_of_it
         letters += sum(map(len, words_of_it))
         if len(expanded) > MOST_WORDS or letters > MOST_LETTERS:
-            raise UsageError(f"The server's command has more than {MOST_WORDS:,} words.")
+            raise UsageError(
+                f"The server's command has more than {MOST_WORDS:,} words."
+            )
     return expanded
 
 
@@ -264,7 +304,9 @@ def _expanded(
     word: str, variables: Mapping[str, str], lists: Mapping[str, Sequence[str]]
 ) -> list[str]:
     if (found := re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", word)) and found[1] in lists:
-        return [one for inner in lists[found[1]] for one in _expanded(inner, variables, {})]
+        return [
+            one for inner in lists[found[1]] for one in _expanded(inner, variables, {})
+        ]
     pattern = r"\$(?:\{(\w+)(?::?-([^}]{0,1000}))?\}|(\w+))"
     filled = re.sub(pattern, lambda found: _variable(found, variables), word)
     if filled.lstrip().startswith("-") and re.fullmatch(pattern, word):
@@ -278,14 +320,17 @@ def _variable(found: re.Match[str], variables: Mapping[str, str]) -> str:
 
 
 def _engine(words: list[str], text: str) -> tuple[str, list[str], str, dict[str, str]]:
-    """Engine, its arguments, the release and variables of a container. Raises UsageError."""
+    """Engine, its arguments, the release and variables of a container. Raises
+    UsageError."""
     release, env = "", dict[str, str]()
     program = next((n for n, w in enumerate(words) if Path(w).name in _RUNNERS), None)
     if program is not None and words[program + 1 : program + 2] == ["run"]:
         engine, words, release, env = _in_image(words[program + 2 :])
         if words and not is_server_command(" ".join(words)):
             return engine, words[words[:1] == ["serve"] :], release, env
-    if inner := next((w for w in words if re.search(r"\s", w) and is_server_command(w)), ""):
+    if inner := next(
+        (w for w in words if re.search(r"\s", w) and is_server_command(w)), ""
+    ):
         words, set_before = _words(inner)  # of a shell: -c "…"
         env |= set_before
     names = [Path(word).name.partition("@")[0] for word in words]
@@ -294,7 +339,9 @@ def _engine(words: list[str], text: str) -> tuple[str, list[str], str, dict[str,
             return name, words[at + 2 :], release, env
         if name == "lmdeploy" and names[at + 1 : at + 3] == ["serve", "api_server"]:
             return name, words[at + 3 :], release, env
-        if re.search(r"(?:^|/)(?:vllm/entrypoints/.*api|sglang/launch)_server\.py$", words[at]):
+        if re.search(
+            r"(?:^|/)(?:vllm/entrypoints/.*api|sglang/launch)_server\.py$", words[at]
+        ):
             engine = "vllm" if "vllm" in words[at] else "sglang"
             return engine, words[at + 1 :], release, env
         if words[at : at + 1] == ["-m"] and at + 1 < len(words):
@@ -311,7 +358,8 @@ _RUNNERS: Final = frozenset({"docker", "podman", "nerdctl"})
 
 
 def _in_image(words: list[str]) -> tuple[str, list[str], str, dict[str, str]]:
-    """Of ``docker run``: the engine, what follows the image, its release, and variables. Raises
+    """Of ``docker run``: the engine, what follows the image, its release, and
+    variables. Raises
     UsageError: there is no image of an engine."""
     env: dict[str, str] = {}
     for at, word in enumerate(words):
@@ -333,14 +381,15 @@ def _in_image(words: list[str]) -> tuple[str, list[str], str, dict[str, str]]:
 
 
 _BARE: Final = re.compile(
-    r"^([ \t]*(?:- )?(?:entrypoint|command|args):[ \t]+)(?![\[>|\"'])(\S.*)$", re.MULTILINE
+    r"^([ \t]*(?:- )?(?:entrypoint|command|args):[ \t]+)(?![\[>|\"'])(\S.*)$",
+    re.MULTILINE,
 )
 """Words without quotes, which are no YAML where a colon is among them."""
 
 
 def of_manifest(text: str) -> str:
-    """The ``docker run`` of an image and its words in a compose file, or in a pod of Kubernetes;
-    "": there is none of an engine."""
+    """The ``docker run`` of an image and its words in a compose file, or in a pod of
+    Kubernetes; "": there is none of an engine."""
     if "image" not in text:
         return ""
     begin = re.search(r"^[ \t]*(?:- )?[\w\"'-]+:(?:\s|$)", text, re.MULTILINE)
@@ -354,7 +403,9 @@ def of_manifest(text: str) -> str:
         if isinstance(variables, dict):
             variables = [f"{name}={value}" for name, value in variables.items()]
         pairs = [
-            f"{v['name']}={v.get('value', '')}" if isinstance(v, dict) and "name" in v else str(v)
+            f"{v['name']}={v.get('value', '')}"
+            if isinstance(v, dict) and "name" in v
+            else str(v)
             for v in (variables if isinstance(variables, list) else [])
         ]
         words = [word for pair in pairs for word in ("-e", pair)] + [str(one["image"])]
@@ -397,13 +448,14 @@ _USED: Final = re.compile(r"\$(?:\{(\w+)|(\w+))|%(\w+)%")
 
 
 def _is_for_server(name: str, used: Collection[str]) -> bool:
-    """Whether a variable is set for the server, and not for the shell that starts it."""
+    """Whether a variable is set for the server, and not for the shell that starts
+    it."""
     if _ENGINES_OWN.match(name) or _ENV_OURS.match(name):
         return True
     return name.isupper() and name not in used
 
 
-# ---------------------------------------------------------------------------- what is made of it
+# ------------------------------------------------------------------- what is made of it
 
 _SIZES: Final = "it sizes the memory of a GPU"
 _MANY: Final = "it needs several GPUs"
@@ -414,39 +466,88 @@ _ALONE: Final = "the server is one on this machine, for this test"
 HARMLESS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         (
-            *("--gpu-memory-utilization", "--mem-fraction-static", "--cache-max-entry-count"),
-            *("--kv-cache-memory-bytes", "--swap-space", "--num-gpu-blocks", "--max-total-tokens"),
-            *("--cuda-graph-max-bs", "--cuda-graph-bs", "--max-cudagraph-capture-size"),
-            *("--cudagraph-capture-sizes", "--cuda-graph-sizes", "--disable-cuda-graph-padding"),
+            "--gpu-memory-utilization",
+            "--mem-fraction-static",
+            "--cache-max-entry-count",
+            "--kv-cache-memory-bytes",
+            "--swap-space",
+            "--num-gpu-blocks",
+            "--max-total-tokens",
+            "--cuda-graph-max-bs",
+            "--cuda-graph-bs",
+            "--max-cudagraph-capture-size",
+            "--cudagraph-capture-sizes",
+            "--cuda-graph-sizes",
+            "--disable-cuda-graph-padding",
         ),
         _SIZES,
     ),
     **dict.fromkeys(
         (
-            *("--host", "--uds", "--server-name", "--served-model-name", "--model-name"),
-            *("--backend", "--device", "--enforce-eager", "--eager-mode", "--disable-cuda-graph"),
-            *("--log-level", "--uvicorn-log-level", "--disable-log-stats", "--enable-metrics"),
-            *("--disable-log-requests", "--enable-log-requests", "--log-requests"),
-            *("--log-requests-level", "--max-log-len", "--disable-uvicorn-access-log"),
-            *("--disable-fastapi-docs", "--random-seed-port", "--nccl-port"),
+            "--host",
+            "--uds",
+            "--server-name",
+            "--served-model-name",
+            "--model-name",
+            "--backend",
+            "--device",
+            "--enforce-eager",
+            "--eager-mode",
+            "--disable-cuda-graph",
+            "--log-level",
+            "--uvicorn-log-level",
+            "--disable-log-stats",
+            "--enable-metrics",
+            "--disable-log-requests",
+            "--enable-log-requests",
+            "--log-requests",
+            "--log-requests-level",
+            "--max-log-len",
+            "--disable-uvicorn-access-log",
+            "--disable-fastapi-docs",
+            "--random-seed-port",
+            "--nccl-port",
         ),
         _OURS,
     ),
     **dict.fromkeys(
         (
-            *("--api-key", "--api-keys", "--root-path", "--ssl-keyfile", "--ssl-certfile"),
-            *("--ssl-ca-certs", "--allowed-origins", "--middleware", "--otlp-traces-endpoint"),
-            *("--distributed-executor-backend", "--load-balance-method", "--watchdog-timeout"),
-            *("--mm-encoder-tp-mode", "--data-parallel-backend", "--api-server-count", "--wait"),
+            "--api-key",
+            "--api-keys",
+            "--root-path",
+            "--ssl-keyfile",
+            "--ssl-certfile",
+            "--ssl-ca-certs",
+            "--allowed-origins",
+            "--middleware",
+            "--otlp-traces-endpoint",
+            "--distributed-executor-backend",
+            "--load-balance-method",
+            "--watchdog-timeout",
+            "--mm-encoder-tp-mode",
+            "--data-parallel-backend",
+            "--api-server-count",
+            "--wait",
         ),
         _ALONE,
     ),
     **dict.fromkeys(
         (
-            *("--download-dir", "--hf-token", "--revision", "--tokenizer-revision", "--tokenizer"),
-            *("--code-revision", "--load-format", "--tokenizer-path", "--weight-loader-disable"),
-            *("--model-loader-extra-config", "--safetensors-load-strategy", "--hf-config-path"),
-            *("--generation-config", "--ignore-patterns", "--use-tqdm-on-load"),
+            "--download-dir",
+            "--hf-token",
+            "--revision",
+            "--tokenizer-revision",
+            "--tokenizer",
+            "--code-revision",
+            "--load-format",
+            "--tokenizer-path",
+            "--weight-loader-disable",
+            "--model-loader-extra-config",
+            "--safetensors-load-strategy",
+            "--hf-config-path",
+            "--generation-config",
+            "--ignore-patterns",
+            "--use-tqdm-on-load",
         ),
         _WEIGHTS,
     ),
@@ -455,72 +556,162 @@ HARMLESS: Final[Mapping[str, str]] = {
 NEEDED: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         (
-            *("--tensor-parallel-size", "--tp-size", "--pipeline-parallel-size", "--pp-size"),
-            *("--data-parallel-size", "--dp-size", "--ep-size", "--enable-expert-parallel"),
-            *("--data-parallel-size-local", "--data-parallel-rank", "--data-parallel-address"),
-            *("--data-parallel-rpc-port", "--data-parallel-hybrid-lb", "--headless", "--nnodes"),
-            *("--decode-context-parallel-size", "--prefill-context-parallel-size", "--node-rank"),
-            *("--dist-init-addr", "--enable-dp-attention", "--enable-eplb", "--all2all-backend"),
-            *("--enable-dbo", "--eplb-config", "--moe-a2a-backend", "--enable-dp-lm-head", "--tp"),
-            *("--dp", "--ep", "--attn-dp-size", "--moe-dense-tp-size", "--attn-cp-size", "--cp"),
+            "--tensor-parallel-size",
+            "--tp-size",
+            "--pipeline-parallel-size",
+            "--pp-size",
+            "--data-parallel-size",
+            "--dp-size",
+            "--ep-size",
+            "--enable-expert-parallel",
+            "--data-parallel-size-local",
+            "--data-parallel-rank",
+            "--data-parallel-address",
+            "--data-parallel-rpc-port",
+            "--data-parallel-hybrid-lb",
+            "--headless",
+            "--nnodes",
+            "--decode-context-parallel-size",
+            "--prefill-context-parallel-size",
+            "--node-rank",
+            "--dist-init-addr",
+            "--enable-dp-attention",
+            "--enable-eplb",
+            "--all2all-backend",
+            "--enable-dbo",
+            "--eplb-config",
+            "--moe-a2a-backend",
+            "--enable-dp-lm-head",
+            "--tp",
+            "--dp",
+            "--ep",
+            "--attn-dp-size",
+            "--moe-dense-tp-size",
+            "--attn-cp-size",
+            "--cp",
         ),
         _MANY,
     ),
     **dict.fromkeys(
         (
-            *("--quantization", "--kv-cache-dtype", "--attention-backend", "--compilation-config"),
-            *("--prefill-attention-backend", "--decode-attention-backend", "--sampling-backend"),
-            *("--enable-torch-compile", "--cudagraph-mode", "--moe-runner-backend"),
-            *("--moe-backend", "--enable-flashinfer-allreduce-fusion"),
-            *("--enable-piecewise-cuda-graph", "--fp8-gemm", "--cpu-offload-gb"),
-            *("--kv-offloading-size", "--enable-sleep-mode", "--quant-policy"),
-            *("--mm-attention-backend", "--cuda-graph-config", "--cuda-graph-backend-decode"),
-            *("--cuda-graph-backend-prefill", "--kernel-config", "--attention-config"),
-            *("--calculate", "--enable-memory-saver", "--mamba-backend", "--linear-attn-backend"),
-            *("--communication", "--enable-two-batch-overlap", "--enable-single-batch-overlap"),
-            *("--model-format", "--nsa-prefill-backend", "--nsa-decode-backend"),
-            *("--torchao-config", "--gdn-backend", "--enable-nccl-nvls", "--enable-symm-mem"),
-            *("--enable-mscclpp", "--weight-transfer-config"),
+            "--quantization",
+            "--kv-cache-dtype",
+            "--attention-backend",
+            "--compilation-config",
+            "--prefill-attention-backend",
+            "--decode-attention-backend",
+            "--sampling-backend",
+            "--enable-torch-compile",
+            "--cudagraph-mode",
+            "--moe-runner-backend",
+            "--moe-backend",
+            "--enable-flashinfer-allreduce-fusion",
+            "--enable-piecewise-cuda-graph",
+            "--fp8-gemm",
+            "--cpu-offload-gb",
+            "--kv-offloading-size",
+            "--enable-sleep-mode",
+            "--quant-policy",
+            "--mm-attention-backend",
+            "--cuda-graph-config",
+            "--cuda-graph-backend-decode",
+            "--cuda-graph-backend-prefill",
+            "--kernel-config",
+            "--attention-config",
+            "--calculate",
+            "--enable-memory-saver",
+            "--mamba-backend",
+            "--linear-attn-backend",
+            "--communication",
+            "--enable-two-batch-overlap",
+            "--enable-single-batch-overlap",
+            "--model-format",
+            "--nsa-prefill-backend",
+            "--nsa-decode-backend",
+            "--torchao-config",
+            "--gdn-backend",
+            "--enable-nccl-nvls",
+            "--enable-symm-mem",
+            "--enable-mscclpp",
+            "--weight-transfer-config",
         ),
         _GPU,
     ),
     **dict.fromkeys(
         (
-            *("--kv-transfer-config", "--ec-transfer-config", "--disaggregation-mode"),
-            *("--disaggregation-ib-device", "--disaggregation-transfer-backend"),
-            *("--disaggregation-bootstrap-port", "--hicache-storage-backend", "--kv-events-config"),
-            *("--role", "--migration-backend", "--proxy-url"),
+            "--kv-transfer-config",
+            "--ec-transfer-config",
+            "--disaggregation-mode",
+            "--disaggregation-ib-device",
+            "--disaggregation-transfer-backend",
+            "--disaggregation-bootstrap-port",
+            "--hicache-storage-backend",
+            "--kv-events-config",
+            "--role",
+            "--migration-backend",
+            "--proxy-url",
         ),
         "it needs further servers",
     ),
     **dict.fromkeys(
         (
-            *("--speculative-config", "--speculative-algorithm", "--speculative-draft-model-path"),
-            *("--speculative-num-steps", "--speculative-eagle-topk", "--speculative-algo"),
-            *("--speculative-num-draft-tokens", "--enable-lora", "--lora-modules", "--lora-paths"),
-            *("--max-loras", "--max-lora-rank", "--max-loras-per-batch", "--lora-target-modules"),
-            *("--adapters", "--hf-overrides", "--json-model-override-args", "--rope-scaling"),
-            *("--rope-theta", "--tokenizer-mode", "--config-format", "--logits-processors"),
-            *("--mamba-cache-dtype", "--mamba-ssm-cache-dtype", "--mamba-ssm-dtype"),
-            *("--mamba-block-size", "--chat-template", "--tool-parser-plugin", "--model-impl"),
-            *("--mamba-cache-mode", "--reasoning-parser-plugin", "--worker-extension-cls"),
+            "--speculative-config",
+            "--speculative-algorithm",
+            "--speculative-draft-model-path",
+            "--speculative-num-steps",
+            "--speculative-eagle-topk",
+            "--speculative-algo",
+            "--speculative-num-draft-tokens",
+            "--enable-lora",
+            "--lora-modules",
+            "--lora-paths",
+            "--max-loras",
+            "--max-lora-rank",
+            "--max-loras-per-batch",
+            "--lora-target-modules",
+            "--adapters",
+            "--hf-overrides",
+            "--json-model-override-args",
+            "--rope-scaling",
+            "--rope-theta",
+            "--tokenizer-mode",
+            "--config-format",
+            "--logits-processors",
+            "--mamba-cache-dtype",
+            "--mamba-ssm-cache-dtype",
+            "--mamba-ssm-dtype",
+            "--mamba-block-size",
+            "--chat-template",
+            "--tool-parser-plugin",
+            "--model-impl",
+            "--mamba-cache-mode",
+            "--reasoning-parser-plugin",
+            "--worker-extension-cls",
             "--config",
         ),
         "it belongs to a model or a file that is not here",
     ),
 }
-"""Options that are left out, and on which a failure may hang: where nothing shows without them,
-nothing is said of the report."""
+"""Options that are left out, and on which a failure may hang: where nothing shows
+without them, nothing is said of the report."""
 _DEFAULTS: Final = frozenset({"1", "auto", "none", "None", "false", "False", "0"})
-_LENGTHS: Final = ("--max-model-len", "--context-length", "--session-len", "--max-seq-len")
+_LENGTHS: Final = (
+    "--max-model-len",
+    "--context-length",
+    "--session-len",
+    "--max-seq-len",
+)
 _ENV_OURS: Final = re.compile(
-    r"^(?:CUDA_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|NCCL_\w+|HF_\w+|HUGGING\w+|"
-    r"TRANSFORMERS_\w+|TORCH\w*|PYTORCH_\w+|OMP_\w+|RAY_\w+|VLLM_LOGGING_LEVEL|VLLM_CACHE_ROOT|"
+    r"^(?:CUDA_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|NCCL_\w+|HF_\w+"
+    r"|HUGGING\w+|"
+    r"TRANSFORMERS_\w+|TORCH\w*|PYTORCH_\w+|OMP_\w+|RAY_\w+|VLLM_LOGGING_LEVEL"
+    r"|VLLM_CACHE_ROOT|"
     r"VLLM_USE_MODELSCOPE|SGLANG_USE_MODELSCOPE|VLLM_API_KEY|VLLM_NO_USAGE_STATS|"
     r"VLLM_WORKER_MULTIPROC_METHOD|VLLM_HOST_IP|VLLM_USE_V1|CUDA_\w+|VLLM_CPU_\w+)$"
 )
 _ENV_GPU: Final = re.compile(
-    r"ATTENTION_BACKEND|FLASH|GEMM|ROCM|AITER|FP8|MXFP4|NVFP4|ALL2ALL|NCCL|CUDA|MARLIN|CUTLASS|"
+    r"ATTENTION_BACKEND|FLASH|GEMM|ROCM|AITER|FP8|MXFP4|NVFP4|ALL2ALL|NCCL|CUDA|MARLIN"
+    r"|CUTLASS|"
     r"TRITON|P2P|NIXL|MOONCAKE|MOE_BACKEND|TORCH_COMPILE|CUDAGRAPH"
 )
 
@@ -561,15 +752,23 @@ def translated(
         UsageError: an option's value is a variable that is set nowhere.
     """
     model, replaced, extra = _model(asked, traffic, serves)
-    backend = next((values for name, values in asked.options if name == "--backend"), [])
+    backend = next(
+        (values for name, values in asked.options if name == "--backend"), []
+    )
     if asked.engine == "lmdeploy" and backend != ["pytorch"]:
-        what, why = " ".join(["--backend", *(backend or ["turbomind"])]), "TurboMind is a GPU's"
-        replaced.append(Replaced(what=what, by="--backend pytorch", why=why, essential=True))
+        what, why = (
+            " ".join(["--backend", *(backend or ["turbomind"])]),
+            "TurboMind is a GPU's",
+        )
+        replaced.append(
+            Replaced(what=what, by="--backend pytorch", why=why, essential=True)
+        )
         asked.options = [one for one in asked.options if one[0] != "--backend"]
     args: list[str] = list(extra)
     length = needed = _needed(traffic)
     notes = [
-        f"{word} in the server's command is not understood: left out." for word in asked.unread
+        f"{word} in the server's command is not understood: left out."
+        for word in asked.unread
     ]
     allowed = allowed_of(asked.engine)
     for written, values in asked.options:
@@ -584,7 +783,10 @@ def translated(
             most, why = MOST_LENGTH, "the tiny model has no more positions"
             if not _ASKS_TOKENS.search(traffic):
                 most = needed
-                why = "random weights do not stop: an answer without max_tokens fills the context"
+                why = (
+                    "random weights do not stop: an answer without max_tokens "
+                    "fills the context"
+                )
             if length > most:
                 replaced.append(Replaced(what=shown, by=f"{name} {most}", why=why))
                 length = most
@@ -597,7 +799,9 @@ def translated(
                 replaced.append(Replaced(what=shown, why=NEEDED[plain], essential=True))
             continue
         if not gpu and name == "--dtype" and value in ("float16", "half"):
-            replaced.append(Replaced(what=shown, why="a CPU computes in bfloat16 or float32"))
+            replaced.append(
+                Replaced(what=shown, why="a CPU computes in bfloat16 or float32")
+            )
             continue
         if any(re.search(r"\$\{?\w", one) for one in values):
             raise UsageError(
@@ -608,7 +812,9 @@ def translated(
             gone = GONE.get(asked.engine, {}).get(name, "")
             words = did_you_mean(name, known) if not gone else f" {gone.capitalize()}."
             notes.append(f"The release's parser does not have {name}.{words}")
-        refusal = allowed.option_refusal(name, values) or _read_as_another(name, known or {})
+        refusal = allowed.option_refusal(name, values) or _read_as_another(
+            name, known or {}
+        )
         if refusal:
             replaced.append(Replaced(what=shown, why=refusal, essential=True))
             continue
@@ -625,7 +831,8 @@ def translated(
         if not gpu and of_engine and _ENV_GPU.search(name):
             refusal = _GPU
         if refusal:
-            # Of a variable that is no engine's, the name alone: its value may be anything.
+            # Of a variable that is no engine's, the name alone: its value may be
+            # anything.
             what = f"{name}={value}" if of_engine else name
             replaced.append(Replaced(what=what, why=refusal, essential=of_engine))
         else:
@@ -634,8 +841,8 @@ def translated(
 
 
 def _expanded_name(written: str, allowed: Allowed, known: Iterable[str]) -> str:
-    """The full name of an option. A server's parser takes abbreviations, so one is passed on by
-    the only option of the release that it can be short for."""
+    """The full name of an option. A server's parser takes abbreviations, so one is
+    passed on by the only option of the release that it can be short for."""
     name, dot, key = written.partition(".")
     if not name.startswith("--") or name in known or _is_listed(name, allowed):
         return written
@@ -645,12 +852,16 @@ def _expanded_name(written: str, allowed: Allowed, known: Iterable[str]) -> str:
 
 def _is_listed(name: str, allowed: Allowed) -> bool:
     left_out = name in HARMLESS or name in NEEDED
-    return left_out or allowed.is_flag(name) or name in {*allowed.options, *allowed.objects}
+    return (
+        left_out
+        or allowed.is_flag(name)
+        or name in {*allowed.options, *allowed.objects}
+    )
 
 
 def _read_as_another(name: str, known: Mapping[str, bool]) -> str:
-    """Why an option that a release lacks may not be passed on: its parser would take the name for
-    an abbreviation; "": it may."""
+    """Why an option that a release lacks may not be passed on: its parser would take
+    the name for an abbreviation; "": it may."""
     plain = name.partition(".")[0]
     if _is_known(name, known):
         return ""
@@ -669,16 +880,22 @@ OF_REPEATED = 16
 
 
 def _needed(traffic: str) -> int:
-    """Tokens that prompts and answers in ``traffic`` take: the tiny models' tokens are bytes."""
-    asked = max((int(n) for n in _ASKS_TOKENS.findall(traffic) if len(n) < 8), default=0)
+    """Tokens that prompts and answers in ``traffic`` take: the tiny models' tokens are
+    bytes."""
+    asked = max(
+        (int(n) for n in _ASKS_TOKENS.findall(traffic) if len(n) < 8), default=0
+    )
     pictures = OF_PICTURES if _PICTURES.search(traffic) else 0
     repeated = sum(int(times) for times in _TIMES.findall(traffic)) * OF_REPEATED
-    wanted = min(MOST_LENGTH, len(traffic) + asked + pictures + repeated) + LEAST_LENGTH // 2
+    wanted = (
+        min(MOST_LENGTH, len(traffic) + asked + pictures + repeated) + LEAST_LENGTH // 2
+    )
     return min(MOST_LENGTH, -(-wanted // LEAST_LENGTH) * LEAST_LENGTH)
 
 
 def _tokens(text: str) -> int | None:
-    """``4096``, ``16k`` (thousands) and ``16K`` (of 1024), as vLLM's parser reads them."""
+    """``4096``, ``16k`` (thousands) and ``16K`` (of 1024), as vLLM's parser reads
+    them."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text)
     if found is None:
         return None
@@ -686,23 +903,30 @@ def _tokens(text: str) -> int | None:
     return max(16, int(float(found[1]) * scale))
 
 
-# --------------------------------------------------------------------------------------- the model
+# ---------------------------------------------------------------------------- the model
 
 _FAMILIES: Final = (
     (r"dots[._-]?ocr", "dots-ocr"),
     (
-        r"whisper|voxtral|ultravox|audio|parakeet|speech|-asr\b|kimi-audio|musicflamingo",
+        (
+            r"whisper|voxtral|ultravox|audio|parakeet|speech|-asr\b|kimi-audio"
+            r"|musicflamingo"
+        ),
         "",  # no tiny one
     ),
     (
-        r"(?:^|[\W_]|\d)vl(?:$|[\W_]|\d)|vision|llava|pixtral|internvl|minicpm-?[vo]|qwen3\.[5-9]|"
-        r"gemma-?3(?!n|-1b|-270m)|gemma-?4|molmo|glm-?[45][.\d]*v|llama-?4|aya-vision|multimodal|"
-        r"mistral-small-3\.[12]|deepseek-ocr|paligemma|idefics|omni|vlm\b|ovis|nvila|ocr",
+        r"(?:^|[\W_]|\d)vl(?:$|[\W_]|\d)|vision|llava|pixtral|internvl|minicpm-?[vo]"
+        r"|qwen3\.[5-9]|"
+        r"gemma-?3(?!n|-1b|-270m)|gemma-?4|molmo|glm-?[45][.\d]*v|llama-?4|aya-vision"
+        r"|multimodal|"
+        r"mistral-small-3\.[12]|deepseek-ocr|paligemma|idefics|omni|vlm\b|ovis|nvila"
+        r"|ocr",
         "qwen2-vl",
     ),
 )
 _POOLS: Final = re.compile(
-    r"embed|bge-|\be5-|gte-|rerank|reward|colbert|jina|minilm|mpnet|roberta|\bbert\b", re.IGNORECASE
+    r"embed|bge-|\be5-|gte-|rerank|reward|colbert|jina|minilm|mpnet|roberta|\bbert\b",
+    re.IGNORECASE,
 )
 _PICTURES: Final = re.compile(
     r"\bimage_url\b|\binput_image\b|\bimage_data\b|data:image/|\bimages\b"
@@ -710,7 +934,10 @@ _PICTURES: Final = re.compile(
 _SAME: Final[Mapping[str, tuple[str, str]]] = {
     "text": (
         "a tiny Llama",
-        r"llama(?!-?4)|vicuna|internlm|yi-|alpaca|tulu|smollm|solar|deepseek-r1-distill-llama",
+        (
+            r"llama(?!-?4)|vicuna|internlm|yi-|alpaca|tulu|smollm|solar"
+            r"|deepseek-r1-distill-llama"
+        ),
     ),
     "qwen2-vl": ("a tiny Qwen2-VL", r"qwen2(?:\.5)?-?vl"),
     "dots-ocr": ("a tiny dots.ocr", ""),
@@ -719,17 +946,24 @@ _SAME: Final[Mapping[str, tuple[str, str]]] = {
     "qwen3-moe": ("a tiny Qwen3 mixture of experts", ""),
     "qwen3-next": ("a tiny Qwen3-Next", ""),
 }
-"""What each tiny model is, and the names of models with its architecture; "": all that get it."""
+"""What each tiny model is, and the names of models with its architecture; "": all that
+get it."""
 _TEXTS: Final = (
     ("qwen3-next", r"qwen3-?next", "Qwen3NextForCausalLM"),
     ("qwen3-moe", r"qwen3(?![.\d]|-?(?:vl|omni|next)).*-a\d+b", "Qwen3MoeForCausalLM"),
-    ("qwen3-text", r"qwen3(?![.\d]|-?(?:vl|omni|next|coder|asr))(?!.*-a\d+b)", "Qwen3ForCausalLM"),
+    (
+        "qwen3-text",
+        r"qwen3(?![.\d]|-?(?:vl|omni|next|coder|asr))(?!.*-a\d+b)",
+        "Qwen3ForCausalLM",
+    ),
 )
 """Tiny text models, names of models that they stand for, and the architecture."""
 _TOKEN_IDS: Final = re.compile(
-    r"token_ids|input_ids|logit_bias|input_embeds|prompt[\"']?\s*[:=]\s*\[+\s*\d", re.IGNORECASE
+    r"token_ids|input_ids|logit_bias|input_embeds|prompt[\"']?\s*[:=]\s*\[+\s*\d",
+    re.IGNORECASE,
 )
-"""Token ids, and embeddings: the tiny Llama has the largest vocabulary, and its width is tried."""
+"""Token ids, and embeddings: the tiny Llama has the largest vocabulary, and its width
+is tried."""
 
 
 def _model(
@@ -743,7 +977,9 @@ def _model(
     if tiny == "text" and _PICTURES.search(traffic):
         tiny = "qwen2-vl"
     if tiny == "text" and not _TOKEN_IDS.search(traffic):
-        near = (t for t, form, built in _TEXTS if re.search(form, lowered) and serves(built))
+        near = (
+            t for t, form, built in _TEXTS if re.search(form, lowered) and serves(built)
+        )
         tiny = next(near, tiny)
     if asked.engine == "minivllm":
         tiny = "qwen3"
@@ -762,14 +998,18 @@ def _model(
     given = {option for option, _ in asked.options}
     if "--trust-remote-code" in given:
         extra = []
-    if asked.engine == "vllm" and _POOLS.search(name) and not given & {"--runner", "--task"}:
+    if (
+        asked.engine == "vllm"
+        and _POOLS.search(name)
+        and not given & {"--runner", "--task"}
+    ):
         extra += ["--runner", "pooling"]
         why = "the stand-in is served as such a model"
         replaced.append(Replaced(what="", by="--runner pooling", why=why))
     return tiny, replaced, extra
 
 
-# ---------------------------------------------------------------------- what a release's parser has
+# ---------------------------------------------------------- what a release's parser has
 
 _SOURCES: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm": ("engine/arg_utils.py", "entrypoints/**/cli_args.py", "config/*.py"),
@@ -782,7 +1022,8 @@ _FIELD: Final = re.compile(r"^ {4}([a-z]\w*) *: *(A\[)?(\w+)", re.MULTILINE)
 
 @cache
 def options_of(engine: str, packages: Path) -> Mapping[str, bool]:
-    """Options of an engine's server, by the source of its parser, and whether each is a switch.
+    """Options of an engine's server, by the source of its parser, and whether each is a
+    switch.
 
     Args:
         packages: the folder with the installed package (``site-packages``).
@@ -810,19 +1051,23 @@ _TRIED: Final[Mapping[str, Version]] = {
     "Qwen3MoeForCausalLM": Version("0.32.0"),
     "Qwen3NextForCausalLM": Version("0.32.0"),
 }
-"""vLLM's first release of which a CPU is known to serve it (docs/lab/stack.md). SGLang's Qwen3 asks
-for ``sgl_kernel.fused_qk_norm_cpu`` (0.5.23), which our stand-in does not have."""
+"""vLLM's first release of which a CPU is known to serve it (docs/lab/stack.md).
+SGLang's Qwen3 asks for ``sgl_kernel.fused_qk_norm_cpu`` (0.5.23), which our stand-in
+does not have."""
 
 
 @cache
 def serves(engine: str, release: str, packages: Path, architecture: str) -> bool:
-    """Whether an installed engine has an architecture, by its source, and a CPU serves it."""
+    """Whether an installed engine has an architecture, by its source, and a CPU serves
+    it."""
     version, since = _version(release), _TRIED.get(architecture)
     if engine != "vllm" or version is None or since is None or version < since:
         return False
     registry = packages / "vllm" / "model_executor" / "models" / "registry.py"
     try:
-        return f'"{architecture}"' in registry.read_text(encoding="utf-8", errors="replace")
+        return f'"{architecture}"' in registry.read_text(
+            encoding="utf-8", errors="replace"
+        )
     except OSError:
         return False
 
@@ -831,21 +1076,26 @@ def _is_known(name: str, known: Mapping[str, bool]) -> bool:
     plain = name.partition(".")[0]
     if not known or not plain.startswith("--"):
         return True
-    # One field makes several names: --no-enable-lora, and since vLLM 0.33 --disable-lora.
-    negations = (("--no-", "--"), ("--disable-", "--enable-"), ("--enable-", "--disable-"))
+    # One field makes several names: --no-enable-lora, and since vLLM 0.33
+    # --disable-lora.
+    negations = (
+        ("--no-", "--"),
+        ("--disable-", "--enable-"),
+        ("--enable-", "--disable-"),
+    )
     names = (plain.replace(negation, plainly, 1) for negation, plainly in negations)
     return plain in known or any(name in known for name in names)
 
 
-# --------------------------------------------------------------------------------------- releases
+# ----------------------------------------------------------------------------- releases
 
 
 def release_here(engine: str, wanted: str, here: Iterable[str]) -> tuple[str, str]:
-    """The release that is run of those that are ``here``, and a sentence; ("", ""): none is.
+    """The release that is run of those that are ``here``, and a sentence; ("", ""):
+    none is.
 
-    ``wanted`` itself, else the nearest one before it of the same minor release, else the nearest.
-    ``wanted`` "": the newest.
-    """
+    ``wanted`` itself, else the nearest one before it of the same minor release, else
+    the nearest. ``wanted`` "": the newest."""
     versions = sorted(v for v in map(_version, here) if v is not None)
     if not versions:
         return "", ""
@@ -864,7 +1114,10 @@ def release_here(engine: str, wanted: str, here: Iterable[str]) -> tuple[str, st
         return (*(abs(a - b) for a, b in parts), one > asked)
 
     nearest = min(versions, key=distance)
-    said = f"{engine} {wanted} is not installed here: {nearest}, the nearest one that is, is run."
+    said = (
+        f"{engine} {wanted} is not installed here: {nearest}, the nearest one that is, "
+        "is run."
+    )
     return str(nearest), f"{said} --release {wanted} installs it."
 
 

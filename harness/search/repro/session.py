@@ -1,4 +1,5 @@
-"""From a bug report to a verdict: a replay of what the report's client sends to its server."""
+"""From a bug report to a verdict: a replay of what the report's client sends to its
+server."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.files import device_of, is_file, is_folder, read_file, write_file
+from mmrepro.base.machine.files import (
+    device_of,
+    is_file,
+    is_folder,
+    read_file,
+    write_file,
+)
 from mmrepro.base.records import FindingClass
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.campaign.campaign import Campaign
@@ -75,21 +82,32 @@ MAX_TEXT = 4 << 20
 HEAD = 1 << 20
 SLOW_ANSWER_S = 1.0
 MOST_IN_A_ROW, IN_A_ROW_S, MANY = 10, 20.0, 30
-"""Times that requests without a failure are sent again; seconds of that; requests at most."""
+"""Times that requests without a failure are sent again; seconds of that; requests at
+most."""
 EARLIER, MAX_REPLAY = 200, 16 << 20
 """Replays among which the same failure is looked for, the newest; bytes of one."""
-WRITTEN_OTHERWISE: Final = (".http", ".rest", ".ps1", ".bat", ".cmd", ".js", ".ts", ".mjs")
+WRITTEN_OTHERWISE: Final = (
+    ".http",
+    ".rest",
+    ".ps1",
+    ".bat",
+    ".cmd",
+    ".js",
+    ".ts",
+    ".mjs",
+)
 """Files that are read as a report's block of that kind."""
 CLIENT_DIR: Final = "client"
 RUN_FILE: Final = "client.json"
 NO_FILE: Final = Path()
 TRIED: Final = re.compile(r"device-side assert|v1/worker/gpu/")
-"""What a report says of a GPU, and a CPU may show as well: an index that is out of range, which is
-an exception there; code of vLLM's second model runner, which asks for Triton."""
+"""What a report says of a GPU, and a CPU may show as well: an index that is out of
+range, which is an exception there; code of vLLM's second model runner, which asks for
+Triton."""
 SEVERAL_GPUS: Final = re.compile(r"NCCL|NVLink", re.IGNORECASE)
 """In what a report says of its hardware."""
 
-# ---------------------------------------------------------------------------------- what is asked
+# ------------------------------------------------------------------------ what is asked
 
 
 @dataclass(frozen=True)
@@ -127,7 +145,8 @@ class ReproAsked:
 
 
 def asked_for(options: ReproCommand) -> ReproAsked:
-    """Read a report and the words beside it. Raises UsageError: what is missing, in a sentence."""
+    """Read a report and the words beside it. Raises UsageError: what is missing, in a
+    sentence."""
     issue = _issue(options)
     client = _client(options, issue)
     traffic = client.texts.strip() or _head(client.file)
@@ -171,7 +190,10 @@ def _issue(options: ReproCommand) -> Issue:
     issue = read_issue(text)
     if issue.other_engine and not options.server_command:
         raise UsageError(
-            f"The report is of {issue.other_engine}; mmrepro starts vLLM, SGLang and LMDeploy.",
+            (
+                f"The report is of {issue.other_engine}; mmrepro starts vLLM, SGLang "
+                "and LMDeploy."
+            ),
             hint='--server "vllm serve MODEL" to send its requests to one of these',
         )
     return issue
@@ -186,10 +208,13 @@ def _server_text(given: str) -> str:
 
 
 def _is_missing(path: str, script: Path | None) -> bool:
-    """Whether a file that a client names is not beside it, and would be in its folder."""
+    """Whether a file that a client names is not beside it, and would be in its
+    folder."""
     beside_it = script.parent if script is not None else Path("/nowhere")
     whole = (beside_it / path).resolve()
-    return not is_file(whole) and (Path(path).is_absolute() or ".." not in Path(path).parts)
+    return not is_file(whole) and (
+        Path(path).is_absolute() or ".." not in Path(path).parts
+    )
 
 
 def _head(file: Path | None) -> str:
@@ -201,7 +226,7 @@ def _head(file: Path | None) -> str:
     return ""
 
 
-# -------------------------------------------------------------------------------------- the client
+# --------------------------------------------------------------------------- the client
 
 _PYTHON: Final = re.compile(r"^(?:\S*/)?python3\.\d+$")
 
@@ -214,23 +239,35 @@ def _client(options: ReproCommand, issue: Issue) -> Client:
         return _of_report(issue)
     if options.resume is not None and is_file(options.resume / CASE_FILE):
         return Client("", file=options.resume / CASE_FILE)
-    if FindingClass.START_FAILURE in issue.claim.classes or options.reported == "start-failure":
+    if (
+        FindingClass.START_FAILURE in issue.claim.classes
+        or options.reported == "start-failure"
+    ):
         return Client("")  # the start is the failure
     if issue.offline:
         raise UsageError(
-            "The report runs the engine in its own process (vllm.LLM, sglang.Engine, pipeline); "
-            "mmrepro repro tests servers.",
+            "The report runs the engine in its own process (vllm.LLM, sglang.Engine, "
+            "pipeline); mmrepro repro tests servers.",
             hint='--client "python client.py" with the same requests to a server',
         )
     what = "The report has" if options.file not in (None, NO_FILE) else "There is"
     if issue.other_client:
         raise UsageError(
             f"The report's client is {issue.other_client}, which mmrepro does not run.",
-            hint='--client "python client.py", or a file with curl lines or a request\'s body',
+            hint=(
+                '--client "python client.py", or a file with curl lines or a '
+                "request's body"
+            ),
         )
     raise UsageError(
-        f"{what} no client: no script with openai or requests, no curl, no request's body.",
-        hint='--client "python client.py", or a file with curl lines or a request\'s body',
+        (
+            f"{what} no client: no script with openai or requests, no curl, no "
+            "request's body."
+        ),
+        hint=(
+            '--client "python client.py", or a file with curl lines or a '
+            "request's body"
+        ),
     )
 
 
@@ -242,7 +279,9 @@ def _of_report(issue: Issue) -> Client:
         shown = f"{named} of the report" if named else "curl lines of the report"
         made = _script("client.sh", issue.client, shown)
     else:
-        return Client("a request's body of the report", name="body.json", text=issue.client)
+        return Client(
+            "a request's body of the report", name="body.json", text=issue.client
+        )
     return replace(made, files=issue.files)
 
 
@@ -259,14 +298,18 @@ def _given_client(text: str) -> Client:
     scripts = [Path(word) for word in words[1:] if is_file(Path(word))]
     if not words or not scripts:
         raise UsageError(
-            f"--client {text}: there is no such file, and no script in it that is here.",
+            (
+                f"--client {text}: there is no such file, and no script in it that is "
+                "here."
+            ),
             hint='--client "python client.py"',
         )
     script = scripts[0]
     return replace(
         _script(script.name, _text(script), text),
         words=tuple(
-            script.name if word == str(script) else _PYTHON.sub("python3", word) for word in words
+            script.name if word == str(script) else _PYTHON.sub("python3", word)
+            for word in words
         ),
         script=script.resolve(),
     )
@@ -285,10 +328,15 @@ def _of_file(file: Path, shown: str) -> Client:
             what = issue.other_client or "nothing that is read here"
             raise UsageError(
                 f"{file} is {what}; mmrepro runs Python and shells.",
-                hint='--client "python client.py", or a file with curl lines or a request\'s body',
+                hint=(
+                    '--client "python client.py", or a file with curl lines or '
+                    "a request's body"
+                ),
             )
         made = replace(_of_report(issue), shown=shown)
-    elif file.suffix != ".json" and "curl " in text and not text.lstrip().startswith("{"):
+    elif (
+        file.suffix != ".json" and "curl " in text and not text.lstrip().startswith("{")
+    ):
         made = _script(file.name, text, shown, as_shell=True)
     else:
         return Client(shown, file=file)
@@ -303,13 +351,17 @@ def _text(file: Path) -> str:
 
 
 def _script(name: str, text: str, shown: str, *, as_shell: bool = False) -> Client:
-    shell = as_shell or name.endswith(".sh") or text.startswith(("#!/bin/", "#!/usr/bin/env bash"))
+    shell = (
+        as_shell
+        or name.endswith(".sh")
+        or text.startswith(("#!/bin/", "#!/usr/bin/env bash"))
+    )
     words = ("bash", name) if shell else ("python3", name)
     text = with_plain_commands(text) if shell else text
     return Client(shown, words=words, name=name, text=text)
 
 
-# -------------------------------------------------------------------------------------- the server
+# --------------------------------------------------------------------------- the server
 
 
 def _here(engine: str, device: str) -> list[str]:
@@ -352,7 +404,9 @@ def _translated_server(
         packages = environment.site_packages
         known = options_of(command.engine, packages) or None
         has = partial(serves, command.engine, release, packages)
-    made: Translated = translated(command, known, traffic, gpu=bool(options.on_gpu), serves=has)
+    made: Translated = translated(
+        command, known, traffic, gpu=bool(options.on_gpu), serves=has
+    )
     facts.replaced, facts.notes = list(made.replaced), [*facts.notes, *made.notes]
     base = {
         "engine": command.engine,
@@ -382,7 +436,7 @@ def _own_server(options: ReproCommand, issue: Issue, client: Client) -> ServerWa
     return server_wanted(place, options.resume, named | options.asked)
 
 
-# ------------------------------------------------------------------------------------- the session
+# -------------------------------------------------------------------------- the session
 
 
 class Reproducing(Replaying):
@@ -403,11 +457,13 @@ class Reproducing(Replaying):
         assert self.replay.report is not None
         return self.replay.report
 
-    # ------------------------------------------------------------------ asked by the campaign
+    # ------------------------------------------------------------ asked by the campaign
 
     def begin(self, campaign: Campaign[Replay]) -> None:
         recorded, scripted = self.case, bool(self.asked.client.words)
-        if scripted:  # what is journaled is the same before and after the client has run
+        if (
+            scripted
+        ):  # what is journaled is the same before and after the client has run
             self.case = recorded.keeping([])
         super().begin(campaign)
         self.replay.report = self.asked.facts
@@ -422,7 +478,10 @@ class Reproducing(Replaying):
         assert self._files is not None
         claim = self.facts.claim
         if claim.hardware and not TRIED.search(claim.hardware):
-            why = f"not testable here: the report has {claim.hardware!r}, which needs a GPU"
+            why = (
+                f"not testable here: the report has {claim.hardware!r}, which needs a "
+                "GPU"
+            )
             self._conclude(ReproVerdict.NEEDS_HARDWARE, why)
             return
         silent = [kind for kind in claim.classes if kind not in BY_EACH]
@@ -461,7 +520,8 @@ class Reproducing(Replaying):
     # ------------------------------------------------------------------ its client
 
     def _expecting(self, case: Case) -> Case:
-        """What is expected of a client's requests is put to them when they are known."""
+        """What is expected of a client's requests is put to them when they are
+        known."""
         if self.asked.client.words and not case.operations:
             checked(self.options.expect)
             return case
@@ -471,9 +531,14 @@ class Reproducing(Replaying):
         client, options = self.asked.client, self.options
         if client.words or not client.shown:
             return Captured(Case(server=options.server), {})
-        file = client.file or self._held.enter_context(beside(None, client.text, client.name))
+        file = client.file or self._held.enter_context(
+            beside(None, client.text, client.name)
+        )
         return read(
-            file / client.name, options.server, host=options.host, concurrency=options.concurrency
+            file / client.name,
+            options.server,
+            host=options.host,
+            concurrency=options.concurrency,
         )
 
     def _recorded(self) -> Any:
@@ -481,11 +546,18 @@ class Reproducing(Replaying):
         client = self.asked.client
         text, changed = with_plain_addresses(client.text)
         self.facts.notes += changed
-        files = {name: with_plain_addresses(said)[0] for name, said in client.files.items()}
-        lacks = [one for one in pictures_in(client.texts) if _is_missing(one, client.script)]
+        files = {
+            name: with_plain_addresses(said)[0] for name, said in client.files.items()
+        }
+        lacks = [
+            one for one in pictures_in(client.texts) if _is_missing(one, client.script)
+        ]
         for path in filter(os.path.isabs, lacks):  # read-only there
             text = text.replace(path, Path(path).name)
-            files = {name: said.replace(path, Path(path).name) for name, said in files.items()}
+            files = {
+                name: said.replace(path, Path(path).name)
+                for name, said in files.items()
+            }
         folder = self._held.enter_context(beside(client.script, text, client.name))
         for name, said in files.items():
             (folder / name).write_text(said, encoding="utf-8")
@@ -528,7 +600,9 @@ class Reproducing(Replaying):
         self._known(case, run)
         ran = f"The client ran {run.isolation}." if run.isolation else ""
         printed = run.output.strip().rpartition("\n")[2] if not case.operations else ""
-        last = f"The last line of the client: {one_line(printed, 160)}" if printed else ""
+        last = (
+            f"The last line of the client: {one_line(printed, 160)}" if printed else ""
+        )
         for line in filter(None, [*changed, ran, *run.notes, last]):
             self.campaign.emit(Note(text=line))
         return result
@@ -549,32 +623,41 @@ class Reproducing(Replaying):
         facts.isolation, facts.output, facts.died = run.isolation, run.output, run.died
         facts.notes += [*run.notes, *filter(None, [ended])]
 
-    # ------------------------------------------------------------------ what comes and goes
+    # -------------------------------------------------------------- what comes and goes
 
     def _in_a_row(self, rounds: Rounds) -> None:
-        """Nothing of a loud failure showed, and requests were answered: send them again and again
-        on one server. A race between two threads shows in a part of the tries."""
+        """Nothing of a loud failure showed, and requests were answered: send them again
+        and again on one server. A race between two threads shows in a part of the
+        tries."""
         assert self._files is not None
         replay, case, claim = self.replay, self._files.case, self.facts.claim
         told = [*replay.findings, *replay.unconfirmed, *replay.untestable]
-        loud = not claim.classes or set(claim.classes) & (LOUD - {FindingClass.START_FAILURE})
+        loud = not claim.classes or set(claim.classes) & (
+            LOUD - {FindingClass.START_FAILURE}
+        )
         answered = [one.seconds or 0.0 for one in replay.answers if not one.refused]
         times = int(min(MOST_IN_A_ROW, IN_A_ROW_S / max(0.1, sum(answered))))
         if told or not (loud and answered) or len(case.operations) > MANY or times < 2:
             return
         try:
-            rounds.once_more(in_a_row(case, times), f"its requests {times} times in a row")
+            rounds.once_more(
+                in_a_row(case, times), f"its requests {times} times in a row"
+            )
         except Spent:
             return
         if not (replay.findings or replay.unconfirmed):
-            self.facts.notes.append(f"Sent {times} times in a row on one server: nothing as well.")
+            self.facts.notes.append(
+                f"Sent {times} times in a row on one server: nothing as well."
+            )
             self.campaign.emit(Note(text=self.facts.notes[-1]))
 
     # ------------------------------------------------------------------ another release
 
     def _on_fixed(self, rounds: Rounds) -> None:
         release, replay = self.facts.asked, self.replay
-        found = [f for f in replay.findings if f.confirmed and matches(f, self.facts.claim)]
+        found = [
+            f for f in replay.findings if f.confirmed and matches(f, self.facts.claim)
+        ]
         found = found or [f for f in replay.findings if f.confirmed]
         if not release or not found:
             return
@@ -585,21 +668,31 @@ class Reproducing(Replaying):
             try:
                 self.facts.fixed.append(self._held_against(finding, release, rounds))
             except Spent:
-                replay.limits.append(f"{finding.id} was not replayed on {release}: --budget")
+                replay.limits.append(
+                    f"{finding.id} was not replayed on {release}: --budget"
+                )
             rounds.plays.grew(finding)
 
-    def _held_against(self, finding: Finding, release: str, rounds: Rounds) -> OnRelease:
+    def _held_against(
+        self, finding: Finding, release: str, rounds: Rounds
+    ) -> OnRelease:
         """The case that is left, on another release. Raises Spent."""
         case, _ = read_case(self.folder / finding.case_file)
         server = case.server.model_copy(update={"release": release})
         other = case.model_copy(update={"server": server})
-        seen = rounds.plays.play(Wanted(other, "confirm", 1, f"{finding.id}: on {release}"))
+        seen = rounds.plays.play(
+            Wanted(other, "confirm", 1, f"{finding.id}: on {release}")
+        )
 
         def on(state: Any, said: str) -> OnRelease:
-            return OnRelease(release=release, finding=finding.id, state=state, said=said)
+            return OnRelease(
+                release=release, finding=finding.id, state=state, said=said
+            )
 
         kinds = [one.finding_class for one in seen.sightings]
-        observed = "; ".join(f"{op}: {words}" for op, words in list(seen.observed.items())[:3])
+        observed = "; ".join(
+            f"{op}: {words}" for op, words in list(seen.observed.items())[:3]
+        )
         if seen.has(finding.bucket):
             return on("still", seen.sightings[0].said)
         if FindingClass.START_FAILURE in kinds and finding.finding_class not in kinds:
@@ -647,8 +740,8 @@ def failed_before(replay: Replay, case: Case) -> bool:
 
 
 def earlier(finding: Finding, folder: Path) -> str:
-    """The folder of an earlier finding with the same bucket, among the replays beside ``folder``;
-    "": there is none, or it has a name."""
+    """The folder of an earlier finding with the same bucket, among the replays beside
+    ``folder``; "": there is none, or it has a name."""
     if finding.known is not None:
         return ""
     files = [f for f in folder.parent.glob(f"*/{REPLAY_FILE}") if f.parent != folder]
@@ -670,7 +763,9 @@ def _port(command: str) -> int | None:
 
 def _read_run(folder: Path) -> ClientRun:
     try:
-        return ClientRun.model_validate_json((folder / CLIENT_DIR / RUN_FILE).read_bytes())
+        return ClientRun.model_validate_json(
+            (folder / CLIENT_DIR / RUN_FILE).read_bytes()
+        )
     except (OSError, ValueError):
         return ClientRun()
 

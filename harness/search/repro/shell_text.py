@@ -6,17 +6,18 @@ import re
 from typing import Final
 
 _HERE: Final = re.compile(r"(?<!<)<<(?!<)-?[ \t]*+[\"']?([A-Za-z_]\w*+)[\"']?")
-FUNCTION: Final = re.compile(r"\s*(?:function\s+([\w-]+)(?:\s*\(\))?|([\w-]+)\s*\(\))\s*\{?")
+FUNCTION: Final = re.compile(
+    r"\s*(?:function\s+([\w-]+)(?:\s*\(\))?|([\w-]+)\s*\(\))\s*\{?"
+)
 _FUNCTION_ENDS: Final = re.compile(r"\s*\}|[^#]*;\s*\}\s*$")
 
 
 class ShellText:
     """Reads lines; each is looked at once.
 
-    Attributes:
-        quote: the mark of the quote that is open; "": none is.
-        documents: words that end the heredocs which are open, in order.
-        function: whether a function is open. Its brace is closed on a line of its own, or at a
+    Attributes: quote: the mark of the quote that is open; "": none is. documents: words
+        that end the heredocs which are open, in order. function: whether a function is
+        open. Its brace is closed on a line of its own, or at a
             line's end.
     """
 

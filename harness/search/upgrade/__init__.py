@@ -1,8 +1,9 @@
-"""Two releases, trees or settings of an engine under the same traffic: what changes, by how much.
+"""Two releases, trees or settings of an engine under the same traffic: what changes, by
+how much.
 
-Comparisons are pure functions from the runs of both sides to :class:`Difference` records; the
-session makes the runs. ``starts``, ``failures``, ``answers``, ``protocol`` and ``catalogue`` have
-one function each, ``compare(old, new, …) -> list[Difference]``. Times and memory are measured in
-blocks (``runs.play.measuring``, ordered by ``campaign.measure.MeasureRun``); the statistics are in
-``runs.changes``, which a bisection uses too.
-"""
+Comparisons are pure functions from the runs of both sides to :class:`Difference`
+records; the session makes the runs. ``starts``, ``failures``, ``answers``, ``protocol``
+and ``catalogue`` have one function each, ``compare(old, new, …) -> list[Difference]``.
+Times and memory are measured in blocks (``runs.play.measuring``, ordered by
+``campaign.measure.MeasureRun``); the statistics are in ``runs.changes``, which a
+bisection uses too."""

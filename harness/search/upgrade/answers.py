@@ -1,10 +1,11 @@
-"""What both sides answer to the same requests, token by token up to the first difference.
+"""What both sides answer to the same requests, token by token up to the first
+difference.
 
-Two releases compute in other orders, so that a near-tie may turn round: how far the odds of two
-tokens moved where the answers part, beside how far they moved where they agree, tells the one from
-the other (``oracle.near_ties``). A request to which a side itself gives several answers is not
-compared; where the answers of one side alone stopped repeating, that is a difference by itself.
-"""
+Two releases compute in other orders, so that a near-tie may turn round: how far the
+odds of two tokens moved where the answers part, beside how far they moved where they
+agree, tells the one from the other (``oracle.near_ties``). A request to which a side
+itself gives several answers is not compared; where the answers of one side alone
+stopped repeating, that is a difference by itself."""
 
 from __future__ import annotations
 
@@ -27,11 +28,12 @@ from mmrepro.traffic.evidence import ChoiceSeen, RequestRecord
 
 SHOWN = 3
 REPEATS_P, REPEATS_SHARE = 0.001, 0.25
-"""That one side repeats its answers and the other does not: the most that chance may have of it,
-and the share of the requests that must make the difference. A batch of another shape rounds
-otherwise, which turns a few round in a run."""
+"""That one side repeats its answers and the other does not: the most that chance may
+have of it, and the share of the requests that must make the difference. A batch of
+another shape rounds otherwise, which turns a few round in a run."""
 FORMS = ("tools", "structured", "streamed", "whole")
-"""Kinds of requests that are compared apart: an answer is of the first one that fits."""
+"""Kinds of requests that are compared apart: an answer is of the first one that
+fits."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,23 @@ class _Told:
     sampled: bool = False
 
 
-def compare(old: Sequence[SideRun], new: Sequence[SideRun], *, case: Case) -> list[Difference]:
-    """What of the answers differs: one statement for each kind of request, and one for each reason
-    why requests were not compared."""
-    old, new = ([run for run in runs if run.played and run.started] for runs in (old, new))
+def compare(
+    old: Sequence[SideRun], new: Sequence[SideRun], *, case: Case
+) -> list[Difference]:
+    """What of the answers differs: one statement for each kind of request, and one for
+    each reason why requests were not compared."""
+    old, new = (
+        [run for run in runs if run.played and run.started] for runs in (old, new)
+    )
     if not old or not new:
         return []
     comparison = _Comparison(case, old, new)
     told = list(comparison.told())
-    found = [one for form in FORMS for one in _stated(form, [t for t in told if t.form == form])]
+    found = [
+        one
+        for form in FORMS
+        for one in _stated(form, [t for t in told if t.form == form])
+    ]
     found += [*comparison.repeating(), *comparison.spelling()]
     apart = Counter(one.why for one in told if one.verdict is None)
     for why, count in apart.items():
@@ -74,7 +84,9 @@ def compare(old: Sequence[SideRun], new: Sequence[SideRun], *, case: Case) -> li
 class _Comparison:
     """All runs of both sides, by request."""
 
-    def __init__(self, case: Case, old: Sequence[SideRun], new: Sequence[SideRun]) -> None:
+    def __init__(
+        self, case: Case, old: Sequence[SideRun], new: Sequence[SideRun]
+    ) -> None:
         self.case = case
         self.records = [
             {op.id: [_record(run, op.id) for run in runs] for op in case.operations}
@@ -91,7 +103,9 @@ class _Comparison:
         )
         self.bound = near_ties.bound_of(drifts, exact=self.exact)
         self.ops = [opened(op) for op in case.operations]
-        self.alike = {op.id: self._alike(op) for op in self.ops if not self._unanswered(op)}
+        self.alike = {
+            op.id: self._alike(op) for op in self.ops if not self._unanswered(op)
+        }
 
     def told(self) -> Iterator[_Told]:
         for op in self.ops:
@@ -109,14 +123,23 @@ class _Comparison:
             alike = [self.alike[op.id] for op in ops]
             unlike = [sum(not side[place] for side in alike) for place in (0, 1)]
             total = len(ops)
-            chance = fisher(*((count, total - count) for count in unlike)) if total else 1.0
-            if chance >= REPEATS_P or abs(unlike[0] - unlike[1]) < REPEATS_SHARE * total:
+            chance = (
+                fisher(*((count, total - count) for count in unlike)) if total else 1.0
+            )
+            if (
+                chance >= REPEATS_P
+                or abs(unlike[0] - unlike[1]) < REPEATS_SHARE * total
+            ):
                 continue
             worse = unlike[1] > unlike[0]
             said = f"OLD answers {unlike[0]} of {total} {words} otherwise each time, "
             said += f"NEW {unlike[1]}."
-            ids = [op.id for op, side in zip(ops, alike, strict=True) if side[0] != side[1]]
-            yield _difference(f"{words}, repeated", Outcome.DIFFERENCE, said, ids, matters=worse)
+            ids = [
+                op.id for op, side in zip(ops, alike, strict=True) if side[0] != side[1]
+            ]
+            yield _difference(
+                f"{words}, repeated", Outcome.DIFFERENCE, said, ids, matters=worse
+            )
 
     def spelling(self) -> Iterator[Difference]:
         """A statement where the same tokens are spelled otherwise."""
@@ -132,7 +155,10 @@ class _Comparison:
                 ids.append(op.id)
                 shown = shown or f"{op.id}: {pair[0].text!r} → {pair[1].text!r}"
         if ids:
-            said = f"Of {len(ids)} answers the tokens are the same, parts of characters among "
+            said = (
+                f"Of {len(ids)} answers the tokens are the same, parts of characters "
+                "among "
+            )
             said += f"them are spelled otherwise ({shown})."
             yield _difference("tokens of logprobs", Outcome.DIFFERENCE, said, ids)
 
@@ -145,7 +171,9 @@ class _Comparison:
         if self.bound is None:
             return "the odds of all tokens moved more than an answer can bear"
         names = zip(("OLD", "NEW"), self.alike[op.id], strict=True)
-        return next((f"{name} answers it otherwise each time" for name, a in names if not a), "")
+        return next(
+            (f"{name} answers it otherwise each time" for name, a in names if not a), ""
+        )
 
     def _unanswered(self, op: Operation) -> str:
         sides = [side[op.id] for side in self.records]
@@ -163,19 +191,32 @@ class _Comparison:
 
     def _alike(self, op: Operation) -> list[bool]:
         """For each side: whether all its runs gave the same answer."""
-        sides = [[self._answers(r) for r in side[op.id] if r is not None] for side in self.records]
-        return [all(self._agree(first, other, op) for other in others) for first, *others in sides]
+        sides = [
+            [self._answers(r) for r in side[op.id] if r is not None]
+            for side in self.records
+        ]
+        return [
+            all(self._agree(first, other, op) for other in others)
+            for first, *others in sides
+        ]
 
-    def _agree(self, one: Sequence[Answer], other: Sequence[Answer], op: Operation) -> bool:
+    def _agree(
+        self, one: Sequence[Answer], other: Sequence[Answer], op: Operation
+    ) -> bool:
         """Whether two runs of one side gave the same answer."""
         return len(one) == len(other) and all(
-            self._held(a, b, op).verdict is Verdict.SAME for a, b in zip(one, other, strict=True)
+            self._held(a, b, op).verdict is Verdict.SAME
+            for a, b in zip(one, other, strict=True)
         )
 
     def _compared(self, op: Operation, form: str, sampled: bool) -> _Told:
         same = Verdict.SAME
-        right, mine = ([r for r in side[op.id] if r is not None] for side in self.records)
-        pairs = list(zip(*(self._answers(side[0]) for side in (right, mine)), strict=False))
+        right, mine = (
+            [r for r in side[op.id] if r is not None] for side in self.records
+        )
+        pairs = list(
+            zip(*(self._answers(side[0]) for side in (right, mine)), strict=False)
+        )
         if len(mine[0].choices) != len(right[0].choices):
             said = f"{len(right[0].choices)} answers against {len(mine[0].choices)}"
             return _Told(op, form, Verdict.DIFFERS, said, sampled)
@@ -185,16 +226,22 @@ class _Comparison:
                 return _Told(op, form, held.verdict, held.said, sampled)
         for a, b in zip(mine[0].choices, right[0].choices, strict=True):
             # Of what is cut short a parser may stand anywhere in the middle.
-            if "length" not in (a.finish_reason, b.finish_reason) and (why := _parsed(a, b)):
+            if "length" not in (a.finish_reason, b.finish_reason) and (
+                why := _parsed(a, b)
+            ):
                 if a.tokens and a.tokens == b.tokens:
-                    return _Told(op, form, Verdict.DIFFERS, f"of the same tokens {why}", sampled)
+                    return _Told(
+                        op, form, Verdict.DIFFERS, f"of the same tokens {why}", sampled
+                    )
                 verdict = Verdict.DIFFERS if self.exact else Verdict.NOT_COMPARABLE
                 return _Told(op, form, verdict, why, sampled)
         return _Told(op, form, same, "", sampled)
 
     def _held(self, one: Answer, other: Answer, op: Operation) -> Compared:
         shaped = not SHAPING.isdisjoint(op.parameters)
-        return near_ties.compare(one, other, self.bound or 0.0, exact=self.exact, shaped=shaped)
+        return near_ties.compare(
+            one, other, self.bound or 0.0, exact=self.exact, shaped=shaped
+        )
 
     def _pairs(self, op: Operation) -> Iterator[tuple[Answer, Answer]]:
         """The answers of each run of one side beside those of each of the other."""
@@ -212,12 +259,15 @@ class _Comparison:
 
 _REPEATED: Mapping[str, Callable[[Operation], bool]] = {
     "greedy requests": greedy,
-    "requests with a seed": lambda op: not greedy(op) and op.parameters.get("seed") is not None,
+    "requests with a seed": lambda op: (
+        not greedy(op) and op.parameters.get("seed") is not None
+    ),
 }
 
 
 def _parsed(a: ChoiceSeen, b: ChoiceSeen) -> str:
-    """What parsers made of two answers otherwise; "": nothing. The reason to end is protocol's."""
+    """What parsers made of two answers otherwise; "": nothing. The reason to end is
+    protocol's."""
     return unlike(a, b.model_copy(update={"finish_reason": a.finish_reason}))
 
 
@@ -248,24 +298,36 @@ def _stated(form: str, told: Sequence[_Told]) -> Iterator[Difference]:
     words, total = _WORDS[form], len(compared)
     differ = [one for one in compared if one.verdict is Verdict.DIFFERS]
     greedy_ones = [one for one in differ if not one.sampled]
-    # Another answer that each side repeats: by a near tie or by another stream of random numbers.
+    # Another answer that each side repeats: by a near tie or by another stream of
+    # random numbers.
     others = (Verdict.DIFFERS, Verdict.NOT_COMPARABLE)
     sampled = [one for one in compared if one.sampled and one.verdict in others]
     ties = [one for one in compared if one.verdict is Verdict.NEAR_TIE]
-    untold = [one for one in compared if one.verdict is Verdict.NOT_COMPARABLE and not one.sampled]
+    untold = [
+        one
+        for one in compared
+        if one.verdict is Verdict.NOT_COMPARABLE and not one.sampled
+    ]
     if greedy_ones:
         said = f"{len(greedy_ones)} of {total} {words} differ, NEW against OLD: "
         said += f"{_some(greedy_ones)}."
-        yield _difference(words, Outcome.DIFFERENCE, said, _ids(greedy_ones), matters=True)
+        yield _difference(
+            words, Outcome.DIFFERENCE, said, _ids(greedy_ones), matters=True
+        )
     if sampled:
-        said = f"{len(sampled)} of {total} {words}, sampled, are others, NEW against OLD: "
+        said = (
+            f"{len(sampled)} of {total} {words}, sampled, are others, NEW against OLD: "
+        )
         said += f"{_some(sampled)}."
         yield _difference(f"{words}, sampled", Outcome.DIFFERENCE, said, _ids(sampled))
     if ties:
         said = f"{len(ties)} of {total} {words} differ by a near tie: {_some(ties)}."
         yield _difference(f"{words}, near ties", Outcome.NONE, said, _ids(ties))
     if untold:
-        said = f"{len(untold)} of {total} {words} differ, and no logprobs tell whether by a near "
+        said = (
+            f"{len(untold)} of {total} {words} differ, and no logprobs tell whether by "
+            "a near "
+        )
         yield _difference(
             f"{words}, without logprobs",
             Outcome.UNTOLD,
@@ -287,7 +349,12 @@ def _ids(told: Sequence[_Told]) -> list[str]:
 
 
 def _difference(
-    subject: str, outcome: Outcome, said: str, ids: Sequence[str], *, matters: bool = False
+    subject: str,
+    outcome: Outcome,
+    said: str,
+    ids: Sequence[str],
+    *,
+    matters: bool = False,
 ) -> Difference:
     return Difference(
         area=Area.ANSWERS,

@@ -1,4 +1,5 @@
-"""Where a metric moved: at each point of a bisection it is compared with the good end's."""
+"""Where a metric moved: at each point of a bisection it is compared with the good
+end's."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmrepro.base.errors import BadIncident, ExitCode, UsageError
-from mmrepro.campaign.bisect.measured import CERTAIN, NOTHING, Reading, differ, is_step, reading
+from mmrepro.campaign.bisect.measured import (
+    CERTAIN,
+    NOTHING,
+    Reading,
+    differ,
+    is_step,
+    reading,
+)
 from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.bisect.plan import Field
 from mmrepro.campaign.bisect.search import CLEAR, Found, SearchOptions
@@ -55,7 +63,10 @@ def traffic(asked: BisectCommand) -> Subject:
     if not asked.engine:
         raise UsageError(
             "--engine says which engine the traffic is played on.",
-            hint=f"mmrepro bisect {asked.scenario} --measure {asked.measure} --engine vllm",
+            hint=(
+                f"mmrepro bisect {asked.scenario} --measure {asked.measure} --engine "
+                "vllm"
+            ),
         )
     place = Path(asked.scenario)
     named: dict[str, object] = {"engine": asked.engine}
@@ -104,9 +115,14 @@ class ByComparison:
             made = load_document(folder, UPGRADE_FILE, Upgrade)
         except BadIncident:
             kind = Lost.USAGE if code == ExitCode.USAGE else Lost.INFRASTRUCTURE
-            return {"lost": kind, "error": words or f"mmrepro upgrade ended with {code}"}
+            return {
+                "lost": kind,
+                "error": words or f"mmrepro upgrade ended with {code}",
+            }
         name = self.metric.name
-        found = [b.changes[name] for b in made.blocks if not b.error and name in b.changes]
+        found = [
+            b.changes[name] for b in made.blocks if not b.error and name in b.changes
+        ]
         if len(found) < FEWEST:
             why = next((b.error for b in made.blocks if b.error), made.failure or words)
             why = why or f"{self.metric.words} was not measured"
@@ -122,7 +138,9 @@ class ByComparison:
         return {
             "outcome": Outcome.REPRODUCED if moved else Outcome.NOT_REPRODUCED,
             "measured": one,
-            "explanation": f"{self.metric.words}: {one.change:+.2%}, {len(found)} blocks",
+            "explanation": (
+                f"{self.metric.words}: {one.change:+.2%}, {len(found)} blocks"
+            ),
         }
 
 
@@ -147,19 +165,29 @@ class BisectingMetric(BisectingCase):
         self.document.measure = self.metric.name
         self.good = field.far(options.directions[0])
         if self.good == field.bad:
-            raise UsageError("The two ends are the same.", hint="--good RELEASE --bad RELEASE")
+            raise UsageError(
+                "The two ends are the same.", hint="--good RELEASE --bad RELEASE"
+            )
 
     def prepare(self, folder: Path) -> ByComparison:
         self.subject.write(folder)
         options = self.options
         return ByComparison(
-            folder / CASE_FILE, self.metric, "", options.worse_by, tuple(options.server_args)
+            folder / CASE_FILE,
+            self.metric,
+            "",
+            options.worse_by,
+            tuple(options.server_args),
         )
 
     def search_options(self) -> SearchOptions:
         options = self.options
         return SearchOptions(
-            options.confidence, options.repeat, options.linear, budget=BUDGET, always=True
+            options.confidence,
+            options.repeat,
+            options.linear,
+            budget=BUDGET,
+            always=True,
         )
 
     # ------------------------------------------------------------------ the search
@@ -187,7 +215,10 @@ class BisectingMetric(BisectingCase):
             if (found := reading(self.field.points[bad].runs)) is None:
                 continue
             apart = differ(found, self.options.worse_by)
-            self._why = f"{self.metric.words} of {name} against {good}: {found.words(self.metric)}"
+            self._why = (
+                f"{self.metric.words} of {name} against {good}: "
+                f"{found.words(self.metric)}"
+            )
             if apart:
                 self._moved = found
                 # What a probe has to tell apart is known from here on.
@@ -241,7 +272,8 @@ class BisectingMetric(BisectingCase):
         if found.conclusion is SideConclusion.FOUND:
             changed = max(found.bad, found.beyond)
             side.explanation = (
-                f"{self.metric.words} moved in {names[changed]}: against {names[self.good]} it is "
+                f"{self.metric.words} moved in {names[changed]}: against "
+                f"{names[self.good]} it is "
                 f"{after.words(self.metric)} in {names[found.bad]}, and "
                 f"{before.words(self.metric)} in {names[found.beyond]}"
             )
@@ -249,8 +281,9 @@ class BisectingMetric(BisectingCase):
             step = self.metric.relative(after.mean - before.mean)
             whole = self.metric.relative(self._moved.mean)
             side.notes.append(
-                f"it creeps, or moved in several steps: this one is {step:+.1%} of {whole:+.1%} "
-                "between the ends, and the boundary is where half of that has come"
+                f"it creeps, or moved in several steps: this one is {step:+.1%} of "
+                f"{whole:+.1%} between the ends, and the boundary is where half of "
+                "that has come"
             )
 
     def _reading(self, number: int) -> Reading:

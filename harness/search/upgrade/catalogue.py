@@ -1,4 +1,5 @@
-"""Known failures of which one side's release is known to have one and the other's is not.
+"""Known failures of which one side's release is known to have one and the other's is
+not.
 
 What recorded runs of a release show counts before the range that a scenario declares.
 """
@@ -21,13 +22,19 @@ from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import Case, Operation, ServerWanted
 from packaging.version import InvalidVersion, Version
 
-IMAGES, GRAMMAR, LEAVES, STREAM = "images", "a grammar", "a client that leaves", "a stream"
+IMAGES, GRAMMAR, LEAVES, STREAM = (
+    "images",
+    "a grammar",
+    "a client that leaves",
+    "a stream",
+)
 """Words of ``Scenario.needs``."""
 
 
 def compare(case: Case, new: ServerWanted, device: str = "") -> list[Difference]:
-    """The known failures that the case's own server has and ``new`` has not, and the other way
-    round. One that the traffic cannot meet is listed, one of NEW that it could meet matters."""
+    """The known failures that the case's own server has and ``new`` has not, and the
+    other way round. One that the traffic cannot meet is listed, one of NEW that it
+    could meet matters."""
     old = case.server
     try:
         releases = Version(old.release), Version(new.release)
@@ -61,14 +68,24 @@ def compare(case: Case, new: ServerWanted, device: str = "") -> list[Difference]
         evidence = [f"{r.id} {r.url}" for r in one.scenario.references]
         found.append(
             difference(
-                name, Outcome.DIFFERENCE, said, matters=has, sides=(not has, has), evidence=evidence
+                name,
+                Outcome.DIFFERENCE,
+                said,
+                matters=has,
+                sides=(not has, has),
+                evidence=evidence,
             )
         )
     met = {one.subject for one in found}
-    return [*found, *_listed({has: [*dict.fromkeys(names)] for has, names in apart.items()}, met)]
+    return [
+        *found,
+        *_listed({has: [*dict.fromkeys(names)] for has, names in apart.items()}, met),
+    ]
 
 
-def _listed(apart: Mapping[bool, Sequence[str]], met: Collection[str]) -> Iterator[Difference]:
+def _listed(
+    apart: Mapping[bool, Sequence[str]], met: Collection[str]
+) -> Iterator[Difference]:
     for has, all_names in apart.items():
         if names := [name for name in all_names if name not in met]:
             side = "NEW alone has" if has else "OLD alone has"
@@ -94,7 +111,9 @@ def _has(one: Known, server: ServerWanted) -> tuple[bool, str]:
     return affected, f"by its range, {one.scenario.affected_range}"
 
 
-def _could_meet(scenario: Scenario, server: ServerWanted, ops: Sequence[Operation]) -> str:
+def _could_meet(
+    scenario: Scenario, server: ServerWanted, ops: Sequence[Operation]
+) -> str:
     """What of the traffic or the server's command it needs; "": it cannot happen."""
     facts = LiveFacts(server.engine, server.release, tuple(server.args))
     exposure = scenario.exposure(facts)
@@ -102,7 +121,9 @@ def _could_meet(scenario: Scenario, server: ServerWanted, ops: Sequence[Operatio
         return ""  # an option of the command keeps it away
     if not scenario.needs:
         return "it needs nothing that traffic shows"
-    return next((f"it has {need}" for need in scenario.needs if _met(need, facts, ops)), "")
+    return next(
+        (f"it has {need}" for need in scenario.needs if _met(need, facts, ops)), ""
+    )
 
 
 def _met(need: str, facts: LiveFacts, ops: Sequence[Operation]) -> bool:
@@ -119,11 +140,17 @@ def _met(need: str, facts: LiveFacts, ops: Sequence[Operation]) -> bool:
         return any(op.leave for op in ops)
     if need.startswith("-"):
         name, valued, value = need.partition("=")
-        return facts.option(name) == value if valued else has_option(facts.command, name)
+        return (
+            facts.option(name) == value if valued else has_option(facts.command, name)
+        )
     return any(op.parameters.get(need) is not None for op in ops)
 
 
 def _fixed(scenario: Scenario) -> str:
     """Where it is fixed, as far as that is known."""
-    told = (one.fixed for one in entries() if (one.kind, one.name) == ("scenario", scenario.name))
+    told = (
+        one.fixed
+        for one in entries()
+        if (one.kind, one.name) == ("scenario", scenario.name)
+    )
     return next(told, scenario.upstream.words)

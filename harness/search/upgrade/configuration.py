@@ -1,4 +1,5 @@
-"""The configuration that a server runs with, as its own log prints it when it starts."""
+"""The configuration that a server runs with, as its own log prints it when it
+starts."""
 
 from __future__ import annotations
 
@@ -15,23 +16,29 @@ MOST_LINES = 20_000
 """Of a log: settings are printed when a server starts."""
 _LINES = (
     re.compile(r"server_args=(?:ServerArgs)?(?P<told>[({].*)"),  # SGLang
-    re.compile(r"Initializing an? (?:V\d )?LLM engine \(v\S+\) with config: (?P<told>.*)"),  # vLLM
+    re.compile(
+        r"Initializing an? (?:V\d )?LLM engine \(v\S+\) with config: (?P<told>.*)"
+    ),  # vLLM
 )
 _OPAQUE = re.compile(r"<[\w.]+(?:: (?:'[^']*'|[^<>]*?))?>|<[\w.]+ [^<>]*>")
-"""How Python prints what it cannot print so that it can be read again: enumerations, objects."""
+"""How Python prints what it cannot print so that it can be read again: enumerations,
+objects."""
 
 
 def of_log(log: Path) -> dict[str, str]:
     """The settings that a server's log prints; {}: it cannot be read."""
     try:
-        with io.TextIOWrapper(open_to_read(log), encoding="utf-8", errors="replace") as lines:
+        with io.TextIOWrapper(
+            open_to_read(log), encoding="utf-8", errors="replace"
+        ) as lines:
             return read(islice(lines, MOST_LINES))
     except OSError:
         return {}
 
 
 def read(lines: Iterable[str]) -> dict[str, str]:
-    """Settings by name, the fields of a setting as ``name.field``; {}: the log prints none."""
+    """Settings by name, the fields of a setting as ``name.field``; {}: the log prints
+    none."""
     found: dict[str, str] = {}
     for line in lines:
         for form in _LINES:
@@ -42,8 +49,8 @@ def read(lines: Iterable[str]) -> dict[str, str]:
 
 
 def fields(text: str) -> dict[str, str]:
-    """What ``Name(a=1, b=Other(c=2))``, ``{'a': 1}`` and ``a=1, b=2`` hold, by dotted names; {}:
-    it is none of them."""
+    """What ``Name(a=1, b=Other(c=2))``, ``{'a': 1}`` and ``a=1, b=2`` hold, by dotted
+    names; {}: it is none of them."""
     plain = _OPAQUE.sub(lambda opaque: repr(opaque[0]), text.strip().rstrip(","))
     for attempt in (plain, f"_{plain}", f"_({plain})"):
         try:
@@ -62,7 +69,9 @@ def _flat(node: ast.expr, name: str) -> Iterator[tuple[str, str]]:
         for keyword in node.keywords:
             if keyword.arg is not None:
                 yield from _flat(keyword.value, dot + keyword.arg)
-    elif isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+    elif isinstance(node, ast.Dict) and all(
+        isinstance(key, ast.Constant) for key in node.keys
+    ):
         for key, value in zip(node.keys, node.values, strict=True):
             assert isinstance(key, ast.Constant)
             yield from _flat(value, dot + str(key.value))

@@ -1,8 +1,8 @@
-"""What fails on one side alone: the oracles' findings of both sides, and requests refused by one.
+"""What fails on one side alone: the oracles' findings of both sides, and requests
+refused by one.
 
-What was observed once may be chance: it is a difference only when two runs of the one side show it
-and two of the other do not.
-"""
+What was observed once may be chance: it is a difference only when two runs of the one
+side show it and two of the other do not."""
 
 from __future__ import annotations
 
@@ -31,16 +31,20 @@ def compare(
 ) -> list[Difference]:
     """Failures of one side alone. A server that does not start is left to ``starts``.
 
-    Args:
-        known: differences of answers and of the protocol: what an oracle holds against the form of
+    Args: known: differences of answers and of the protocol: what an oracle holds
+        against the form of
             the same answers is not named twice.
     """
     old, new = ([run for run in runs if run.started] for runs in (old, new))
     if not old or not new:
         return []
-    named = {id for one in known if one.outcome is Outcome.DIFFERENCE for id in one.evidence}
+    named = {
+        id for one in known if one.outcome is Outcome.DIFFERENCE for id in one.evidence
+    }
     findings = [_stated(one, len(old), len(new)) for one in _findings(old, new, named)]
-    failing = {id for run in (*old, *new) for one in run.sightings for id in one.operations}
+    failing = {
+        id for run in (*old, *new) for one in run.sightings for id in one.operations
+    }
     found = [*findings, *_statuses(old, new, case, failing)]
     if not any(one.outcome is not Outcome.NONE for one in found):
         said = f"Nothing fails on one side alone, in {len(old)} and {len(new)} runs."
@@ -63,16 +67,25 @@ def _findings(
     distinct: list[Sighting] = []
     for run in (*new, *old):
         for one in run.sightings:
-            form = one.finding_class is FindingClass.PROTOCOL and {*one.operations} <= named
+            form = (
+                one.finding_class is FindingClass.PROTOCOL
+                and {*one.operations} <= named
+            )
             start = one.finding_class is FindingClass.START_FAILURE
-            if not (form or start or any(alike(one.bucket, other.bucket) for other in distinct)):
+            if not (
+                form
+                or start
+                or any(alike(one.bucket, other.bucket) for other in distinct)
+            ):
                 distinct.append(one)
     for one in sorted(distinct, key=lambda sighting: sighting.finding_class.place):
         yield _Finding(one, _showing(old, one), _showing(new, one))
 
 
 def _showing(runs: Sequence[SideRun], sighting: Sighting) -> int:
-    return sum(any(alike(sighting.bucket, one.bucket) for one in run.sightings) for run in runs)
+    return sum(
+        any(alike(sighting.bucket, one.bucket) for one in run.sightings) for run in runs
+    )
 
 
 def _stated(one: _Finding, old: int, new: int) -> Difference:
@@ -95,13 +108,14 @@ def _stated(one: _Finding, old: int, new: int) -> Difference:
     )
 
 
-# ---------------------------------------------------------------------------- refused by one side
+# ------------------------------------------------------------------ refused by one side
 
 
 def _statuses(
     old: Sequence[SideRun], new: Sequence[SideRun], case: Case, failing: set[str]
 ) -> Iterator[Difference]:
-    """Requests that one side answers and the other one refuses, by what is said of them."""
+    """Requests that one side answers and the other one refuses, by what is said of
+    them."""
     groups: dict[tuple[int, int, str], list[str]] = {}
     told: dict[tuple[int, int, str], str] = {}  # by group: the first error in full
     for op in case.operations:
@@ -116,7 +130,9 @@ def _statuses(
         told.setdefault(key, words)
     for key, ids in groups.items():
         before_status, after_status, _ = key
-        names = ", ".join(ids[:SHOWN]) + (f" and {len(ids) - SHOWN} more" if ids[SHOWN:] else "")
+        names = ", ".join(ids[:SHOWN]) + (
+            f" and {len(ids) - SHOWN} more" if ids[SHOWN:] else ""
+        )
         refused = after_status >= 400
         verb = f"NEW answers {after_status} where OLD answers {before_status}"
         words = " ".join(told[key].split())[:200]
@@ -133,10 +149,14 @@ def _statuses(
 
 
 def _status(runs: Sequence[SideRun], id: str) -> tuple[int, str] | None:
-    """The status of an operation and what its error says; None: no answer, an overloaded server, or
-    another status in another run."""
-    records = [record for run in runs if run.played and (record := run.played.record(id))]
-    statuses = {record.status for record in records if not (record.left or record.timed_out)}
+    """The status of an operation and what its error says; None: no answer, an
+    overloaded server, or another status in another run."""
+    records = [
+        record for run in runs if run.played and (record := run.played.record(id))
+    ]
+    statuses = {
+        record.status for record in records if not (record.left or record.timed_out)
+    }
     if len(statuses) != 1 or len(records) < len(runs):
         return None
     status = statuses.pop()

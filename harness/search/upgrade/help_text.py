@@ -1,8 +1,8 @@
-"""The options of a server, read from what its ``--help`` prints: argparse's form, any formatter.
+"""The options of a server, read from what its ``--help`` prints: argparse's form, any
+formatter.
 
-vLLM prints the default of each option behind its text, LMDeploy within it, SGLang and minivllm not
-at all.
-"""
+vLLM prints the default of each option behind its text, LMDeploy within it, SGLang and
+minivllm not at all."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from mmrepro.engines.environments.spec import Environment
 from mmrepro.failure.documents.upgrade import OptionSeen
 
 WIDE = {"COLUMNS": "1000"}
-"""Variables with which hardly a text is wrapped: argparse cuts words at their hyphens."""
+"""Variables with which hardly a text is wrapped: argparse cuts words at their
+hyphens."""
 _SUBCOMMAND = {"lmdeploy": ("serve", "api_server")}
 _HELP = {"vllm": ("--help=all", "--help")}
 """vLLM from 0.10 on lists its options only if it is asked for all."""
 _HEAD = re.compile(r"^  (?=--?[A-Za-z0-9])")
-_SPELLING = re.compile(r"(--?[A-Za-z0-9][\w.-]*)(?: (?!-)(.*?))?(?:, (?=--?[A-Za-z])|$)")
+_SPELLING = re.compile(
+    r"(--?[A-Za-z0-9][\w.-]*)(?: (?!-)(.*?))?(?:, (?=--?[A-Za-z])|$)"
+)
 _CHOICES = re.compile(r"\[?[{\[](?P<all>[^{}\[\]]+)[}\]]")
 _DEFAULT = re.compile(r"\(default: (?P<value>(?:(?!\(default: ).)*)\)$", re.DOTALL)
 _WITHIN = re.compile(r"\bDefault: (?P<value>.+?)(?:\. Type: \w+)?$")
@@ -27,7 +30,8 @@ _TYPE = re.compile(r"\.? ?Type: \w+$")
 
 
 def commands(engine: Engine, environment: Environment) -> list[list[str]]:
-    """What prints the options of the engine's server: the first one that lists some counts."""
+    """What prints the options of the engine's server: the first one that lists some
+    counts."""
     module = engine.module_in(environment.site_packages)
     words = [*engine.interpreter_args(module), *_SUBCOMMAND.get(engine.name, ())]
     helps = _HELP.get(engine.name, ("--help",))
@@ -35,7 +39,8 @@ def commands(engine: Engine, environment: Environment) -> list[list[str]]:
 
 
 def read(text: str) -> list[OptionSeen]:
-    """The options that ``text`` lists, in its order, without ``--help`` and positional ones."""
+    """The options that ``text`` lists, in its order, without ``--help`` and positional
+    ones."""
     found: list[tuple[str, list[str]]] = []
     current: list[str] | None = None
     usage = False
@@ -62,12 +67,16 @@ def read(text: str) -> list[OptionSeen]:
 def _option(head: str, text: str) -> OptionSeen:
     pairs = _SPELLING.findall(head)
     names = [name for name, _ in pairs]
-    long = [name for name in names if name.startswith("--") and not name.startswith("--no-")]
+    long = [
+        name for name in names if name.startswith("--") and not name.startswith("--no-")
+    ]
     value = next((told for _, told in pairs if told), "")
     default = _DEFAULT.search(text) or _WITHIN.search(text)
     if default:
         text = text[: default.start()]
-    name = next(iter(long or [name for name in names if name.startswith("--")] or names))
+    name = next(
+        iter(long or [name for name in names if name.startswith("--")] or names)
+    )
     return OptionSeen(
         name=name,
         aliases=[one for one in names if one != name],
@@ -79,8 +88,8 @@ def _option(head: str, text: str) -> OptionSeen:
 
 
 def _choices(value: str) -> Iterator[str]:
-    """Of a placeholder such as ``{a,b}``, ``{a,b} or …`` and ``['a', 'b']``; of ``[N ...]``
-    none."""
+    """Of a placeholder such as ``{a,b}``, ``{a,b} or …`` and ``['a', 'b']``; of ``[N
+    ...]`` none."""
     found = _CHOICES.match(value)
     if found and (value.startswith(("{", "[{")) or "'" in value):
         yield from (one.strip(" '\"") for one in found["all"].split(","))

@@ -20,12 +20,17 @@ AT_ONCE = 8
 
 @dataclass(frozen=True)
 class UpgradeCommand(TrafficCommand):
-    """Options of ``mmrepro upgrade``; a comparison that is continued reads its traffic in
-    ``resume``."""
+    """Options of ``mmrepro upgrade``; a comparison that is continued reads its traffic
+    in ``resume``."""
 
     COMMAND: ClassVar[str] = "upgrade"
     old: str = option(
-        "", "The release that runs.", "OLD", argument=True, names="release", shown="--source"
+        "",
+        "The release that runs.",
+        "OLD",
+        argument=True,
+        names="release",
+        shown="--source",
     )
     new: str = option(
         "",
@@ -45,8 +50,12 @@ class UpgradeCommand(TrafficCommand):
     release: str = ""
     shrink: bool = True
     repeat: int = 2
-    tree: str = common.SOURCE("", help=common.SOURCE.help.replace("a release", "OLD", 1))
-    new_tree: str = common.SOURCE("", name="--new-source", help="The same in place of NEW.")
+    tree: str = common.SOURCE(
+        "", help=common.SOURCE.help.replace("a release", "OLD", 1)
+    )
+    new_tree: str = common.SOURCE(
+        "", name="--new-source", help="The same in place of NEW."
+    )
     server_words: str = option(
         "",
         "Options of the server, as they are typed.",
@@ -80,13 +89,15 @@ class UpgradeCommand(TrafficCommand):
     )
     worse: tuple[str, ...] = option(
         (),
-        f"A change to the worse that matters: of all times, or of one of {', '.join(METRICS)}. "
-        "May be repeated.",
+        "A change to the worse that matters: of all times, or of one of "
+        f"{', '.join(METRICS)}. May be repeated.",
         "[METRIC=]PERCENT",
         LIMITS,
         shown="3% of tokens, 5% of latency and throughput, 10% of TTFT …",
     )
-    only: str = option("", "Measure this metric alone; answers are not compared.", "METRIC", LIMITS)
+    only: str = option(
+        "", "Measure this metric alone; answers are not compared.", "METRIC", LIMITS
+    )
     confidence: float = option(
         CONFIDENCE,
         "That all intervals hold together, at whichever look it ends.",
@@ -97,8 +108,8 @@ class UpgradeCommand(TrafficCommand):
     )
     interleave: Literal["auto", "requests", "servers"] = option(
         "auto",
-        "requests: both servers live, parts of the traffic go to them in turn; servers: one after "
-        "the other.",
+        "requests: both servers live, parts of the traffic go to them in turn; "
+        "servers: one after the other.",
         group=LIMITS,
     )
     at_once: int = option(
@@ -119,8 +130,8 @@ class UpgradeCommand(TrafficCommand):
         return thresholds(self.worse)
 
     def sides(self) -> tuple[str, str]:
-        """The releases as they are typed; "": a tree's. Raises UsageError: one is missing, or
-        given twice."""
+        """The releases as they are typed; "": a tree's. Raises UsageError: one is
+        missing, or given twice."""
         old, new = self.old, self.new
         if self.tree and self.new_tree:
             old, new, extra = "", "", old or new
@@ -133,7 +144,9 @@ class UpgradeCommand(TrafficCommand):
         missing = not (self.tree or old) or not (self.new_tree or new)
         if extra or missing:
             raise UsageError(
-                f"{extra} and --source exclude each other." if extra else "Which two are compared?",
+                f"{extra} and --source exclude each other."
+                if extra
+                else "Which two are compared?",
                 hint="mmrepro upgrade 0.32.0 0.33.0 --engine vllm --traffic night.har",
             )
         return old, new
@@ -167,7 +180,9 @@ class UpgradeCommand(TrafficCommand):
             max_model_len=server.max_model_len,
             server_args=(),
             server_words=shlex.join(server.args),
-            new_server_words="" if newer.args == server.args else shlex.join(newer.args),
+            new_server_words=""
+            if newer.args == server.args
+            else shlex.join(newer.args),
             env=tuple(f"{name}={value}" for name, value in server.env.items()),
             new_env=tuple(
                 f"{name}={value}"

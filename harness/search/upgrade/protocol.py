@@ -1,8 +1,9 @@
-"""The form of the answers of both sides: fields, their types, reasons to end, token counts.
+"""The form of the answers of both sides: fields, their types, reasons to end, token
+counts.
 
-Both sides get the same requests, so that each answer is held against the other side's answer to the
-same request. What depends on the text (a tool's call, say) counts only where the text is the same.
-"""
+Both sides get the same requests, so that each answer is held against the other side's
+answer to the same request. What depends on the text (a tool's call, say) counts only
+where the text is the same."""
 
 from __future__ import annotations
 
@@ -26,21 +27,25 @@ VALUES = ("content-type", "content-encoding", "transfer-encoding", "cache-contro
 TRANSPORT = ("connection", "content-length", "date", "keep-alive")
 """Headers that say nothing of the answer."""
 DEEPEST, MOST_KEYS, MOST_FIELDS = 12, 40, 2000
-"""A level, and keys of an object, beyond which it is data; fields of an answer that are kept."""
+"""A level, and keys of an object, beyond which it is data; fields of an answer that are
+kept."""
 RENAMED = 0.5
 _NAME = re.compile(r"[A-Za-z_$][\w$-]*")
 _ANSWER = re.compile(r"\.(?:message|delta|text|logprobs)\b")
-"""Of fields that hold the answer itself: which of them are there depends on what it says."""
+"""Of fields that hold the answer itself: which of them are there depends on what it
+says."""
 SEVERAL = 3
 """Answers that must all lack such a field where none says the same on both sides."""
 
 
-# ---------------------------------------------------------------------------- of one answer
+# ------------------------------------------------------------------------ of one answer
 
 
-def fields_of(data: bytes, headers: Mapping[str, str] | None = None) -> dict[str, list[str]]:
-    """The fields of a JSON body, or of all pieces of a stream together, with their types: each path
-    (``choices[].message.content``) once. {}: it is no JSON.
+def fields_of(
+    data: bytes, headers: Mapping[str, str] | None = None
+) -> dict[str, list[str]]:
+    """The fields of a JSON body, or of all pieces of a stream together, with their
+    types: each path (``choices[].message.content``) once. {}: it is no JSON.
 
     An object whose keys are no names, or too many, is a map: its values are ``path.*``.
     """
@@ -71,7 +76,8 @@ def _add(value: Any, path: str, found: dict[str, set[str]], depth: int) -> None:
             _add(one, f"{path}[]", found, depth + 1)
     elif isinstance(value, dict):
         named = len(value) <= MOST_KEYS and all(map(_NAME.fullmatch, value))
-        # The likeliest tokens of a plain completion are keys, and a token may read as a name.
+        # The likeliest tokens of a plain completion are keys, and a token may read as a
+        # name.
         named = named and (not path.endswith("top_logprobs[]") or "logprob" in value)
         for key, one in value.items():
             inner = key if named else "*"
@@ -81,20 +87,32 @@ def _add(value: Any, path: str, found: dict[str, set[str]], depth: int) -> None:
 def _type(value: Any) -> str:
     if value is None:
         return "null"
-    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+    kinds = {
+        bool: "boolean",
+        int: "integer",
+        float: "number",
+        str: "string",
+        list: "array",
+    }
     return kinds.get(type(value), "object")
 
 
-# ---------------------------------------------------------------------------- of both sides
+# ------------------------------------------------------------------------ of both sides
 
 
-def compare(old: Sequence[SideRun], new: Sequence[SideRun], *, case: Case) -> list[Difference]:
+def compare(
+    old: Sequence[SideRun], new: Sequence[SideRun], *, case: Case
+) -> list[Difference]:
     """What of the answers' form differs; one statement a field and kind of request."""
-    pairs = [pair for op in case.operations if (pair := _Pair.of(op, old, new)) is not None]
+    pairs = [
+        pair for op in case.operations if (pair := _Pair.of(op, old, new)) is not None
+    ]
     groups: dict[str, list[_Pair]] = {}
     for pair in pairs:
         groups.setdefault(pair.group, []).append(pair)
-    found = [*_merged(one for name, group in groups.items() for one in _fields(name, group))]
+    found = [
+        *_merged(one for name, group in groups.items() for one in _fields(name, group))
+    ]
     found += [*_reasons(pairs), *_counts(pairs)]
     if not pairs:
         why = "No request was answered alike by both sides: the form was not compared."
@@ -109,17 +127,24 @@ class _Pair:
     """The answers of both sides to one request, all with one status."""
 
     def __init__(
-        self, op: Operation, records: tuple[list[RequestRecord], list[RequestRecord]], group: str
+        self,
+        op: Operation,
+        records: tuple[list[RequestRecord], list[RequestRecord]],
+        group: str,
     ) -> None:
         self.op, self.records, self.group = op, records, group
         self.fields: tuple[list[Fields], list[Fields]] = ([], [])
-        texts = {json.dumps([_shown(c) for c in r.choices]) for side in records for r in side}
+        texts = {
+            json.dumps([_shown(c) for c in r.choices]) for side in records for r in side
+        }
         bare = {r.text for side in records for r in side}
         self.same = len(texts) == 1 and len(bare) == 1
         """Whether all answers say the same."""
 
     @classmethod
-    def of(cls, op: Operation, old: Sequence[SideRun], new: Sequence[SideRun]) -> _Pair | None:
+    def of(
+        cls, op: Operation, old: Sequence[SideRun], new: Sequence[SideRun]
+    ) -> _Pair | None:
         """None: it was not answered, or with more than one status."""
         sides: tuple[list[RequestRecord], list[RequestRecord]] = ([], [])
         forms: tuple[list[Fields], list[Fields]] = ([], [])
@@ -190,7 +215,9 @@ def _merged(changes: Iterable[_Change]) -> Iterator[Difference]:
 
 def _fields(name: str, group: Sequence[_Pair]) -> Iterator[_Change]:
     known = [pair for pair in group if all(pair.fields)]
-    paths = sorted({p for pair in known for side in pair.fields for form in side for p in form})
+    paths = sorted(
+        {p for pair in known for side in pair.fields for form in side for p in form}
+    )
     gone = {path: hits for path in paths if (hits := _missing(path, known, there=0))}
     added = {path: hits for path in paths if (hits := _missing(path, known, there=1))}
 
@@ -221,24 +248,28 @@ def _fields(name: str, group: Sequence[_Pair]) -> Iterator[_Change]:
 
 
 def _empty(hits: Sequence[_Pair], path: str) -> str:
-    """What a field of OLD always was that held nothing: ``null``, or ``empty``; "": it held
-    something."""
+    """What a field of OLD always was that held nothing: ``null``, or ``empty``; "": it
+    held something."""
     kinds = {kind for pair in hits for kind in pair.types(0, path)}
     if kinds == {"null"}:
         return "null"
     forms = [form for pair in hits for form in pair.fields[0]]
-    held = any(one.startswith((f"{path}[]", f"{path}.")) for form in forms for one in form)
+    held = any(
+        one.startswith((f"{path}[]", f"{path}.")) for form in forms for one in form
+    )
     return "" if held or not kinds <= {"array", "object", "null"} else "empty"
 
 
 def _missing(path: str, group: Sequence[_Pair], there: int) -> list[_Pair]:
-    """The requests whose answers have a field on side ``there`` and on the other one never, though
-    what would hold it is there."""
+    """The requests whose answers have a field on side ``there`` and on the other one
+    never, though what would hold it is there."""
     parent = _parent(path)
     hits = [
         pair
         for pair in group
-        if pair.has(there, path) and pair.has(1 - there, path) is False and _holds(pair, parent)
+        if pair.has(there, path)
+        and pair.has(1 - there, path) is False
+        and _holds(pair, parent)
     ]
     every = all(pair.has(there, path) is True for pair in group if _holds(pair, parent))
     every = every and (len(hits) >= SEVERAL or not _ANSWER.search(path))
@@ -246,7 +277,8 @@ def _missing(path: str, group: Sequence[_Pair], there: int) -> list[_Pair]:
 
 
 def _parent(path: str) -> str:
-    """What holds a field: ``a.b`` of ``a.b[]`` and of ``a.b.c``; "": the body itself."""
+    """What holds a field: ``a.b`` of ``a.b[]`` and of ``a.b.c``; "": the body
+    itself."""
     return path.removesuffix("[]") if path.endswith("[]") else path.rpartition(".")[0]
 
 
@@ -258,9 +290,11 @@ def _holds(pair: _Pair, parent: str) -> bool:
     return all(kind & {"object", "array"} for kind in kinds)
 
 
-def _perhaps(path: str, hits: Sequence[_Pair], added: Mapping[str, Sequence[_Pair]]) -> str | None:
-    """The new field that may be the gone one: in the same place, of the same type, in the same
-    answers."""
+def _perhaps(
+    path: str, hits: Sequence[_Pair], added: Mapping[str, Sequence[_Pair]]
+) -> str | None:
+    """The new field that may be the gone one: in the same place, of the same type, in
+    the same answers."""
 
     def like(other: str) -> float:
         return SequenceMatcher(None, path, other, autojunk=False).ratio()
@@ -277,27 +311,33 @@ def _perhaps(path: str, hits: Sequence[_Pair], added: Mapping[str, Sequence[_Pai
 
 
 def _retyped(pair: _Pair, path: str) -> bool:
-    """Whether a field that both sides have is of another type: a number may be whole by chance,
-    null beside another type says nothing, nor does null in an answer that says something else."""
+    """Whether a field that both sides have is of another type: a number may be whole by
+    chance, null beside another type says nothing, nor does null in an answer that says
+    something else."""
     before, after = pair.types(0, path), pair.types(1, path)
     if not before or not after or before == after:
         return False
     if not pair.same and {"null"} in (before, after):
         return False
     if "number" in before | after:
-        before, after = ({"number" if k == "integer" else k for k in s} for s in (before, after))
+        before, after = (
+            {"number" if k == "integer" else k for k in s} for s in (before, after)
+        )
     return not before & after or bool((before ^ after) - {"null"})
 
 
 def _types(hits: Sequence[_Pair], side: int, path: str) -> str:
-    return " or ".join(sorted({kind for pair in hits for kind in pair.types(side, path)}))
+    return " or ".join(
+        sorted({kind for pair in hits for kind in pair.types(side, path)})
+    )
 
 
-# ---------------------------------------------------------------------------- reasons, counts
+# ---------------------------------------------------------------------- reasons, counts
 
 
 def _reasons(pairs: Sequence[_Pair]) -> Iterator[Difference]:
-    """Reasons to end that are others for the same text, or that the API does not have."""
+    """Reasons to end that are others for the same text, or that the API does not
+    have."""
     changed: dict[tuple[str, str], list[_Pair]] = {}
     for pair in pairs:
         before, after = (_ends(records) for records in pair.records)
@@ -305,13 +345,16 @@ def _reasons(pairs: Sequence[_Pair]) -> Iterator[Difference]:
         if before and after and before != after and (pair.same or unknown):
             changed.setdefault((before, after), []).append(pair)
     for (before, after), hits in changed.items():
-        said = f"The finish reason is {after} in place of {before} in {len(hits)} answers"
+        said = (
+            f"The finish reason is {after} in place of {before} in {len(hits)} answers"
+        )
         said += " with the same text" if all(pair.same for pair in hits) else ""
         yield _difference("finish_reason", f"{said}.", before, after, True, hits)
 
 
 def _ends(records: Sequence[RequestRecord]) -> str:
-    """The reasons of an answer's choices; "": they differ between the runs of a side."""
+    """The reasons of an answer's choices; "": they differ between the runs of a
+    side."""
     told = {
         ", ".join(sorted({str(choice.finish_reason) for choice in record.choices}))
         for record in records
@@ -346,7 +389,9 @@ def _counts(pairs: Sequence[_Pair]) -> Iterator[Difference]:
             a, b = values[0]
             said = f"{name} differs{by} in {len(hits)} of {told} answers"
             said += " with the same text" if by_text else ""
-            yield _difference(name, f"{said}: {hits[0].op.id} {a} → {b}.", a, b, True, hits)
+            yield _difference(
+                name, f"{said}: {hits[0].op.id} {a} → {b}.", a, b, True, hits
+            )
 
 
 def _difference(

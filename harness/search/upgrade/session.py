@@ -1,8 +1,8 @@
-"""A comparison of two sides of an engine: which servers are started, and when it is enough.
+"""A comparison of two sides of an engine: which servers are started, and when it is
+enough.
 
-All of the traffic is played twice on each side, A B B A, for what servers answer; then blocks are
-measured until the statistics are settled or the time is over.
-"""
+All of the traffic is played twice on each side, A B B A, for what servers answer; then
+blocks are measured until the statistics are settled or the time is over."""
 
 from __future__ import annotations
 
@@ -77,21 +77,25 @@ from pydantic import Field, TypeAdapter
 DEFAULT_ROOT = "upgrades"
 RUNS_DIR, BLOCKS_DIR = "runs", "blocks"
 TOGETHER_BYTES = 6 << 30
-"""Memory that is free where two servers live at once: each takes 1.5 GiB with a tiny model."""
+"""Memory that is free where two servers live at once: each takes 1.5 GiB with a tiny
+model."""
 HELP_S = 180.0
 LEAST_S, MOST_S = 6.0, 60.0
-"""Seconds of traffic of a block on each side, at least and at most; between them, as long as two
-starts take. A machine is slower for a second now and then: a block has more parts than that."""
+"""Seconds of traffic of a block on each side, at least and at most; between them, as
+long as two starts take. A machine is slower for a second now and then: a block has more
+parts than that."""
 PARTS_S, ANSWERS = (0.2, 30.0), 5.0
-"""Seconds of a part, at least and at most; between them, as long as so many answers take."""
+"""Seconds of a part, at least and at most; between them, as long as so many answers
+take."""
 UNEVEN = 1.15
-"""By how much a machine may be slower in some blocks than in others before it is said."""
+"""By how much a machine may be slower in some blocks than in others before it is
+said."""
 BROKEN_BLOCKS = 3
 """In a row, after which nothing more is measured."""
 ORDER: tuple[Side, Side] = ("old", "new")
 LONG_PLAY = 1 / 6
-"""Of the budget: where all of the traffic takes longer, it is played once on each side, not twice,
-so that there is time to measure."""
+"""Of the budget: where all of the traffic takes longer, it is played once on each side,
+not twice, so that there is time to measure."""
 
 
 class Head(journal.Head):
@@ -134,8 +138,12 @@ class MeasuredLine(Line):
         return f"Block {self.block.index} was measured"
 
 
-AnyLine: TypeAlias = Annotated[Head | Calibrated | Ran | MeasuredLine, Field(discriminator="kind")]
-RUNS = JournalKind("comparison", RUNS_FILE, ".upgrade.lock", UPGRADE_FILE, TypeAdapter(AnyLine))
+AnyLine: TypeAlias = Annotated[
+    Head | Calibrated | Ran | MeasuredLine, Field(discriminator="kind")
+]
+RUNS = JournalKind(
+    "comparison", RUNS_FILE, ".upgrade.lock", UPGRADE_FILE, TypeAdapter(AnyLine)
+)
 WriteUpgrade = Callable[[Upgrade, Path], object]
 
 
@@ -151,10 +159,14 @@ class Upgrading(Search[Upgrade, Record]):
     kind = "comparison"
 
     def __init__(self, options: UpgradeCommand, *, write: WriteUpgrade) -> None:
-        """``write`` writes the documents below the folder, each time that they have grown."""
+        """``write`` writes the documents below the folder, each time that they have
+        grown."""
         super().__init__()
         self.options, self._write = options, write
-        self.sides: dict[Side, ServerWanted] = {"old": options.server, "new": options.new_server}
+        self.sides: dict[Side, ServerWanted] = {
+            "old": options.server,
+            "new": options.new_server,
+        }
         self.servers = Servers(
             options.server, options.start_mode, options.timeout_s, options.device
         )
@@ -178,7 +190,7 @@ class Upgrading(Search[Upgrade, Record]):
         words += [d.subject for d in self.document.matter[:3]]
         return ", ".join(words)
 
-    # ------------------------------------------------------------------ the line of work
+    # ----------------------------------------------------------------- the line of work
 
     def run(self) -> None:
         """All of it."""
@@ -199,20 +211,27 @@ class Upgrading(Search[Upgrade, Record]):
             found = result.deadlines
             assert found is not None
             kept = self._append(
-                Calibrated(answer_s=found.answer_s, suspect_s=found.suspect_s, rule=found.rule)
+                Calibrated(
+                    answer_s=found.answer_s, suspect_s=found.suspect_s, rule=found.rule
+                )
             )
         return Deadlines(kept.answer_s, kept.suspect_s, kept.rule)
 
     def _play(self, deadlines: Deadlines) -> None:
-        """All of the traffic, twice on each side, A B B A; once, where that takes long."""
-        kept = {(r.run.side, r.run.index): r.run for r in self._kept if isinstance(r, Ran)}
+        """All of the traffic, twice on each side, A B B A; once, where that takes
+        long."""
+        kept = {
+            (r.run.side, r.run.index): r.run for r in self._kept if isinstance(r, Ran)
+        }
         for index in (1, 2):
             works: list[Callable[[], object]] = []
             for side in ORDER if (self.options.seed + index) % 2 else ORDER[::-1]:
                 if (side, index) in kept:
                     self._ran(kept[side, index], kept=True)
                 else:
-                    works.append(functools.partial(self._play_one, side, index, deadlines))
+                    works.append(
+                        functools.partial(self._play_one, side, index, deadlines)
+                    )
             if works:
                 self.beside(works)
             self._compare()
@@ -220,8 +239,9 @@ class Upgrading(Search[Upgrade, Record]):
             once = index == 1 and len(kept) <= len(ORDER)
             if once and long > LONG_PLAY * self.options.budget_s:
                 self._limit(
-                    "all of the traffic was played once on each side, since that takes more than a "
-                    "sixth of the time (--budget): what a side does now and then is not told apart"
+                    "all of the traffic was played once on each side, since that takes "
+                    "more than a sixth of the time (--budget): what a side does now "
+                    "and then is not told apart"
                 )
                 return
 
@@ -240,7 +260,9 @@ class Upgrading(Search[Upgrade, Record]):
         assert isinstance(result, CaseResult)
         self._ran(self._append(Ran(run=self._observed(side, index, case, result))).run)
 
-    def _observed(self, side: Side, index: int, case: Case, result: CaseResult) -> SideRun:
+    def _observed(
+        self, side: Side, index: int, case: Case, result: CaseResult
+    ) -> SideRun:
         played, folder = result.played, self.folder / result.place
         assert played is not None
         (folder / PLAYED_FILE).write_text(played.model_dump_json(), encoding="utf-8")
@@ -266,16 +288,24 @@ class Upgrading(Search[Upgrade, Record]):
         return judge(case, played, engine=get_engine(case.server.engine)).sightings
 
     def listed_options(self, side: Side) -> list[OptionSeen]:
-        """The options that the side's server lists; []: its environment is not on this machine."""
+        """The options that the side's server lists; []: its environment is not on this
+        machine."""
         wanted = self.sides[side]
-        environment = existing(spec_for(wanted.engine, wanted.release, self.options.device))
+        environment = existing(
+            spec_for(wanted.engine, wanted.release, self.options.device)
+        )
         if environment is None:
             return []
         env = child_environment({**wanted.env, **help_text.WIDE})
         for argv in help_text.commands(get_engine(wanted.engine), environment):
             try:
                 ended = subprocess.run(
-                    argv, env=env, capture_output=True, text=True, timeout=HELP_S, check=False
+                    argv,
+                    env=env,
+                    capture_output=True,
+                    text=True,
+                    timeout=HELP_S,
+                    check=False,
                 )
             except (OSError, subprocess.TimeoutExpired):
                 continue
@@ -287,14 +317,21 @@ class Upgrading(Search[Upgrade, Record]):
         some = self.runs[run.side]
         file = self.folder / run.folder / PLAYED_FILE
         some.append(
-            run.model_copy(update={"played": Played.model_validate_json(file.read_bytes())})
+            run.model_copy(
+                update={"played": Played.model_validate_json(file.read_bytes())}
+            )
         )
         some.sort(key=lambda one: one.index)
         both = [*self.runs["old"], *self.runs["new"]]
-        self.document.runs = [r.model_copy(update={"played": None, "fields": {}}) for r in both]
+        self.document.runs = [
+            r.model_copy(update={"played": None, "fields": {}}) for r in both
+        ]
         what = f"{run.side}, all of the traffic"
         bad = bool(run.sightings)
-        outcome = ", ".join(dict.fromkeys(s.finding_class for s in run.sightings)) or run.state
+        outcome = (
+            ", ".join(dict.fromkeys(s.finding_class for s in run.sightings))
+            or run.state
+        )
         self.campaign.emit(
             RunEnded(
                 what=what,
@@ -333,7 +370,9 @@ class Upgrading(Search[Upgrade, Record]):
 
     def _block(self, index: int) -> MeasureRun:
         started = [run.start_s for some in self.runs.values() for run in some]
-        started += [values.get("start", 0.0) for b in self.blocks for values in (b.old, b.new)]
+        started += [
+            values.get("start", 0.0) for b in self.blocks for values in (b.old, b.new)
+        ]
         seconds = min(MOST_S, max(LEAST_S, 2 * max(started, default=0.0)))
         measuring = Measuring(
             self.sides["old"],
@@ -350,14 +389,24 @@ class Upgrading(Search[Upgrade, Record]):
         )
         place = f"{BLOCKS_DIR}/{index:03d}"
         return MeasureRun(
-            "block", "old and new in turn, block", self.servers, place, measuring=measuring
+            "block",
+            "old and new in turn, block",
+            self.servers,
+            place,
+            measuring=measuring,
         )
 
     def _answer_s(self) -> float:
         """What an answer takes."""
-        played = [run.played for some in self.runs.values() for run in some if run.played]
-        took = [r.latency_s for one in played for r in one.evidence.requests if r.answered]
-        took += [block.old["latency"] for block in self.blocks if "latency" in block.old]
+        played = [
+            run.played for some in self.runs.values() for run in some if run.played
+        ]
+        took = [
+            r.latency_s for one in played for r in one.evidence.requests if r.answered
+        ]
+        took += [
+            block.old["latency"] for block in self.blocks if "latency" in block.old
+        ]
         return statistics.median(took) if took else 1.0
 
     def _took(self, block: Block, *, kept: bool) -> None:
@@ -380,7 +429,9 @@ class Upgrading(Search[Upgrade, Record]):
     def _changes(self, *, last: bool = False) -> list[Any]:
         sound = [block for block in self.blocks if not block.error]
         asked = self.options
-        return changes(sound, asked.thresholds, asked.confidence, only=asked.only, last=last)
+        return changes(
+            sound, asked.thresholds, asked.confidence, only=asked.only, last=last
+        )
 
     # ------------------------------------------------------------------ what follows
 
@@ -408,9 +459,13 @@ class Upgrading(Search[Upgrade, Record]):
             *protocol.compare(old, new, case=self.case),
         ]
         return [
-            *starts.compare(old, new, old_server=self.sides["old"], new_server=self.sides["new"]),
+            *starts.compare(
+                old, new, old_server=self.sides["old"], new_server=self.sides["new"]
+            ),
             *failures.compare(old, new, case=self.case, known=known),
-            *catalogue.compare(self.case, self.sides["new"], device_of(self.options.device)),
+            *catalogue.compare(
+                self.case, self.sides["new"], device_of(self.options.device)
+            ),
             *known,
         ]
 
@@ -423,7 +478,11 @@ class Upgrading(Search[Upgrade, Record]):
         ):
             few = f"too few blocks were measured for an interval: {len(blocks)}"
             why = (
-                few if blocks else self.blocks[-1].error if self.blocks else "nothing was measured"
+                few
+                if blocks
+                else self.blocks[-1].error
+                if self.blocks
+                else "nothing was measured"
             )
             untold = Difference(
                 area=Area.SPEED, subject="times", outcome=Outcome.UNTOLD, statement=why
@@ -432,33 +491,36 @@ class Upgrading(Search[Upgrade, Record]):
         busy = [block.client_busy for block in blocks]
         if busy and sorted(busy)[len(busy) // 2] > BUSY:
             self._limit(
-                f"the client was the bottleneck: it computed for {max(busy):.0%} of the time, so "
-                "the servers may differ by more"
+                f"the client was the bottleneck: it computed for {max(busy):.0%} of "
+                "the time, so the servers may differ by more"
             )
         noise = sorted(block.noise for block in blocks)
         if noise and noise[len(noise) // 2] > 0.2:
             cores = os.cpu_count() or 1
             self._limit(
-                f"other programs took {noise[len(noise) // 2]:.1f} of {cores} cores meanwhile"
+                f"other programs took {noise[len(noise) // 2]:.1f} of {cores} cores "
+                "meanwhile"
             )
         fast, slow = paces(blocks)
         if slow > UNEVEN * fast:
             self._limit(
-                f"the machine's own speed varied: a fixed computation took {fast:.1f} to "
-                f"{slow:.1f} ms from block to block, without a tenth of them at each end"
+                f"the machine's own speed varied: a fixed computation took {fast:.1f} "
+                f"to {slow:.1f} ms from block to block, without a tenth of them at "
+                "each end"
             )
 
     def _limit(self, text: str) -> None:
         if text not in self.document.limits:
             self.document.limits.append(text)
 
-    # ------------------------------------------------------------------ asked by the campaign
+    # ------------------------------------------------------------ asked by the campaign
 
     def begin(self, campaign: Campaign[Upgrade]) -> None:
         super().begin(campaign)
         options = self.options
         decides = {
-            # Digests: what is written down is redacted, and is held against what is asked.
+            # Digests: what is written down is redacted, and is held against what is
+            #     asked.
             "old": _digest(options.server),
             "new": _digest(options.new_server),
             "--seed": str(options.seed),
@@ -501,8 +563,13 @@ class Upgrading(Search[Upgrade, Record]):
     def affords(self, want: Began) -> bool:
         order, took = self.order_of(want), [block.seconds for block in self.blocks[-3:]]
         if not took and isinstance(order, MeasureRun):
-            started = [max((run.start_s for run in some), default=0) for some in self.runs.values()]
-            took = [sum(started) + 2 * order.measuring.seconds]  # both sides, of the first block
+            started = [
+                max((run.start_s for run in some), default=0)
+                for some in self.runs.values()
+            ]
+            took = [
+                sum(started) + 2 * order.measuring.seconds
+            ]  # both sides, of the first block
         took = took or [run.seconds for run in self.document.runs]
         return self.campaign.fits(max(took, default=0.0))
 
@@ -523,7 +590,7 @@ class Upgrading(Search[Upgrade, Record]):
     def write(self) -> None:
         self._write(Redactor().redact_model(self.document), self.folder)
 
-    # ------------------------------------------------------------------ what it begins with
+    # -------------------------------------------------------------- what it begins with
 
     def _read(self) -> Case:
         """The traffic, which is in the folder afterwards, with its pictures."""
@@ -531,7 +598,9 @@ class Upgrading(Search[Upgrade, Record]):
         self.folder = campaign_folder(options, RUNS, DEFAULT_ROOT)
         if options.resume is not None:
             return read_case(self.folder)[0].model_copy(update=server)
-        captured = read(options.traffic, options.server, excerpt=options.excerpt, seed=options.seed)
+        captured = read(
+            options.traffic, options.server, excerpt=options.excerpt, seed=options.seed
+        )
         case = captured.case.model_copy(update=server)
         self.folder = prepared(self.folder)
         write_case(case, self.folder, captured.contents)
@@ -544,7 +613,9 @@ class Upgrading(Search[Upgrade, Record]):
             id=uuid.uuid4().hex[:12],
             created=Moment.now(),
             state="interrupted",
-            failure=f"the comparison has not ended; to resume, run: {self.resume_command}",
+            failure=(
+                f"the comparison has not ended; to resume, run: {self.resume_command}"
+            ),
             command=options.command_line(),
             resume=self.resume_command,
             server=options.server,
@@ -560,7 +631,8 @@ class Upgrading(Search[Upgrade, Record]):
 
 
 def paces(blocks: Sequence[Block]) -> tuple[float, float]:
-    """Milliseconds of the fixed computation, in fast and in slow blocks: a tenth is beyond either.
+    """Milliseconds of the fixed computation, in fast and in slow blocks: a tenth is
+    beyond either.
 
     Zeros: fewer than two blocks have it.
     """
@@ -572,8 +644,8 @@ def paces(blocks: Sequence[Block]) -> tuple[float, float]:
 
 
 def with_servers(asked: UpgradeCommand, old: str, new: str) -> UpgradeCommand:
-    """The options with the servers of both sides, of these releases. Raises UsageError: it is not
-    known of which engine, or which options it has."""
+    """The options with the servers of both sides, of these releases. Raises UsageError:
+    it is not known of which engine, or which options it has."""
     named = {"engine": asked.engine} if asked.engine else {}
     wanted = functools.partial(server_wanted, asked.traffic, asked.resume)
     return replace(
@@ -584,17 +656,22 @@ def with_servers(asked: UpgradeCommand, old: str, new: str) -> UpgradeCommand:
 
 
 def _digest(server: ServerWanted) -> str:
-    """What a journal keeps of a server: paths and secrets of it would be written without what
-    makes them out."""
+    """What a journal keeps of a server: paths and secrets of it would be written
+    without what makes them out."""
     whole = server.model_dump_json().encode()
     return f"{server.label}, {hashlib.sha256(whole).hexdigest()[:12]}"
 
 
 def _interleaved(options: UpgradeCommand) -> Literal["requests", "servers"]:
-    """``requests`` where both servers can live at once, and an idle one does not compute."""
+    """``requests`` where both servers can live at once, and an idle one does not
+    compute."""
     if options.interleave != "auto":
         return options.interleave
     engine = get_engine(options.server.engine)
     spec = spec_for(options.server.engine, options.server.release, options.device)
     room = psutil.virtual_memory().available >= TOGETHER_BYTES
-    return "requests" if spec.device == "cpu" and not engine.idle_loops and room else "servers"
+    return (
+        "requests"
+        if spec.device == "cpu" and not engine.idle_loops and room
+        else "servers"
+    )

@@ -1,8 +1,8 @@
-"""Whether a side starts at all, and what its options and configuration are: OLD beside NEW.
+"""Whether a side starts at all, and what its options and configuration are: OLD beside
+NEW.
 
-What --help and the log of a server list is compared as text. An option that has another name is
-only ever *perhaps* renamed: the help does not say so.
-"""
+What --help and the log of a server list is compared as text. An option that has another
+name is only ever *perhaps* renamed: the help does not say so."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from mmrepro.traffic.case.model import ServerWanted
 from pydantic import JsonValue
 
 ALIKE_TEXT, ALIKE_NAME = 0.75, 0.8
-"""Shares (difflib's ratio) of a help text, or of a name, from which on two options may be one."""
+"""Shares (difflib's ratio) of a help text, or of a name, from which on two options may
+be one."""
 LEAST_WORDS = 5
 """Words of a help text that say anything: 'enable it' fits many options."""
 SHOWN = 6
@@ -32,7 +33,8 @@ _PLACE = re.compile(r" at 0x[0-9a-f]+|(?<![\w:])(?:/[\w.+@-]+){2,}")
 """What differs from machine to machine, or from process to process."""
 _DIGITS = re.compile(r"\d+")
 PER_START = re.compile(
-    r"(?:^|_)(?:seed|port|ports|host|addr|address|path|dir|folder|model|tokenizer|id|name|ipc|uuid|"
+    r"(?:^|_)(?:seed|port|ports|host|addr|address|path|dir|folder|model|tokenizer|id"
+    r"|name|ipc|uuid|"
     r"socket|url|token|pid|time)$"
 )
 """Names of settings that differ between any two starts, or that mmrepro gives."""
@@ -45,8 +47,11 @@ def compare(
     old_server: ServerWanted,
     new_server: ServerWanted,
 ) -> list[Difference]:
-    """What of the starts differs: gone options that the new server's command uses come first."""
-    before, after = (next((run.options for run in runs if run.options), []) for runs in (old, new))
+    """What of the starts differs: gone options that the new server's command uses come
+    first."""
+    before, after = (
+        next((run.options for run in runs if run.options), []) for runs in (old, new)
+    )
     asked = list(_used(new_server.args))
     found: list[Difference] = []
     if before and after:
@@ -62,10 +67,12 @@ def compare(
     return [*found, *_states(old, new, told), *_settings(old, new)]
 
 
-# ---------------------------------------------------------------------------- starts at all
+# ------------------------------------------------------------------------ starts at all
 
 
-def _states(old: Sequence[SideRun], new: Sequence[SideRun], told: bool) -> Iterator[Difference]:
+def _states(
+    old: Sequence[SideRun], new: Sequence[SideRun], told: bool
+) -> Iterator[Difference]:
     """``told``: an option says why NEW does not start."""
     failed: dict[Side, list[SideRun]] = {
         "old": [run for run in old if not run.started],
@@ -75,7 +82,9 @@ def _states(old: Sequence[SideRun], new: Sequence[SideRun], told: bool) -> Itera
         return
     if len(failed["old"]) == len(old):
         why = _why(failed["old"])
-        yield _untold("starts", f"OLD does not start, so nothing could be compared{why}")
+        yield _untold(
+            "starts", f"OLD does not start, so nothing could be compared{why}"
+        )
         return
     counts = f"{len(failed['new'])} of {len(new)} starts of NEW failed"
     if failed["old"]:
@@ -113,21 +122,27 @@ def _used_and_gone(
     asked: Sequence[tuple[str, str]],
     new: Sequence[SideRun],
 ) -> Iterator[Difference]:
-    """Options of the new server's command that NEW does not list, or whose value it does not."""
+    """Options of the new server's command that NEW does not list, or whose value it
+    does not."""
     there, was = _by_name(after), _by_name(before)
     unstarted = [run for run in new if not run.started]
     stops = bool(new) and len(unstarted) == len(new)
     for name, value in asked:
         one, earlier = _lookup(there, name), _lookup(was, name)
         if one is None and earlier is not None:
-            perhaps = next((b for a, b in _renamed([earlier], _added(before, after))), None)
+            perhaps = next(
+                (b for a, b in _renamed([earlier], _added(before, after))), None
+            )
             said = f"NEW has no {earlier.name}, which the server's command uses"
             said += f"; perhaps it is {perhaps.name} now" if perhaps else ""
             said += f"; NEW does not start{_why(unstarted)}" if stops else "."
         elif one is not None and value and one.choices and value not in one.choices:
             if earlier is None or not (value in earlier.choices or not earlier.choices):
                 continue  # OLD refuses it as well
-            said = f"NEW does not list the value {value} of {one.name}, which the command uses"
+            said = (
+                f"NEW does not list the value {value} of {one.name}, which the command "
+                "uses"
+            )
             said += f"; NEW does not start{_why(unstarted)}" if stops else "."
         else:
             continue
@@ -151,7 +166,11 @@ def _listed(
     pairs = list(_renamed(gone, added))
     renamed = {name for a, b in pairs for name in (a.name, b.name)}
     was, there = _by_name(before), _by_name(after)
-    both = [(one, other) for one in before if (other := _lookup(there, one.name)) is not None]
+    both = [
+        (one, other)
+        for one in before
+        if (other := _lookup(there, one.name)) is not None
+    ]
     spelled = [
         (alias, other.name)
         for one, other in both
@@ -173,28 +192,46 @@ def _listed(
         if a.choices and b.choices and (won := sorted({*b.choices} - {*a.choices}))
     ]
     switches = [(a.name, b.value) for a, b in both if bool(a.value) != bool(b.value)]
-    yield from _kind("options gone", [one.name for one in gone if one.name not in renamed])
-    yield from _kind("options perhaps renamed", [f"{a.name} → {b.name}" for a, b in pairs])
-    yield from _kind("spellings gone", [f"{alias} (now {name})" for alias, name in spelled])
+    yield from _kind(
+        "options gone", [one.name for one in gone if one.name not in renamed]
+    )
+    yield from _kind(
+        "options perhaps renamed", [f"{a.name} → {b.name}" for a, b in pairs]
+    )
+    yield from _kind(
+        "spellings gone", [f"{alias} (now {name})" for alias, name in spelled]
+    )
     yield from _kind(
         "options that take a value now, or none any more",
         [f"{name} {value or '(a switch)'}" for name, value in switches],
     )
     yield from _kind("defaults changed", defaults)
     yield from _kind("defaults that one side leaves to the engine", open_ones)
-    yield from _kind("values gone", [f"{name}: {', '.join(lost)}" for name, lost in dropped])
-    yield from _kind("values added", [f"{name}: {', '.join(won)}" for name, won in more])
-    yield from _kind("options added", [one.name for one in added if one.name not in renamed])
+    yield from _kind(
+        "values gone", [f"{name}: {', '.join(lost)}" for name, lost in dropped]
+    )
+    yield from _kind(
+        "values added", [f"{name}: {', '.join(won)}" for name, won in more]
+    )
+    yield from _kind(
+        "options added", [one.name for one in added if one.name not in renamed]
+    )
     if was.keys() == there.keys() and not (changed or dropped or more or switches):
-        statement = f"Both list the same {len(before)} options, with the same defaults and values."
+        statement = (
+            f"Both list the same {len(before)} options, with the same defaults and "
+            "values."
+        )
         yield Difference(
-            area=Area.START, subject="options", outcome=Outcome.NONE, statement=statement
+            area=Area.START,
+            subject="options",
+            outcome=Outcome.NONE,
+            statement=statement,
         )
 
 
 def _defaults(a: OptionSeen, b: OptionSeen) -> Iterator[tuple[str, str, str]]:
-    """What changed of an option's default, in words and both values; of one with fields those that
-    both have."""
+    """What changed of an option's default, in words and both values; of one with fields
+    those that both have."""
     if a.default is None or b.default is None or _plain(a.default) == _plain(b.default):
         return
     was, there = fields(a.default), fields(b.default)
@@ -203,7 +240,11 @@ def _defaults(a: OptionSeen, b: OptionSeen) -> Iterator[tuple[str, str, str]]:
             words = f"{b.name}.{name} {_short(was[name])} → {_short(there[name])}"
             yield words, was[name], there[name]
     if not (was and there):
-        yield f"{b.name} {_short(a.default)} → {_short(b.default)}", a.default, b.default
+        yield (
+            f"{b.name} {_short(a.default)} → {_short(b.default)}",
+            a.default,
+            b.default,
+        )
 
 
 def _kind(what: str, names: Sequence[str]) -> Iterator[Difference]:
@@ -214,7 +255,10 @@ def _kind(what: str, names: Sequence[str]) -> Iterator[Difference]:
         area=Area.START,
         subject=what,
         outcome=Outcome.DIFFERENCE,
-        statement=f"{what[0].upper()}{what[1:]} ({len(names)}): {', '.join(names[:SHOWN])}{more}.",
+        statement=(
+            f"{what[0].upper()}{what[1:]} ({len(names)}): "
+            f"{', '.join(names[:SHOWN])}{more}."
+        ),
         evidence=list(names),
     )
 
@@ -222,7 +266,8 @@ def _kind(what: str, names: Sequence[str]) -> Iterator[Difference]:
 def _renamed(
     gone: Sequence[OptionSeen], added: Sequence[OptionSeen]
 ) -> Iterator[tuple[OptionSeen, OptionSeen]]:
-    """Pairs that may be one option under two names, the likeliest first; each is in one pair."""
+    """Pairs that may be one option under two names, the likeliest first; each is in one
+    pair."""
     scored = [
         (score, i, j)
         for i, a in enumerate(gone)
@@ -239,8 +284,8 @@ def _renamed(
 def _alike(a: OptionSeen, b: OptionSeen) -> float:
     """How alike two options are, 0 to 2; 0: not enough to call one of them renamed.
 
-    A name that differs in its numbers alone is another option, as its text says as well.
-    """
+    A name that differs in its numbers alone is another option, as its text says as
+    well."""
     name = SequenceMatcher(None, a.name, b.name, autojunk=False).ratio()
     words, others = a.text.lower().split(), b.text.lower().split()
     text = 0.0
@@ -252,13 +297,23 @@ def _alike(a: OptionSeen, b: OptionSeen) -> float:
     if text >= ALIKE_TEXT and (shared or text == 1.0):
         return name + text
     untold = not (words and others)
-    return name + text if name >= ALIKE_NAME and (untold or text >= ALIKE_TEXT / 2) else 0.0
+    return (
+        name + text
+        if name >= ALIKE_NAME and (untold or text >= ALIKE_TEXT / 2)
+        else 0.0
+    )
 
 
-def _added(before: Sequence[OptionSeen], after: Sequence[OptionSeen]) -> list[OptionSeen]:
+def _added(
+    before: Sequence[OptionSeen], after: Sequence[OptionSeen]
+) -> list[OptionSeen]:
     """Options of ``after`` none of whose spellings ``before`` has."""
     was = _by_name(before)
-    return [one for one in after if not any(name in was for name in (one.name, *one.aliases))]
+    return [
+        one
+        for one in after
+        if not any(name in was for name in (one.name, *one.aliases))
+    ]
 
 
 def _by_name(options: Sequence[OptionSeen]) -> dict[str, OptionSeen]:
@@ -266,8 +321,8 @@ def _by_name(options: Sequence[OptionSeen]) -> dict[str, OptionSeen]:
 
 
 def _lookup(options: Mapping[str, OptionSeen], name: str) -> OptionSeen | None:
-    """An option by a name as a command spells it: vLLM takes ``--a_b`` for ``--a-b``, and the
-    fields of a JSON value as ``--a.field``."""
+    """An option by a name as a command spells it: vLLM takes ``--a_b`` for ``--a-b``,
+    and the fields of a JSON value as ``--a.field``."""
     spelled = (name, name.replace("_", "-"), name.partition(".")[0].rstrip("+"))
     return next((options[one] for one in spelled if one in options), None)
 
@@ -281,12 +336,14 @@ def _used(args: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield name, value if equals else given
 
 
-# ---------------------------------------------------------------------------- configuration
+# ------------------------------------------------------------------------ configuration
 
 
 def _settings(old: Sequence[SideRun], new: Sequence[SideRun]) -> Iterator[Difference]:
     """What the servers themselves say that they run with."""
-    before, after = (next((run.config for run in runs if run.config), {}) for runs in (old, new))
+    before, after = (
+        next((run.config for run in runs if run.config), {}) for runs in (old, new)
+    )
     changed = [
         f"{name} {_short(before[name])} → {_short(after[name])}"
         for name in sorted(before.keys() & after.keys())
@@ -296,7 +353,8 @@ def _settings(old: Sequence[SideRun], new: Sequence[SideRun]) -> Iterator[Differ
 
 
 def _plain(value: str | None) -> str:
-    """A value without what differs from process to process; two ways to write it are one."""
+    """A value without what differs from process to process; two ways to write it are
+    one."""
     text = _PLACE.sub("", value or "")
     try:
         return repr(ast.literal_eval(text))
@@ -312,8 +370,14 @@ def _short(value: str | None) -> str:
 def _facts(option: OptionSeen | None) -> JsonValue:
     if option is None:
         return None
-    return {"name": option.name, "default": option.default, "choices": [*option.choices]}
+    return {
+        "name": option.name,
+        "default": option.default,
+        "choices": [*option.choices],
+    }
 
 
 def _untold(subject: str, statement: str) -> Difference:
-    return Difference(area=Area.START, subject=subject, outcome=Outcome.UNTOLD, statement=statement)
+    return Difference(
+        area=Area.START, subject=subject, outcome=Outcome.UNTOLD, statement=statement
+    )

@@ -1,1 +1,2 @@
-"""The known failures beside the runs that were recorded of them: which are alive, where."""
+"""The known failures beside the runs that were recorded of them: which are alive,
+where."""

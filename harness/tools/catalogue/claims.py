@@ -1,8 +1,8 @@
 """Every claim of the original reports, with the recorded run that judged it.
 
-``tests/evidence/record.py --table`` makes the shipped file (``scenarios/data/claims.json``) from
-the recordings in ``tests/evidence``. ``mmrepro claims`` prints it.
-"""
+``tests/evidence/record.py --table`` makes the shipped file
+(``scenarios/data/claims.json``) from the recordings in ``tests/evidence``. ``mmrepro
+claims`` prints it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ class Judgement(Record):
     command: Annotated[str, Field(description="repeats the run")]
     at: Annotated[datetime, Field(description="when it began, UTC")]
     fidelity: Fidelity | None = None
-    source: Annotated[str, Field(description="where the run is kept, in mmrepro's repository")]
+    source: Annotated[
+        str, Field(description="where the run is kept, in mmrepro's repository")
+    ]
 
 
 class JudgedClaim(Record):
-    """One claim of a scenario, or of several of its variants that say it in the same words and
-    whose own runs judge it alike."""
+    """One claim of a scenario, or of several of its variants that say it in the same
+    words and whose own runs judge it alike."""
 
     scenario: str
     variants: list[str]
@@ -43,7 +45,9 @@ class JudgedClaim(Record):
     judged: Judgement
     elsewhere: Annotated[
         list[Judgement],
-        Field(description="plain runs of other releases that say otherwise, one a release"),
+        Field(
+            description="plain runs of other releases that say otherwise, one a release"
+        ),
     ] = []
 
     @property
@@ -71,8 +75,8 @@ def dumped(claims: Sequence[JudgedClaim]) -> str:
 
 
 def judged(incidents: Iterable[tuple[str, Incident]]) -> list[JudgedClaim]:
-    """The claims that were judged in these runs, each by the run that says most of it: variants
-    that are judged otherwise stand by themselves.
+    """The claims that were judged in these runs, each by the run that says most of it:
+    variants that are judged otherwise stand by themselves.
 
     Args:
         incidents: where each is kept, and what it says.
@@ -97,7 +101,11 @@ def judged(incidents: Iterable[tuple[str, Incident]]) -> list[JudgedClaim]:
             key = (run.scenario, claim.id, claim.text)
             said = _Said(told, run.variant, claim.source, plain=run.plain, own=own)
             claims.setdefault(key, []).append(said)
-    return [_of(*key, alike) for key, said in sorted(claims.items()) for alike in _by_status(said)]
+    return [
+        _of(*key, alike)
+        for key, said in sorted(claims.items())
+        for alike in _by_status(said)
+    ]
 
 
 class _Said:
@@ -106,14 +114,26 @@ class _Said:
     def __init__(
         self, told: Judgement, variant: str, made_in: str, *, plain: bool, own: bool
     ) -> None:
-        self.told, self.variant, self.made_in, self.plain = told, variant, made_in, plain
+        self.told, self.variant, self.made_in, self.plain = (
+            told,
+            variant,
+            made_in,
+            plain,
+        )
         self.decides = told.status is not ClaimStatus.NOT_TESTED
         on_cpu = told.fidelity not in ON_GPU
-        self.weight = (self.decides, plain and own, plain or not self.decides, on_cpu, told.at)
+        self.weight = (
+            self.decides,
+            plain and own,
+            plain or not self.decides,
+            on_cpu,
+            told.at,
+        )
 
 
 def _by_status(said: Sequence[_Said]) -> list[list[_Said]]:
-    """What was judged of variants whose own best runs say the same, one status after the other."""
+    """What was judged of variants whose own best runs say the same, one status after
+    the other."""
     variants: dict[str, list[_Said]] = {}
     for one in said:
         variants.setdefault(one.variant, []).append(one)

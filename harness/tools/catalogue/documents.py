@@ -18,7 +18,8 @@ Facts = dict[str, Any]
 
 
 class ListDocument(Document, kind="list"):
-    """The known failures; of one that cannot be loaded its name and why, as ``error``."""
+    """The known failures; of one that cannot be loaded its name and why, as
+    ``error``."""
 
     scenarios: list[Facts]
 
@@ -28,8 +29,12 @@ class AliveDocument(Document, kind="alive"):
 
     engines: list[Newest]
     failures: list[Standing]
-    broken: Annotated[dict[str, str], Field(description="scenario, and why it cannot be loaded")]
-    not_registered: Annotated[list[str], Field(description="recorded, and no scenario here")]
+    broken: Annotated[
+        dict[str, str], Field(description="scenario, and why it cannot be loaded")
+    ]
+    not_registered: Annotated[
+        list[str], Field(description="recorded, and no scenario here")
+    ]
 
 
 class ScenarioDocument(Document, kind="scenario"):
@@ -55,12 +60,16 @@ class ScenarioDocument(Document, kind="scenario"):
     factors: list[Facts]
     references: list[Facts]
     declared_only: Annotated[
-        bool, Field(description="its file was parsed and not run: what it computes is missing")
+        bool,
+        Field(
+            description="its file was parsed and not run: what it computes is missing"
+        ),
     ] = False
 
 
 def listed(loaded: Scenario) -> Facts:
-    """What it is, what a user observes, how bad that is, and what the engine's project says."""
+    """What it is, what a user observes, how bad that is, and what the engine's project
+    says."""
     upstream = loaded.upstream
     return {
         "name": loaded.name,
@@ -92,9 +101,13 @@ def shown(
             {**_of(c, "id", "part", "statement", "required"), "live": c.id in live}
             for c in conditions
         ],
-        "mitigations": [_of(m, "name", "description", "release") for m in loaded.mitigations],
+        "mitigations": [
+            _of(m, "name", "description", "release") for m in loaded.mitigations
+        ],
         "options": dict(loaded.options),
-        "factors": [_of(f, "name", "failing", "setting", "claim") for f in loaded.factors],
+        "factors": [
+            _of(f, "name", "failing", "setting", "claim") for f in loaded.factors
+        ],
         "references": [r.model_dump() for r in loaded.references],
     }
     return ScenarioDocument(**facts)
@@ -128,7 +141,8 @@ def shown_as_declared(read: DeclaredScenario) -> ScenarioDocument:
         "options": {},
         "factors": [],
         "references": [
-            {"id": one.id, "title": one.title, "url": one.address} for one in read.references
+            {"id": one.id, "title": one.title, "url": one.address}
+            for one in read.references
         ],
     }
     return ScenarioDocument(**facts)

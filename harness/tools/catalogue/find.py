@@ -1,8 +1,9 @@
-"""Which known failure, class or finding a text belongs to, by a small index: ``mmrepro find``.
+"""Which known failure, class or finding a text belongs to, by a small index: ``mmrepro
+find``.
 
-It imports no scenario and asks no network. What a text is by an issue's name, or by a pattern of an
-engine's own words, it *is*; words that it shares with a description make it *perhaps* that.
-"""
+It imports no scenario and asks no network. What a text is by an issue's name, or by a
+pattern of an engine's own words, it *is*; words that it shares with a description make
+it *perhaps* that."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 INDEX = Path(__file__).with_name("index.json")
-"""Made by ``python -m mmrepro.cli.find_index``; a test holds it against the scenarios."""
+"""Made by ``python -m mmrepro.cli.find_index``; a test holds it against the
+scenarios."""
 
 MAX_CHARS = 1 << 20
 """Of a text; of a longer one its end."""
@@ -30,7 +32,8 @@ LEAST_COVER = 0.5
 LEAST_SHARE = 0.6
 """A description that fits by less than that part of the best one is left out."""
 LONG = 40
-"""Words: a longer text is a paste, in which only messages and functions are looked for."""
+"""Words: a longer text is a paste, in which only messages and functions are looked
+for."""
 
 Sure = Literal["this", "perhaps"]
 
@@ -49,7 +52,9 @@ ECHO = re.compile(
 _BARE = re.compile(r"#?(\d{2,6})$")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|\d{3,}")
 _PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d{3,}")
-_FUNCTION = re.compile(r", in (?:[\w.<>]+\.)?(\w+)$|^\s*(?:[\w.<>]+\.)?(\w+) \([^()]+:\d+\)$", re.M)
+_FUNCTION = re.compile(
+    r", in (?:[\w.<>]+\.)?(\w+)$|^\s*(?:[\w.<>]+\.)?(\w+) \([^()]+:\d+\)$", re.M
+)
 _STOP = frozenset(
     """a an and are as at be been by can does for from has have how i if in into is it its my no not
     of on one or our so than that the then there this to was we were what when where which while who
@@ -63,11 +68,11 @@ _STOP = frozenset(
 class Pattern:
     """An expression of an engine's own words.
 
-    Attributes:
-        texts: its fixed parts.
-        sure: a line that matches belongs to the failure; else other failures print it too, and
+    Attributes: texts: its fixed parts. sure: a line that matches belongs to the
+        failure; else other failures print it too, and
             two of them are needed.
-        rank: of the rules that class a line, the first one that fits decides; None: it is none.
+        rank: of the rules that class a line, the first one that fits decides; None: it
+            is none.
     """
 
     name: str
@@ -100,8 +105,8 @@ class Entry:
 
 
 class Matched(NamedTuple):
-    """Lines of a log that match an expression: how many, and the first one's number and own words,
-    without a client's."""
+    """Lines of a log that match an expression: how many, and the first one's number and
+    own words, without a client's."""
 
     many: int
     number: int
@@ -120,7 +125,8 @@ class Found:
         for left_out in ("words", "patterns", "frames"):
             del entry[left_out]
         entry["references"] = [
-            {"id": id_, "title": title, "url": url} for id_, title, url in self.entry.references
+            {"id": id_, "title": title, "url": url}
+            for id_, title, url in self.entry.references
         ]
         return {"certainty": self.sure, "because": self.because, **entry}
 
@@ -148,7 +154,10 @@ def entries() -> tuple[Entry, ...]:
 
 
 def find(
-    text: str, among: Sequence[Entry] = (), *, matched: Mapping[str, Matched] | None = None
+    text: str,
+    among: Sequence[Entry] = (),
+    *,
+    matched: Mapping[str, Matched] | None = None,
 ) -> list[Found]:
     """What ``text`` belongs to, surest and best first; []: nothing is known of it.
 
@@ -159,10 +168,14 @@ def find(
     known = among or entries()
     text = text[-MAX_CHARS:]
     named = _by_reference(text, known)
-    patterns = _by_pattern(text, known) if matched is None else _of_lines(matched, known)
+    patterns = (
+        _by_pattern(text, known) if matched is None else _of_lines(matched, known)
+    )
     sure = _merged([*named, *patterns])
     taken = {(f.entry.kind, f.entry.name) for f in sure}
-    perhaps = [f for f in _by_words(text, known) if (f.entry.kind, f.entry.name) not in taken]
+    perhaps = [
+        f for f in _by_words(text, known) if (f.entry.kind, f.entry.name) not in taken
+    ]
     if any(f.sure == "this" for f in sure):
         perhaps = perhaps[:2] if len(_tokens(text)) <= LONG else []
     ordered = sorted(sure, key=lambda f: (f.sure != "this", *_order(f)))
@@ -171,20 +184,25 @@ def find(
 
 def _order(found: Found) -> tuple[int, float, str]:
     """A known failure is more precise than its class."""
-    planted = found.entry.engine == "minivllm"  # a teaching engine, which has others' faults
+    planted = (
+        found.entry.engine == "minivllm"
+    )  # a teaching engine, which has others' faults
     return (found.entry.kind == "class") + 2 * planted, -found.score, found.entry.name
 
 
 def references_in(text: str) -> list[str]:
-    """Issues that a text names, as ``owner/name#number``, or without the owner as it stands; and
-    advisories."""
+    """Issues that a text names, as ``owner/name#number``, or without the owner as it
+    stands; and advisories."""
     found = []
     for match in _REFERENCE.finditer(text):
         if match["advisory"]:
             found.append(match["advisory"].upper())
             continue
         owner = match["owner"] or match["owner2"] or ""
-        name, number = match["name"] or match["name2"], match["number"] or match["number2"]
+        name, number = (
+            match["name"] or match["name2"],
+            match["number"] or match["number2"],
+        )
         found.append(f"{owner}/{name}#{number}".lstrip("/").lower())
     return list(dict.fromkeys(found))
 
@@ -196,7 +214,9 @@ def is_echo(text: str) -> bool:
 
 def is_reference(text: str) -> bool:
     """Whether a text is the name of an issue and nothing else."""
-    return bool(_REFERENCE.fullmatch(text.strip().split("#issuecomment")[0].rstrip("/")))
+    return bool(
+        _REFERENCE.fullmatch(text.strip().split("#issuecomment")[0].rstrip("/"))
+    )
 
 
 def _names(reference: tuple[str, str, str]) -> set[str]:
@@ -221,7 +241,9 @@ def _by_reference(text: str, known: Iterable[Entry]) -> list[Found]:
                 found.append(Found(entry, "this", [f"it names {hits[0]}"], 10.0))
                 break
             if bare and any(one.endswith(f"#{bare[1]}") for one in names):
-                found.append(Found(entry, "perhaps", [f"{reference[0]} has that number"], 2.0))
+                found.append(
+                    Found(entry, "perhaps", [f"{reference[0]} has that number"], 2.0)
+                )
                 break
     return found
 
@@ -229,7 +251,9 @@ def _by_reference(text: str, known: Iterable[Entry]) -> list[Found]:
 def _by_pattern(text: str, known: Iterable[Entry]) -> list[Found]:
     lines = [line[:MAX_LINE] for line in text.splitlines()]
     whole = _plain(text)
-    fragment = whole if len(lines) <= 2 and len(whole) >= MIN_FRAGMENT and " " in whole else ""
+    fragment = (
+        whole if len(lines) <= 2 and len(whole) >= MIN_FRAGMENT and " " in whole else ""
+    )
     functions = [a or b for a, b in _FUNCTION.findall(text)]
     deciding = _deciding(lines, known)
     found = []
@@ -257,7 +281,9 @@ def _deciding(lines: Sequence[str], known: Iterable[Entry]) -> set[int]:
         ((p.rank, p) for entry in known for p in entry.patterns if p.rank is not None),
         key=lambda pair: pair[0],
     )
-    first = (next((rank for rank, p in rules if _matches(p, line)), None) for line in lines)
+    first = (
+        next((rank for rank, p in rules if _matches(p, line)), None) for line in lines
+    )
     return {rank for rank in first if rank is not None}
 
 
@@ -280,7 +306,8 @@ def _of_lines(matched: Mapping[str, Matched], known: Iterable[Entry]) -> list[Fo
 
 
 def _first(pattern: Pattern, lines: Matched) -> str:
-    """``line 12: AssertionError: Expected a cached item``, and how many more there are."""
+    """``line 12: AssertionError: Expected a cached item``, and how many more there
+    are."""
     fits = re.search(pattern.regex, lines.words)
     words = fits[0].strip() if fits else " | ".join(pattern.texts)
     more = f", and {lines.many - 1} more" if lines.many > 1 else ""
@@ -303,7 +330,8 @@ def _shows(pattern: Pattern, lines: Sequence[str], fragment: str) -> str:
 
 
 def _stands(entry: Entry, functions: Sequence[str]) -> str:
-    """The innermost functions of its stack, where the text holds them next to each other."""
+    """The innermost functions of its stack, where the text holds them next to each
+    other."""
     wanted = entry.frames[:3]
     if len(wanted) < 2:
         return ""
@@ -322,8 +350,8 @@ def _plain(text: str) -> str:
 
 
 def _tokens(text: str) -> list[str]:
-    """Words of three letters at least, and the parts of names: ``EngineCore`` is ``enginecore``,
-    ``engine`` and ``core``."""
+    """Words of three letters at least, and the parts of names: ``EngineCore`` is
+    ``enginecore``, ``engine`` and ``core``."""
     found = []
     for word in _WORD.findall(text):
         parts = [part.lower() for part in _PART.findall(word)]
@@ -342,7 +370,10 @@ def _by_words(text: str, known: Sequence[Entry]) -> list[Found]:
     asked = set(_tokens(text))
     if not asked or len(asked) > LONG or is_reference(text):
         return []
-    bags = [(entry, set(_tokens(f"{entry.name} {entry.title} {entry.words}"))) for entry in known]
+    bags = [
+        (entry, set(_tokens(f"{entry.name} {entry.title} {entry.words}")))
+        for entry in known
+    ]
     often = Counter(token for _, bag in bags for token in bag)
     weight = {token: math.log(1 + len(bags) / (1 + often[token])) for token in asked}
     total = sum(weight.values())
@@ -358,8 +389,14 @@ def _by_words(text: str, known: Sequence[Entry]) -> list[Found]:
         score = cover + 0.5 * sum(weight[token] for token in heading) / total
         if cover >= LEAST_COVER:
             shown = sorted(shared, key=lambda token: -weight[token])[:6]
-            words = [w for w in dict.fromkeys(_WORD.findall(text)) if set(_tokens(w)) & set(shown)]
-            found.append(Found(entry, "perhaps", [f"words: {', '.join(words[:8])}"], score))
+            words = [
+                w
+                for w in dict.fromkeys(_WORD.findall(text))
+                if set(_tokens(w)) & set(shown)
+            ]
+            found.append(
+                Found(entry, "perhaps", [f"words: {', '.join(words[:8])}"], score)
+            )
     found.sort(key=lambda f: (-f.score, f.entry.name))
     best = found[0].score if found else 0.0
     return [f for f in found if f.score >= LEAST_SHARE * best][:MAX_PERHAPS]

@@ -1,8 +1,8 @@
 """Recorded runs in short: what was run, when, and what came of it.
 
-The file that an installed mmrepro has (``scenarios/data/recorded_runs.json``) is made of the
-recordings in ``tests/evidence`` and of ledgers by ``tests/evidence/record.py --table``.
-"""
+The file that an installed mmrepro has (``scenarios/data/recorded_runs.json``) is made
+of the recordings in ``tests/evidence`` and of ledgers by ``tests/evidence/record.py
+--table``."""
 
 from __future__ import annotations
 
@@ -44,13 +44,20 @@ class RecordedRun(Record):
     fidelity: Fidelity | None = None
     mitigations: Annotated[list[str], Field(description="that were applied")] = []
     changes: Annotated[
-        list[str], Field(description="other words of its command that made it another experiment")
+        list[str],
+        Field(description="other words of its command that made it another experiment"),
     ] = []
     helped: Annotated[
         bool | None,
-        Field(description="the mitigation was seen to take the cause away; None: not judged"),
+        Field(
+            description=(
+                "the mitigation was seen to take the cause away; None: not judged"
+            )
+        ),
     ] = None
-    source: Annotated[str, Field(description="where the run is kept, in mmrepro's repository")] = ""
+    source: Annotated[
+        str, Field(description="where the run is kept, in mmrepro's repository")
+    ] = ""
 
     @property
     def plain(self) -> bool:
@@ -93,8 +100,11 @@ def shipped(path: Path, of: type[R], what: str) -> R:
 
 
 def dumped(runs: Iterable[RecordedRun]) -> str:
-    """The data file's text: a run a line, in an order that does not depend on how they came."""
-    ordered = sorted(runs, key=lambda r: (r.scenario, r.variant, _sortable(r), r.at, r.source))
+    """The data file's text: a run a line, in an order that does not depend on how they
+    came."""
+    ordered = sorted(
+        runs, key=lambda r: (r.scenario, r.variant, _sortable(r), r.at, r.source)
+    )
     lines = [r.model_dump_json(exclude_defaults=True) for r in ordered]
     head = json.dumps({"schema_version": VERSION})[:-1]
     return f'{head}, "runs": [\n' + ",\n".join(lines) + "\n]}\n"
@@ -108,10 +118,14 @@ def _sortable(run: RecordedRun) -> Version:
 
 
 def of_incident(incident: Incident, source: str) -> RecordedRun | None:
-    """None: it reached no verdict, or is of a commit, a source tree, a file's scenario or a live
-    server."""
+    """None: it reached no verdict, or is of a commit, a source tree, a file's scenario
+    or a live server."""
     engine, command = incident.engine, shlex.split(incident.command)
-    if incident.verdict is None or command[:2] != ["mmrepro", "run"] or "--commit" in command:
+    if (
+        incident.verdict is None
+        or command[:2] != ["mmrepro", "run"]
+        or "--commit" in command
+    ):
         return None
     if ".py" in "".join(command[2:3]) or TreeLabel.of(engine.release):
         return None
@@ -148,13 +162,17 @@ def of_history(history: History, source: str) -> Iterator[RecordedRun]:
                 outcome=attempt.outcome,
                 fidelity=attempt.fidelity,
                 mitigations=sorted(cell.mitigations),
-                changes=[*cell.server_args, *(f"--option={one}" for one in cell.options)],
+                changes=[
+                    *cell.server_args,
+                    *(f"--option={one}" for one in cell.options),
+                ],
                 source=source,
             )
 
 
 def _changes(command: Sequence[str]) -> Iterator[str]:
-    """The words that change the experiment, mitigations apart; ``--flip X`` is ``--flip=X``."""
+    """The words that change the experiment, mitigations apart; ``--flip X`` is
+    ``--flip=X``."""
     words = iter(command)
     for word in words:
         name, equals, value = word.partition("=")

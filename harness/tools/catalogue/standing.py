@@ -1,5 +1,5 @@
-"""What recorded runs show of a failure: where, what helped, and if the newest release has it; the
-catalogue as a page, one line a failure."""
+"""What recorded runs show of a failure: where, what helped, and if the newest release
+has it; the catalogue as a page, one line a failure."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ DEVICE_BUILD: Final = re.compile(r"(?:cpu|cu\d+|rocm[\d.]*|xpu|tpu|hpu|npu|musa)
 
 @dataclass(frozen=True)
 class Cured:
-    """What was seen of a mitigation: the releases on which it took the cause away, on which the
-    failure did not show though its cause was not seen to be gone, and on which it did show."""
+    """What was seen of a mitigation: the releases on which it took the cause away, on
+    which the failure did not show though its cause was not seen to be gone, and on
+    which it did show."""
 
     name: str
     helped: tuple[str, ...] = ()
@@ -46,7 +47,8 @@ class Known:
 
     @property
     def plain(self) -> list[RecordedRun]:
-        """Those of the scenario as it is declared, where it can happen, by release and time."""
+        """Those of the scenario as it is declared, where it can happen, by release and
+        time."""
         there = (r for r in self.runs if r.plain and not self._spared(r))
         return sorted(there, key=lambda r: (r.version, r.at))
 
@@ -55,23 +57,33 @@ class Known:
 
     def releases(self, *outcomes: Outcome) -> list[str]:
         """Releases with such a plain run, oldest first."""
-        return list(dict.fromkeys(r.release for r in self.plain if r.outcome in outcomes))
+        return list(
+            dict.fromkeys(r.release for r in self.plain if r.outcome in outcomes)
+        )
 
     @property
     def on_gpu(self) -> list[str]:
         """Releases that were run on a GPU, also where it cannot happen there."""
         there = [r for r in self.runs if r.plain and r.fidelity in ON_GPU]
-        return list(dict.fromkeys(r.release for r in sorted(there, key=lambda r: r.version)))
+        return list(
+            dict.fromkeys(r.release for r in sorted(there, key=lambda r: r.version))
+        )
 
     def at(self, release: str) -> list[RecordedRun]:
-        """Plain runs of that release, for whichever device it is built (``+cpu``). What was
-        published before it (``rc1``, ``.dev``) or after it (``.post1``) is another one, as is what
-        somebody built (``+g12ab34c``, ``+d20261126``)."""
+        """Plain runs of that release, for whichever device it is built (``+cpu``). What
+        was published before it (``rc1``, ``.dev``) or after it (``.post1``) is another
+        one, as is what somebody built (``+g12ab34c``, ``+d20261126``)."""
         asked = Version(release)
-        return [r for r in self.plain if r.version in (asked, Version(asked.public)) or (
-            r.version.local and DEVICE_BUILD.fullmatch(r.version.local)
-            and Version(r.version.public) == Version(asked.public)
-        )]  # fmt: skip
+        return [
+            r
+            for r in self.plain
+            if r.version in (asked, Version(asked.public))
+            or (
+                r.version.local
+                and DEVICE_BUILD.fullmatch(r.version.local)
+                and Version(r.version.public) == Version(asked.public)
+            )
+        ]
 
     def cures(self) -> list[Cured]:
         """Each mitigation of the scenario, with what was seen of it."""
@@ -87,7 +99,9 @@ class Known:
         alone.sort(key=lambda r: (r.version, r.at))
         good, failed = _split(alone)
         ill = self.releases(Outcome.REPRODUCED)
-        helped = [r for r in good if r.helped or (r.helped is None and r.release in ill)]
+        helped = [
+            r for r in good if r.helped or (r.helped is None and r.release in ill)
+        ]
         told = _releases(helped)
         hidden = tuple(one for one in _releases(good) if one not in told)
         return Cured(name, told, hidden, _releases(failed))
@@ -108,7 +122,8 @@ def _releases(runs: Iterable[RecordedRun]) -> tuple[str, ...]:
 def known(
     runs: Iterable[RecordedRun], names: Sequence[str] = (), *, trust: bool = False
 ) -> tuple[list[Known], dict[str, BrokenScenario]]:
-    """The registered scenarios, each variant by itself, and those that cannot be loaded.
+    """The registered scenarios, each variant by itself, and those that cannot be
+    loaded.
 
     Args:
         trust: run the files among ``names``.
@@ -139,7 +154,7 @@ def strangers(runs: Iterable[RecordedRun], scenarios: Iterable[Known]) -> list[s
     return sorted("-".join(filter(None, name)) for name in missing)
 
 
-# ------------------------------------------------------------------ which are still unfixed
+# -------------------------------------------------------------- which are still unfixed
 
 ReleasesOf = Callable[[EnvironmentSpec], Sequence[Listed]]
 INDEX, RECORDED = "index", "recorded runs"
@@ -151,10 +166,15 @@ class Newest(Record):
 
     engine: str
     release: Annotated[str, Field(description="empty: none is known")]
-    says: Annotated[str, Field(description="index, or recorded runs where that was not asked")]
+    says: Annotated[
+        str, Field(description="index, or recorded runs where that was not asked")
+    ]
     why: Annotated[str, Field(description="why the index did not say")] = ""
     kernels: Annotated[
-        str, Field(description="release whose compiled files it runs over here; empty: its own")
+        str,
+        Field(
+            description="release whose compiled files it runs over here; empty: its own"
+        ),
     ] = ""
 
 
@@ -165,24 +185,39 @@ class Standing(Record):
     engine: str
     failure_class: str | None
     severity: str | None
-    where: Annotated[str, Field(description="the device on which alone it is; empty: all")] = ""
-    newest: Annotated[str, Field(description="release of the engine; empty: none is known")]
+    where: Annotated[
+        str, Field(description="the device on which alone it is; empty: all")
+    ] = ""
+    newest: Annotated[
+        str, Field(description="release of the engine; empty: none is known")
+    ]
     outcome: Annotated[str, Field(description="of the runs there, or: not run")]
-    runs: Annotated[int, Field(description="recorded there, of the scenario as declared")]
+    runs: Annotated[
+        int, Field(description="recorded there, of the scenario as declared")
+    ]
     reproduced: Annotated[int, Field(description="of these")]
-    at: Annotated[datetime | None, Field(description="when the last of them began")] = None
+    at: Annotated[datetime | None, Field(description="when the last of them began")] = (
+        None
+    )
     alive: Annotated[
-        bool | None, Field(description="seen there; false: run there and not seen; null: unknown")
+        bool | None,
+        Field(description="seen there; false: run there and not seen; null: unknown"),
     ] = None
-    last_release: Annotated[str, Field(description="newest one with a recorded run")] = ""
+    last_release: Annotated[
+        str, Field(description="newest one with a recorded run")
+    ] = ""
     last_outcome: str = ""
     last_at: datetime | None = None
 
 
 def newest_of(
-    engine: str, runs: Iterable[RecordedRun], release: str, listing: ReleasesOf = releases_of
+    engine: str,
+    runs: Iterable[RecordedRun],
+    release: str,
+    listing: ReleasesOf = releases_of,
 ) -> Newest:
-    """The newest release that the index serves; where it cannot be asked, the newest that was run.
+    """The newest release that the index serves; where it cannot be asked, the newest
+    that was run.
 
     Args:
         release: any release of the engine: it says which project that is.
@@ -198,7 +233,9 @@ def newest_of(
         why = error.message.rstrip(".")
     known = {r.release for r in runs if r.engine == engine and r.plain} | {release}
     whole = {one for one in known if not Version(one).is_prerelease} or known
-    return Newest(engine=engine, release=max(whole, key=Version), says=RECORDED, why=why)
+    return Newest(
+        engine=engine, release=max(whole, key=Version), says=RECORDED, why=why
+    )
 
 
 def standings(failures: Sequence[Known], newest: Iterable[Newest]) -> list[Standing]:
@@ -235,7 +272,8 @@ def _standing(one: Known, newest: str) -> Standing:
 
 
 def _outcome(runs: Sequence[RecordedRun]) -> str:
-    """The worst of them that says something: inconclusive ones decide nothing beside others."""
+    """The worst of them that says something: inconclusive ones decide nothing beside
+    others."""
     seen = {r.outcome for r in runs}
     order = (
         Outcome.REPRODUCED,

@@ -10,17 +10,21 @@ from pydantic import Field
 
 PAIR_FILE = "pair.json"
 NAMES = ("A", "B", "control")
-"""A and B collide. The control is B with one bit of one pixel flipped: it collides with neither."""
+"""A and B collide. The control is B with one bit of one pixel flipped: it collides with
+neither."""
 
 
 class Identity(Record):
     """What the engine's own classes make of a picture."""
 
     hash: Annotated[
-        str, Field(pattern=r"^[0-9a-f]{16}$", description="64 bits, 16 hexadecimal digits")
+        str,
+        Field(pattern=r"^[0-9a-f]{16}$", description="64 bits, 16 hexadecimal digits"),
     ]
     pad_value: int
-    features_sha256: Annotated[str, Field(description="of the preprocessed pixels' bytes")]
+    features_sha256: Annotated[
+        str, Field(description="of the preprocessed pixels' bytes")
+    ]
 
     @property
     def hash_value(self) -> int:
@@ -40,8 +44,12 @@ class EngineFacts(Record):
 
     python: str
     packages: dict[str, str]
-    image_processor: Annotated[str, Field(description="class of the engine's image processor")]
-    set_pad_value: Annotated[str, Field(description="the engine's method, as installed")]
+    image_processor: Annotated[
+        str, Field(description="class of the engine's image processor")
+    ]
+    set_pad_value: Annotated[
+        str, Field(description="the engine's method, as installed")
+    ]
 
 
 class SearchedEngine(EngineFacts):
@@ -52,7 +60,9 @@ class SearchedEngine(EngineFacts):
     device: str
     wheel: WheelFacts | None = None
     model: str
-    preprocessor_sha256: Annotated[str, Field(description="of preprocessor_config.json")]
+    preprocessor_sha256: Annotated[
+        str, Field(description="of preprocessor_config.json")
+    ]
     stand_ins: list[StandIn] = []
     settings: list[Setting] = []
 
@@ -62,14 +72,24 @@ class Searched(Record):
 
     width: Annotated[int, Field(description="of A, pixels")]
     height: Annotated[int, Field(description="of A, pixels")]
-    varying: Annotated[int, Field(description="pixels whose blue varies, the last of the last row")]
+    varying: Annotated[
+        int, Field(description="pixels whose blue varies, the last of the last row")
+    ]
     images: Annotated[int, Field(description="images hashed, both families together")]
     index_a: int
     index_b: int
-    hashed_bytes: Annotated[int, Field(description="bytes that the engine hashes for an image")]
-    tail_bytes: Annotated[int, Field(description="of these, hashed anew for each image")]
-    samples_checked: Annotated[int, Field(description="predicted hashes that the engine confirmed")]
-    start_s: Annotated[float, Field(description="seconds until the engine was imported")]
+    hashed_bytes: Annotated[
+        int, Field(description="bytes that the engine hashes for an image")
+    ]
+    tail_bytes: Annotated[
+        int, Field(description="of these, hashed anew for each image")
+    ]
+    samples_checked: Annotated[
+        int, Field(description="predicted hashes that the engine confirmed")
+    ]
+    start_s: Annotated[
+        float, Field(description="seconds until the engine was imported")
+    ]
     learn_s: float
     search_s: float
 
@@ -79,13 +99,18 @@ class SearchFacts(Searched):
 
     bits: int
     seed: int | None
-    pictures: Annotated[str, Field(description="where the two common pictures come from")]
+    pictures: Annotated[
+        str, Field(description="where the two common pictures come from")
+    ]
     jobs: int
-    probability: Annotated[float, Field(description="chance to find a pair among so many")]
+    probability: Annotated[
+        float, Field(description="chance to find a pair among so many")
+    ]
 
 
 class Pair(Record):
-    """``pair.json``: written last, so that its presence means that the pair is whole."""
+    """``pair.json``: written last, so that its presence means that the pair is
+    whole."""
 
     schema_version: Literal[1] = 1
     tool: str
@@ -101,7 +126,8 @@ class Pair(Record):
 
     @property
     def collides(self) -> bool:
-        """Whether the engine gave A and B one pad value although their hashes differ."""
+        """Whether the engine gave A and B one pad value although their hashes
+        differ."""
         a, b = self.images["A"], self.images["B"]
         return a.pad_value == b.pad_value and a.hash != b.hash
 

@@ -1,4 +1,5 @@
-"""Finds a pair of pictures that collide, in the engine's environment, and verifies it there."""
+"""Finds a pair of pictures that collide, in the engine's environment, and verifies it
+there."""
 
 from __future__ import annotations
 
@@ -39,23 +40,27 @@ FACTOR = 28
 """Qwen2-VL's image token is 28 x 28 pixels."""
 LEAST_SIDE, MAX_SIDE = 56, 840
 """SGLang sets the least size of a Qwen2-VL image to 3136 = 56 x 56 pixels itself (0.5.6
-utils/hf_transformers_utils.py, get_processor); smaller ones it enlarges, and those of more than
-1 003 520 pixels it makes smaller."""
+utils/hf_transformers_utils.py, get_processor); smaller ones it enlarges, and those of
+more than 1 003 520 pixels it makes smaller."""
 FILES = (*(f"{name}.png" for name in NAMES), PAIR_FILE)
 """What is written; the pair's facts come last."""
 
-# ------------------------------------------------------------------ the families' pictures
+# --------------------------------------------------------------- the families' pictures
 
 Pictures = tuple[Image.Image, Image.Image]
 
 
 def pictures_of(asked: CollideCommand) -> Pictures:
-    """The families' common pictures. Raises UsageError for any argument that cannot be used."""
+    """The families' common pictures. Raises UsageError for any argument that cannot be
+    used."""
     if (asked.first is None) != (asked.second is None):
-        raise UsageError("--first and --second belong together: two families, two pictures.")
+        raise UsageError(
+            "--first and --second belong together: two families, two pictures."
+        )
     if not MIN_BITS <= asked.bits <= MAX_BITS:
         raise UsageError(
-            f"--bits must be between {MIN_BITS} and {MAX_BITS}.", hint="mmrepro collide --bits 30"
+            f"--bits must be between {MIN_BITS} and {MAX_BITS}.",
+            hint="mmrepro collide --bits 30",
         )
     for side in (0 if asked.first else asked.size, asked.second_size or 0):
         if side and (side % FACTOR or not LEAST_SIDE <= side <= MAX_SIDE):
@@ -69,16 +74,17 @@ def pictures_of(asked: CollideCommand) -> Pictures:
 
 
 def draw(seed: int, size: int, second_size: int | None = None) -> Pictures:
-    """A red square on black and a blue disc on white, ``size`` pixels a side; the disc's picture
-    ``second_size``, if given.
+    """A red square on black and a blue disc on white, ``size`` pixels a side; the
+    disc's picture ``second_size``, if given.
 
-    The seed shifts colours and places a little: other seeds give other families, none of which
-    could be mistaken for the other.
-    """
+    The seed shifts colours and places a little: other seeds give other families, none
+    of which could be mistaken for the other."""
     random = Random(seed)  # noqa: S311 - pictures, not secrets
 
     def near(*colour: int) -> tuple[int, ...]:
-        return tuple(min(255, max(0, part + random.randint(-14, 14))) for part in colour)
+        return tuple(
+            min(255, max(0, part + random.randint(-14, 14))) for part in colour
+        )
 
     def box(size: int, margin: float) -> tuple[int, int, int, int]:
         x, y = (round(size * (margin + random.uniform(-0.04, 0.04))) for _ in range(2))
@@ -96,8 +102,8 @@ def draw(seed: int, size: int, second_size: int | None = None) -> Pictures:
 def _load(first: Path, second: Path, second_size: int | None) -> Pictures:
     """The user's pictures, brought to a size that the image processor keeps.
 
-    The size is the first's, rounded to whole tokens; the second's ``second_size`` a side, if given.
-    """
+    The size is the first's, rounded to whole tokens; the second's ``second_size`` a
+    side, if given."""
     opened = []
     for path in (first, second):
         try:
@@ -108,7 +114,8 @@ def _load(first: Path, second: Path, second_size: int | None) -> Pictures:
         except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
             raise UsageError(f"{path} is not a picture that can be read.") from error
     width, height = (
-        max(LEAST_SIDE, min(MAX_SIDE, round(side / FACTOR) * FACTOR)) for side in opened[0].size
+        max(LEAST_SIDE, min(MAX_SIDE, round(side / FACTOR) * FACTOR))
+        for side in opened[0].size
     )
     other = (second_size, second_size) if second_size else (width, height)
     return opened[0].resize((width, height)), opened[1].resize(other)
@@ -118,17 +125,20 @@ def _load(first: Path, second: Path, second_size: int | None) -> Pictures:
 
 
 def varying_pixels(bits: int) -> int:
-    """How many pixels vary: 256 to their number is at least 16 times the square root of 2^bits."""
+    """How many pixels vary: 256 to their number is at least 16 times the square root of
+    2^bits."""
     return max(2, -(-(bits + 8) // 16))
 
 
 def capacity(bits: int) -> int:
-    """Images of each family at most: 16 times the square root, so 256 pairs are expected."""
+    """Images of each family at most: 16 times the square root, so 256 pairs are
+    expected."""
     return int(min(256 ** varying_pixels(bits), 16 << -(-bits // 2)))
 
 
 def per_round(bits: int) -> int:
-    """Images of each family between two looks: a quarter of the square root of 2^bits."""
+    """Images of each family between two looks: a quarter of the square root of
+    2^bits."""
     return max(16, 1 << max(0, bits // 2 - 2))
 
 
@@ -139,18 +149,20 @@ def _chance(bits: int, images: int) -> float:
 def find_pair(
     place: Place, out: Path, asked: CollideCommand, progress: Progress | None = None
 ) -> Pair:
-    """Search two pictures whose hashes agree in their ``bits`` low bits; write them to ``out``.
+    """Search two pictures whose hashes agree in their ``bits`` low bits; write them to
+    ``out``.
 
-    The pictures come from two families: all of one family look alike, those of different families
-    do not. Equal arguments find the same pair, whatever ``jobs`` is.
+    The pictures come from two families: all of one family look alike, those of
+    different families do not. Equal arguments find the same pair, whatever ``jobs`` is.
 
-    ``out`` gets A.png, B.png, control.png (B with one bit of one pixel flipped) and pair.json.
+    ``out`` gets A.png, B.png, control.png (B with one bit of one pixel flipped) and
+    pair.json.
 
-    Raises:
-        UsageError: an argument is out of range, or a picture cannot be read.
-        UnwritableOutput: ``out`` cannot be written, or holds a pair already.
-        NoPair: there was none among ``max_images`` images (of both families).
-        InfrastructureError: the engine could not be imported, or its own classes do not confirm
+    Raises: UsageError: an argument is out of range, or a picture cannot be read.
+        UnwritableOutput: ``out`` cannot be written, or holds a pair already. NoPair:
+        there was none among ``max_images`` images (of both families).
+        InfrastructureError: the engine could not be imported, or its own classes do not
+        confirm
             what was found.
     """
     bits, own = asked.bits, asked.first is not None
@@ -205,21 +217,25 @@ def require_pictures(folder: Path) -> None:
     for name in NAMES:
         if not (folder / f"{name}.png").is_file():
             raise UsageError(
-                f"{folder} holds no {name}.png.", hint="give the --out of an earlier search"
+                f"{folder} holds no {name}.png.",
+                hint="give the --out of an earlier search",
             )
 
 
 def verify_pair(
     place: Place, folder: Path, progress: Progress | None = None
 ) -> tuple[SearchedEngine, dict[str, PairImage]]:
-    """What the engine at ``place`` makes of the pictures in ``folder``, whoever found them.
+    """What the engine at ``place`` makes of the pictures in ``folder``, whoever found
+    them.
 
     Raises:
         UsageError: a picture is missing.
         InfrastructureError: the engine could not be asked.
     """
     require_pictures(folder)
-    engine, found = identify(place, {name: folder / f"{name}.png" for name in NAMES}, progress)
+    engine, found = identify(
+        place, {name: folder / f"{name}.png" for name in NAMES}, progress
+    )
     return engine, _images(found, folder)
 
 
@@ -238,12 +254,14 @@ def identify(
 
 
 def _confirm(pair: Pair, bits: int) -> None:
-    """The engine's own hashes must be what the search predicted: else nothing was found."""
+    """The engine's own hashes must be what the search predicted: else nothing was
+    found."""
     a, b, control = (pair.images[name] for name in NAMES)
     if pair.equal_bits < bits or a.hash == b.hash:
         raise InfrastructureError(
-            f"The engine's own hashes of A and B ({a.hash}, {b.hash}) agree in {pair.equal_bits} "
-            f"low bits, not in {bits}: the search is wrong about this release."
+            f"The engine's own hashes of A and B ({a.hash}, {b.hash}) agree in "
+            f"{pair.equal_bits} low bits, not in {bits}: the search is wrong about "
+            "this release."
         )
     if equal_low_bits(control.hash_value, b.hash_value) >= bits:
         raise InfrastructureError("The control collides as well; try another --seed.")
@@ -251,7 +269,11 @@ def _confirm(pair: Pair, bits: int) -> None:
 
 def _engine(place: Place, facts: EngineFacts) -> SearchedEngine:
     preprocessor = place.model / "preprocessor_config.json"
-    digest = hashlib.sha256(preprocessor.read_bytes()).hexdigest() if preprocessor.is_file() else ""
+    digest = (
+        hashlib.sha256(preprocessor.read_bytes()).hexdigest()
+        if preprocessor.is_file()
+        else ""
+    )
     return SearchedEngine(
         **dict(facts),
         name=place.engine,
@@ -271,15 +293,20 @@ def _images(identities: Mapping[str, Identity], folder: Path) -> dict[str, PairI
         data = (folder / f"{name}.png").read_bytes()
         digest = hashlib.sha256(data).hexdigest()
         facts = dict(identities[name])
-        images[name] = PairImage(**facts, file=f"{name}.png", sha256=digest, bytes=len(data))
+        images[name] = PairImage(
+            **facts, file=f"{name}.png", sha256=digest, bytes=len(data)
+        )
     return images
 
 
 @contextmanager
 def _output(out: Path) -> Iterator[Path]:
-    """A folder inside ``out`` to work in, gone afterwards, as is an ``out`` that stayed empty."""
+    """A folder inside ``out`` to work in, gone afterwards, as is an ``out`` that stayed
+    empty."""
     if (out / PAIR_FILE).exists():
-        raise UnwritableOutput(f"{out} already holds a pair.", hint="choose another --out")
+        raise UnwritableOutput(
+            f"{out} already holds a pair.", hint="choose another --out"
+        )
     made = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""Asks an engine's own code: its environment, and the worker that runs there, line by line."""
+"""Asks an engine's own code: its environment, and the worker that runs there, line by
+line."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from mmrepro.base.errors import EngineStartError, InfrastructureError, NoPair, UsageError
+from mmrepro.base.errors import (
+    EngineStartError,
+    InfrastructureError,
+    NoPair,
+    UsageError,
+)
 from mmrepro.base.machine.files import cache_root
 from mmrepro.base.machine.host import child_environment, die_with_parent
 from mmrepro.base.records import Record
@@ -31,15 +37,16 @@ from pydantic import ValidationError
 ENGINES = ("sglang",)
 """Engines whose hash the worker knows how to ask for."""
 SILENCE_S = 300.0
-"""Importing an engine takes 10 to 60 s on a busy machine; a round of the search, well below 10."""
+"""Importing an engine takes 10 to 60 s on a busy machine; a round of the search, well
+below 10."""
 
 
 @dataclass(frozen=True)
 class Place:
     """Where the engine's own code is run: an interpreter and its variables.
 
-    Attributes:
-        env: what the server itself is given, besides the harness's own variables, cleaned.
+    Attributes: env: what the server itself is given, besides the harness's own
+        variables, cleaned.
     """
 
     engine: str
@@ -64,7 +71,8 @@ def place_for(
 ) -> Place:
     """Return the environment of ``engine`` at ``release``, built if it is not there.
 
-    ``model``: folder of a model whose image processor is used; default: a tiny Qwen2-VL.
+    ``model``: folder of a model whose image processor is used; default: a tiny
+        Qwen2-VL.
 
     Raises:
         UsageError: no such engine, or ``model`` has no preprocessor_config.json.
@@ -78,12 +86,18 @@ def place_for(
             hint="mmrepro collide --engine sglang --release 0.5.6",
         )
     if model is not None and not (model / "preprocessor_config.json").is_file():
-        raise UsageError(f"{model} is not the folder of a model: no preprocessor_config.json.")
+        raise UsageError(
+            f"{model} is not the folder of a model: no preprocessor_config.json."
+        )
     spec = spec_for(engine, release, device)
     environment = ensure(spec, progress)
     folder = model.absolute() if model else TinyQwen2VL().write(cache_root() / "models")
     request = LaunchRequest(
-        environment=environment, model=folder, port=0, max_model_len=4096, server_args=()
+        environment=environment,
+        model=folder,
+        port=0,
+        max_model_len=4096,
+        server_args=(),
     )
     plan = get_engine(engine).plan(request)
     processor = Setting(
@@ -91,15 +105,23 @@ def place_for(
         value="use_fast=False",
         why="the one that the server gets with --disable-fast-image-processor",
     )
-    # Options are the server's alone; the worker asks for the same image processor itself.
+    # Options are the server's alone; the worker asks for the same image processor
+    # itself.
     settings = [one for one in plan.settings if not one.name.startswith("-")]
     return Place(
-        engine, spec.release, spec.device, environment.python, plan.env, folder,
-        environment, plan.stand_ins, [*settings, processor],
-    )  # fmt: skip
+        engine,
+        spec.release,
+        spec.device,
+        environment.python,
+        plan.env,
+        folder,
+        environment,
+        plan.stand_ins,
+        [*settings, processor],
+    )
 
 
-# ------------------------------------------------------------------ what the worker writes
+# --------------------------------------------------------------- what the worker writes
 
 
 class Result(Record):
@@ -140,17 +162,18 @@ def ask(
 
     ``chance``: the probability of a pair among so many images.
 
-    Raises:
-        NoPair: there was none among as many images as the request allows.
-        EngineStartError: the worker ended with an error; ``detail`` holds its last lines.
-        InfrastructureError: it could not be started, wrote nothing for ``silence_s`` seconds, gave
+    Raises: NoPair: there was none among as many images as the request allows.
+        EngineStartError: the worker ended with an error; ``detail`` holds its last
+        lines. InfrastructureError: it could not be started, wrote nothing for
+        ``silence_s`` seconds, gave
             up, or wrote something that is not of its protocol.
     """
     say = progress or (lambda stage, detail: None)
     say(stage := "starting the engine's interpreter", "")
     result = None
     used = place.environment.in_use() if place.environment else nullcontext()
-    # An error's traceback keeps the generator alive: closing it ends the worker at once.
+    # An error's traceback keeps the generator alive: closing it ends the worker at
+    # once.
     with used, closing(_events(place, request)) as events:
         for event in events:
             result, odds = event.result, f"{chance(event.images):.1%}"
@@ -158,14 +181,21 @@ def ask(
                 say(stage := event.text, "")
             elif event.event == "progress":
                 rate = event.images / event.seconds if event.seconds else 0.0
-                say(stage, f"{odds} sure by now, {event.images:,} images, {rate:,.0f}/s")
+                say(
+                    stage, f"{odds} sure by now, {event.images:,} images, {rate:,.0f}/s"
+                )
             elif event.event == "exhausted":
                 raise NoPair(
-                    f"No pair among {event.images:,} images (the chance of one was {odds}).",
+                    (
+                        f"No pair among {event.images:,} images (the chance of one "
+                        f"was {odds})."
+                    ),
                     hint="try another --seed, or a larger --max-images",
                 )
             elif event.event == "problem":
-                raise InfrastructureError(f"The search gave up: {one_line(event.text, 400)}.")
+                raise InfrastructureError(
+                    f"The search gave up: {one_line(event.text, 400)}."
+                )
     if result is None:
         raise InfrastructureError("The search ended before the pictures were verified.")
     return result
@@ -187,7 +217,9 @@ def _events(place: Place, request: Mapping[str, Any]) -> Generator[Event]:
                     preexec_fn=die_with_parent,
                 )
             except OSError as error:
-                raise InfrastructureError(f"The worker could not be started: {error}.") from error
+                raise InfrastructureError(
+                    f"The worker could not be started: {error}."
+                ) from error
             try:
                 yield from _lines(process, place.silence_s)
                 if process.wait(timeout=60) != 0:

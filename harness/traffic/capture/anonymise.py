@@ -13,20 +13,30 @@ from typing import Final, TypeVar
 
 from mmrepro.traffic.capture.looks import Looks
 from mmrepro.traffic.capture.messages import Captured, Contents, canonical
-from mmrepro.traffic.capture.texts import Changes, Gathered, Vocabulary, branches, rewritten
+from mmrepro.traffic.capture.texts import (
+    Changes,
+    Gathered,
+    Vocabulary,
+    branches,
+    rewritten,
+)
 from mmrepro.traffic.case.model import Operation, Recorded
 
 _WORDS = re.compile(r"[^\W\d_]{4,}")
 _LIMIT = re.compile(r"maximum context length is (\d{1,9})", re.IGNORECASE)
 _BASE64: Final = string.ascii_letters + string.digits + "+/"
-_DATA_URL: Final = re.compile(r"data:[a-z]{1,20}/[a-z0-9.+-]{1,40}(?=[;,])", re.IGNORECASE)
+_DATA_URL: Final = re.compile(
+    r"data:[a-z]{1,20}/[a-z0-9.+-]{1,40}(?=[;,])", re.IGNORECASE
+)
 T = TypeVar("T")
 
 
 class _Changed(Changes):
     """Puts something else in the place of each."""
 
-    def __init__(self, gathered: Gathered, made: MadeUp, looks: Looks, seed: int) -> None:
+    def __init__(
+        self, gathered: Gathered, made: MadeUp, looks: Looks, seed: int
+    ) -> None:
         self.dropped: Counter[str] = Counter()
         self._made, self._looks = made, looks
         self._chance = random.Random(f"names {seed}")  # noqa: S311
@@ -61,7 +71,9 @@ class _Changed(Changes):
         taken = set(self._names.values())
         while True:
             for _ in range(20):
-                name = "n" + "".join(self._chance.choices(string.digits, k=max(0, length - 1)))
+                name = "n" + "".join(
+                    self._chance.choices(string.digits, k=max(0, length - 1))
+                )
                 if name not in taken:
                     return name
             length += 1
@@ -74,16 +86,18 @@ class _Changed(Changes):
         data = canonical(body)
         if data:
             return head + comma + base64.b64encode(self._looks.data(data)).decode()
-        mixed = "".join(self._chance.choice(_BASE64) if c in _BASE64 else c for c in body)
+        mixed = "".join(
+            self._chance.choice(_BASE64) if c in _BASE64 else c for c in body
+        )
         return head + comma + mixed
 
 
 def anonymise(captured: Captured, seed: int = 0, model: Path | None = None) -> Captured:
-    """Every text replaced by random text of the same token length and the same sharing of
-    prefixes, every picture by noise of the same size and identity.
+    """Every text replaced by random text of the same token length and the same sharing
+    of prefixes, every picture by noise of the same size and identity.
 
-    Args:
-        model: folder with the ``tokenizer.json`` whose tokens count. None: the tiny models', of
+    Args: model: folder with the ``tokenizer.json`` whose tokens count. None: the tiny
+        models', of
             about one token a byte.
 
     Raises:
@@ -94,7 +108,9 @@ def anonymise(captured: Captured, seed: int = 0, model: Path | None = None) -> C
     for operation in case.operations:
         rewritten(operation, gathered)
     texts = {*gathered.prompts, *gathered.texts}
-    avoid = {w.lower() for text in (*texts, *gathered.names) for w in _WORDS.findall(text)}
+    avoid = {
+        w.lower() for text in (*texts, *gathered.names) for w in _WORDS.findall(text)
+    }
     vocabulary = Vocabulary(model, case.server.model, avoid)
     made = MadeUp(texts, gathered.of_ids, vocabulary, seed)
     kept = Contents()
@@ -106,14 +122,19 @@ def anonymise(captured: Captured, seed: int = 0, model: Path | None = None) -> C
         update={"anonymised": True, "file": "", "notes": [*case.origin.notes, *notes]}
     )
     anonymous = case.model_copy(
-        update={"operations": operations, "images": looks.images, "origin": origin, "title": ""}
+        update={
+            "operations": operations,
+            "images": looks.images,
+            "origin": origin,
+            "title": "",
+        }
     )
     return Captured(anonymous, kept)
 
 
 def _shown_less(operation: Operation) -> Operation:
-    """Without the answer's text; what a refusal says of the longest prompt stays. Nor is anything
-    expected of the words of an answer."""
+    """Without the answer's text; what a refusal says of the longest prompt stays. Nor
+    is anything expected of the words of an answer."""
     if operation.expect is not None:
         words = {"text": None, "not_text": None, "json_schema": None}
         expect = operation.expect.model_copy(update=words)
@@ -129,24 +150,27 @@ def _shown_less(operation: Operation) -> Operation:
 
 def _notes(made: MadeUp, looks: Looks, changed: _Changed) -> Iterator[str]:
     yield (
-        "Texts are random, with as many tokens and beginning alike as long as the recorded ones; "
-        "tools, files, unknown fields of forms and parts of paths have other names."
+        "Texts are random, with as many tokens and beginning alike as long as the "
+        "recorded ones; tools, files, unknown fields of forms and parts of paths have "
+        "other names."
     )
     if looks.replaced:
         yield (
-            f"{looks.replaced} pictures are noise of the same sizes. Pictures that an engine takes "
-            "for one by a short digest of their pixels (SGLang's pad value) no longer are such a "
-            "pair."
+            f"{looks.replaced} pictures are noise of the same sizes. Pictures that an "
+            "engine takes for one by a short digest of their pixels (SGLang's pad "
+            "value) no longer are such a pair."
         )
     if looks.unread:
         yield (
-            f"{looks.unread} sounds, films or files are random bytes of the same lengths, which no "
-            "decoder reads: only pictures, WAV and MP3 are made anew."
+            f"{looks.unread} sounds, films or files are random bytes of the same "
+            "lengths, which no decoder reads: only pictures, WAV and MP3 are made anew."
         )
     for what, count in changed.dropped.items():
         yield f"{count} times {what} was left away."
     if made.uneven:
-        yield f"{made.uneven} texts have another number of tokens than the recorded ones."
+        yield (
+            f"{made.uneven} texts have another number of tokens than the recorded ones."
+        )
     if made.alike:
         yield f"{made.alike} texts begin alike longer than the recorded ones did."
 
@@ -157,9 +181,8 @@ def _notes(made: MadeUp, looks: Looks, changed: _Changed) -> Iterator[str]:
 class MadeUp:
     """Stand-ins of ``texts`` and of ``prompts`` of token ids, all made at once.
 
-    Two texts that begin with the same n tokens have stand-ins that begin with the same n tokens,
-    and differ in the one after them as the texts do. Special tokens stay.
-    """
+    Two texts that begin with the same n tokens have stand-ins that begin with the same
+    n tokens, and differ in the one after them as the texts do. Special tokens stay."""
 
     def __init__(
         self,
@@ -174,7 +197,9 @@ class MadeUp:
         """Texts whose stand-in has another number of tokens."""
         self._vocabulary = vocabulary
         self._chance = random.Random(f"made up {seed}")  # noqa: S311 - no secret
-        self._ordinary = [i for i in range(vocabulary.size) if i not in vocabulary.special]
+        self._ordinary = [
+            i for i in range(vocabulary.size) if i not in vocabulary.special
+        ]
         self._texts: dict[str, str] = {"": ""}
         self._prompts: dict[tuple[int, ...], list[int]] = {(): []}
         self._of_texts(set(texts) - {""})
@@ -190,7 +215,9 @@ class MadeUp:
         encoded: dict[tuple[int, ...], list[str]] = {}
         for text in sorted(texts):
             encoded.setdefault(tuple(self._vocabulary.encode(text)), []).append(text)
-        for ids, pieces in self._branched(sorted(encoded), self._pieces, self._other_piece):
+        for ids, pieces in self._branched(
+            sorted(encoded), self._pieces, self._other_piece
+        ):
             made = self._vocabulary.text(pieces)
             self.uneven += len(self._vocabulary.encode(made)) != len(ids)
             self._texts |= dict.fromkeys(encoded[tuple(ids)], made)
@@ -206,10 +233,13 @@ class MadeUp:
         units: Callable[[Sequence[int]], list[T]],
         other: Callable[[int, T, set[T]], T],
     ) -> Iterator[tuple[Sequence[int], list[T]]]:
-        """Each of the sorted prompts with its stand-in, made of ``units``; where it parts from
-        those that begin alike, ``other`` gives what none of them has in that place."""
+        """Each of the sorted prompts with its stand-in, made of ``units``; where it
+        parts from those that begin alike, ``other`` gives what none of them has in that
+        place."""
         before: list[T] = []
-        used: dict[int, set[T]] = {}  # by depth, what stands there behind the same beginning
+        used: dict[
+            int, set[T]
+        ] = {}  # by depth, what stands there behind the same beginning
         for ids, shared in branches(ordered):
             for depth in [d for d in used if d > shared]:
                 del used[depth]
@@ -225,7 +255,9 @@ class MadeUp:
     def _pieces(self, ids: Sequence[int]) -> list[str]:
         pieces = self._chance.choices(self._vocabulary.pieces, k=len(ids))
         special = self._vocabulary.special
-        return [special.get(real, piece) for real, piece in zip(ids, pieces, strict=True)]
+        return [
+            special.get(real, piece) for real, piece in zip(ids, pieces, strict=True)
+        ]
 
     def _other_piece(self, real: int, made: str, taken: set[str]) -> str:
         if real in self._vocabulary.special:

@@ -1,9 +1,8 @@
-"""A client that a report brings: run in a box of its own, where it reaches a recording and nothing
-else.
+"""A client that a report brings: run in a box of its own, where it reaches a recording
+and nothing else.
 
-It is nobody's whom we know. Without a box it runs only where the user has read it and says so
-(``--trust-report``), and then it has this machine's network and files.
-"""
+It is nobody's whom we know. Without a box it runs only where the user has read it and
+says so (``--trust-report``), and then it has this machine's network and files."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ from mmrepro.traffic.capture.recording_box import BoxedRecording
 
 MEMORY, CPU_S = 8 << 30, 300
 LIMIT_S, SILENT_S, DEAD_S = 120.0, 30.0, 5.0
-"""Seconds that a client may take; without anything that comes of what it waits for; and after the
-server's end."""
+"""Seconds that a client may take; without anything that comes of what it waits for; and
+after the server's end."""
 COPIED_BYTES, COPIED_FILES, COPIED_DEPTH = 64 << 20, 2000, 20
 OUTPUT, MOST_OUTPUT = 64 << 10, 256 << 20
 PROCESSES = 512
@@ -40,9 +39,13 @@ POLL_S = 0.05
 PORTS: Final = (8000, 30000, 23333, 8080, 80)
 """That clients call by default: of vLLM, of SGLang, of LMDeploy, and of the web."""
 _LOCAL: Final = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1", "[::1]"})  # noqa: S104
-_API: Final = r"/(?:v\d|generate|inference|health|metrics|open_session|score|rerank|pooling|ping)\b"
+_API: Final = (
+    r"/(?:v\d|generate|inference|health|metrics|open_session|score|rerank"
+    r"|pooling|ping)\b"
+)
 _ADDRESS: Final = re.compile(
-    r"(?P<scheme>https?)://(?P<host>\[[0-9a-fA-F:]+\]|[\w.-]+|<[^>\s]{1,40}>)(?::(?P<port>\d{1,5}))?"
+    r"(?P<scheme>https?)://(?P<host>\[[0-9a-fA-F:]+\]|[\w.-]+"
+    r"|<[^>\s]{1,40}>)(?::(?P<port>\d{1,5}))?"
     rf"(?P<api>{_API})?"
 )
 _PAIR: Final = re.compile(
@@ -63,11 +66,14 @@ _READ: Final = re.compile(
 )
 """A variable that a script reads, and for which it has no value of its own."""
 _PICTURE: Final = re.compile(
-    r"(?<![\w.:/~-])(/?(?:[\w.-]+/)*[\w.-]+\.(?:jpe?g|png|webp|bmp))(?![\w/])", re.IGNORECASE
+    r"(?<![\w.:/~-])(/?(?:[\w.-]+/)*[\w.-]+\.(?:jpe?g|png|webp|bmp))(?![\w/])",
+    re.IGNORECASE,
 )
 _PREPARES: Final = re.compile(
-    r"^([ \t]*)(?:sudo[ \t]+)?(?:(?:uv[ \t]+)?pip3?|python3?[ \t]+-m[ \t]+pip|apt(?:-get)?|conda|"
-    r"source|\.)[ \t]+(?:-\S+[ \t]+)*(?:install|update|activate|\S*/activate)\b[^\n;&|]*",
+    r"^([ \t]*)(?:sudo[ \t]+)?(?:(?:uv[ \t]+)?pip3?|python3?[ \t]+-m[ \t]+pip"
+    r"|apt(?:-get)?|conda|"
+    r"source|\.)[ \t]+(?:-\S+[ \t]+)*(?:install|update|activate"
+    r"|\S*/activate)\b[^\n;&|]*",
     re.MULTILINE,
 )
 _RUNNER: Final = re.compile(
@@ -81,15 +87,12 @@ _RUNNER: Final = re.compile(
 class ClientWanted:
     """A client as it is run.
 
-    Attributes:
-        command: its words; the first one is a program.
-        folder: its files: they are copied into its box, where it starts beside them.
-        script: what it says, for the addresses in it; "": not known.
-        image: of a container; "": none.
-        ports: further ones that it may call.
-        limit_s: seconds that it may take.
-        python: what the word ``python`` means to it: an environment's, with its packages.
-        readable: what its box shows besides: that environment.
+    Attributes: command: its words; the first one is a program. folder: its files: they
+        are copied into its box, where it starts beside them. script: what it says, for
+        the addresses in it; "": not known. image: of a container; "": none. ports:
+        further ones that it may call. limit_s: seconds that it may take. python: what
+        the word ``python`` means to it: an environment's, with its packages. readable:
+        what its box shows besides: that environment.
     """
 
     command: tuple[str, ...]
@@ -123,7 +126,7 @@ class ClientRun(Record):
     notes: list[str] = []
 
 
-# ------------------------------------------------------------------------------- addresses in it
+# ---------------------------------------------------------------------- addresses in it
 
 
 @dataclass(frozen=True)
@@ -147,8 +150,8 @@ class Called:
 
 
 def called(script: str) -> Called:
-    """The servers that ``script`` names. An address without a port and without a path of the API
-    is none: a picture's, say."""
+    """The servers that ``script`` names. An address without a port and without a path
+    of the API is none: a picture's, say."""
     ports: list[int] = []
     hosts: list[str] = []
     for found in _ADDRESS.finditer(script):
@@ -165,8 +168,12 @@ def called(script: str) -> Called:
     ports += [int(port) for port in _PORT.findall(script)]
     others = [h for h in dict.fromkeys(hosts) if h not in _LOCAL and h[0] not in "<["]
     numbers = tuple(h for h in others if re.fullmatch(r"\d+(?:\.\d+){3}", h))
-    known = set(re.findall(r"^[ \t]*(?:export\s+)?([A-Za-z_]\w*)=", script, re.MULTILINE))
-    known |= set(re.findall(r"\b(?:for|read|local|declare)\s+(?:-\w+\s+)*(\w+)", script))
+    known = set(
+        re.findall(r"^[ \t]*(?:export\s+)?([A-Za-z_]\w*)=", script, re.MULTILINE)
+    )
+    known |= set(
+        re.findall(r"\b(?:for|read|local|declare)\s+(?:-\w+\s+)*(\w+)", script)
+    )
     variables = [v for v in dict.fromkeys(_VARIABLE.findall(script)) if v not in known]
     reads = [next(filter(None, names)) for names in _READ.findall(script)]
     guessed = [n for n in map(int, _NUMBER.findall(script)) if 1024 <= n < 65536]
@@ -181,8 +188,8 @@ def called(script: str) -> Called:
 
 
 def with_plain_addresses(script: str) -> tuple[str, list[str]]:
-    """``script`` with a local address in place of what no proxy can answer for: a placeholder in
-    angle brackets, or a server behind TLS; and sentences on that."""
+    """``script`` with a local address in place of what no proxy can answer for: a
+    placeholder in angle brackets, or a server behind TLS; and sentences on that."""
     changed: list[str] = []
 
     def plain(found: re.Match[str]) -> str:
@@ -199,7 +206,8 @@ def with_plain_addresses(script: str) -> tuple[str, list[str]]:
 
 
 def with_plain_commands(script: str) -> str:
-    """A shell's script without what prepares an environment: it runs in one that has no network."""
+    """A shell's script without what prepares an environment: it runs in one that has no
+    network."""
     return _RUNNER.sub("python3 ", _PREPARES.sub(r"\1:", script)).replace(
         "python3 python", "python"
     )
@@ -210,17 +218,19 @@ def pictures_in(script: str) -> list[str]:
     return list(dict.fromkeys(_PICTURE.findall(script)))
 
 
-# ----------------------------------------------------------------------------------- its folder
+# --------------------------------------------------------------------------- its folder
 
 
 @contextlib.contextmanager
 def beside(script: Path | None, text: str = "", name: str = "client") -> Iterator[Path]:
-    """A new folder with a client's files, which is removed at the end: a copy of what lies beside
-    ``script``, if that is not too much, and in it ``text`` as ``name``.
+    """A new folder with a client's files, which is removed at the end: a copy of what
+    lies beside ``script``, if that is not too much, and in it ``text`` as ``name``.
 
     Nothing in it is a link, so that what is written into it later stays there.
     """
-    with tempfile.TemporaryDirectory(prefix="mmrepro-client-", ignore_cleanup_errors=True) as made:
+    with tempfile.TemporaryDirectory(
+        prefix="mmrepro-client-", ignore_cleanup_errors=True
+    ) as made:
         folder = Path(made).resolve() / "work"
         folder.mkdir()
         if script is not None:
@@ -236,12 +246,11 @@ def beside(script: Path | None, text: str = "", name: str = "client") -> Iterato
 
 
 def _copied_with(folder: Path) -> list[Path]:
-    """The plain files in and below ``folder`` that a client gets; none where they are too many or
-    too large, or where the folder is a home or holds one.
+    """The plain files in and below ``folder`` that a client gets; none where they are
+    too many or too large, or where the folder is a home or holds one.
 
-    Files and folders whose names begin with a dot are left out: those of a home hold keys, and
-    those of a project hold environments and histories.
-    """
+    Files and folders whose names begin with a dot are left out: those of a home hold
+    keys, and those of a project hold environments and histories."""
     home = Path.home().resolve()
     if home == folder or home.is_relative_to(folder):
         return []
@@ -270,7 +279,7 @@ def _copy_plain(file: Path, target: Path) -> None:
         copy.write(source.read(COPIED_BYTES))
 
 
-# ------------------------------------------------------------------------------------- its run
+# ------------------------------------------------------------------------------ its run
 
 
 class WatchedRecording(Protocol):
@@ -284,9 +293,13 @@ class WatchedRecording(Protocol):
 
 
 def run_client(
-    wanted: ClientWanted, recording: BoxedRecording, *, alive: Callable[[], bool] = lambda: True
+    wanted: ClientWanted,
+    recording: BoxedRecording,
+    *,
+    alive: Callable[[], bool] = lambda: True,
 ) -> ClientRun:
-    """Run a client in a box, or in a container of its own, to its end or until it takes too long.
+    """Run a client in a box, or in a container of its own, to its end or until it takes
+    too long.
 
     Args:
         alive: whether the server behind the recording still runs.
@@ -308,7 +321,9 @@ def run_client(
         leads=(Leads(ports, recording.socket),),
         hosts=calls.names[:MOST_HOSTS],
         addresses=calls.numbers[:MOST_HOSTS],
-        limits=Limits(memory=MEMORY, address_space=MEMORY, processes=PROCESSES, cpu_s=CPU_S),
+        limits=Limits(
+            memory=MEMORY, address_space=MEMORY, processes=PROCESSES, cpu_s=CPU_S
+        ),
         removed=(wanted.folder.parent,),
     )
     with tempfile.TemporaryFile() as output:
@@ -323,10 +338,13 @@ def run_client(
 
 
 def run_trusted(
-    wanted: ClientWanted, proxy: RecordingProxy, *, alive: Callable[[], bool] = lambda: True
+    wanted: ClientWanted,
+    proxy: RecordingProxy,
+    *,
+    alive: Callable[[], bool] = lambda: True,
 ) -> ClientRun:
-    """Run a client that the user has read as the user, without a box: the proxy listens where it
-    calls.
+    """Run a client that the user has read as the user, without a box: the proxy listens
+    where it calls.
 
     Raises:
         UsageError: the proxy cannot listen there, or the client calls another machine.
@@ -338,20 +356,28 @@ def run_trusted(
             proxy.listen(port)
         except OSError as error:
             raise UsageError(
-                f"The client calls port {port}, where the proxy cannot listen: {error.strerror}.",
-                hint="end what listens there, or install bubblewrap and leave --trust-report out",
+                (
+                    f"The client calls port {port}, where the proxy cannot listen: "
+                    f"{error.strerror}."
+                ),
+                hint=(
+                    "end what listens there, or install bubblewrap and leave "
+                    "--trust-report out"
+                ),
             ) from error
     if foreign := [*calls.names, *calls.numbers]:
         raise UsageError(
-            f"The client calls {foreign[0]}, and has no network of its own in which that is this "
-            "machine.",
+            f"The client calls {foreign[0]}, and has no network of its own in which "
+            "that is this machine.",
             hint="write http://127.0.0.1:8000 in the client, or install bubblewrap",
         )
     variables = _variables(wanted, calls, ports[0], proxy.model)
     with tempfile.TemporaryFile() as output:
         child = _started([*wanted.command], wanted, variables, output)
         made = _watched(child, wanted, proxy, alive, output)
-    made.isolation = "without a box, with this machine's network and files (--trust-report)"
+    made.isolation = (
+        "without a box, with this machine's network and files (--trust-report)"
+    )
     return made
 
 
@@ -371,10 +397,16 @@ _MEANT: Final = (
 """What a variable of that name holds."""
 
 
-def _variables(wanted: ClientWanted, calls: Called, port: int, model: str) -> dict[str, str]:
+def _variables(
+    wanted: ClientWanted, calls: Called, port: int, model: str
+) -> dict[str, str]:
     """Those of the client: none of ours, and where the server is."""
     url, python = f"http://127.0.0.1:{port}", wanted.python or Path(sys.executable)
-    base = f"{url}/v1" if "base_url" in wanted.script and "/v1" not in wanted.script else url
+    base = (
+        f"{url}/v1"
+        if "base_url" in wanted.script and "/v1" not in wanted.script
+        else url
+    )
     meant = {
         name: next((value for form, value in _MEANT if re.search(form, name, re.I)), "")
         for name in calls.reads
@@ -403,11 +435,12 @@ def _variables(wanted: ClientWanted, calls: Called, port: int, model: str) -> di
     }
 
 
-# ----------------------------------------------------------------------------------- a container
+# -------------------------------------------------------------------------- a container
 
 
 def container_program() -> str:
-    """``docker`` or ``podman``, whichever is here. Raises UsageError: neither answers."""
+    """``docker`` or ``podman``, whichever is here. Raises UsageError: neither
+    answers."""
     for name in ("podman", "docker"):
         if shutil.which(name) is None:
             continue
@@ -441,8 +474,12 @@ def _run_contained(
     finally:
         # docker's belongs to its daemon, and outlives the command
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run([program, "rm", "--force", name], capture_output=True, timeout=30)
-    made.isolation = f"in a container of {wanted.image}, without a network and our files"
+            subprocess.run(
+                [program, "rm", "--force", name], capture_output=True, timeout=30
+            )
+    made.isolation = (
+        f"in a container of {wanted.image}, without a network and our files"
+    )
     made.notes += notes
     return made
 
@@ -463,29 +500,62 @@ def _container(
     env = {**variables, "HOME": "/mmrepro/work", "TMPDIR": "/mmrepro/work"}
     del env["PATH"]
     rootless = program == "podman" and os.getuid() != 0
-    command = [program, "run", "--rm", "--name", name, "--network", "none", "--cap-drop", "ALL"]
-    command += ["--security-opt", "no-new-privileges", "--read-only", "--pids-limit", "512"]
-    command += ["--security-opt", "label=disable"]  # SELinux keeps it from the recording's socket
+    command = [
+        program,
+        "run",
+        "--rm",
+        "--name",
+        name,
+        "--network",
+        "none",
+        "--cap-drop",
+        "ALL",
+    ]
+    command += [
+        "--security-opt",
+        "no-new-privileges",
+        "--read-only",
+        "--pids-limit",
+        "512",
+    ]
+    command += [
+        "--security-opt",
+        "label=disable",
+    ]  # SELinux keeps it from the recording's socket
     if rootless:
         command += ["--userns", "keep-id"]  # else the folder is not its user's
     command += ["--memory", str(MEMORY), "--user", f"{os.getuid()}:{os.getgid()}"]
     command += ["--volume", f"{aside}:/mmrepro", "--workdir", "/mmrepro/work"]
-    command += ["--volume", f"{recording.socket}:/recording.sock", "--tmpfs", str(TEMPORARY)]
+    command += [
+        "--volume",
+        f"{recording.socket}:/recording.sock",
+        "--tmpfs",
+        str(TEMPORARY),
+    ]
     for host in calls.names:
         command += ["--add-host", f"{host}:127.0.0.1"]
     for variable, value in env.items():
         command += ["--env", f"{variable}={value}"]
     command += ["--entrypoint", "python3", wanted.image, f"/mmrepro/{script.name}"]
-    command += ["--socket", "/recording.sock", "--memory", str(MEMORY), "--cpu", str(CPU_S)]
+    command += [
+        "--socket",
+        "/recording.sock",
+        "--memory",
+        str(MEMORY),
+        "--cpu",
+        str(CPU_S),
+    ]
     for port in ports:
         command += ["--port", str(port)]
-    inside = [word.replace(str(wanted.folder), "/mmrepro/work") for word in wanted.command]
+    inside = [
+        word.replace(str(wanted.folder), "/mmrepro/work") for word in wanted.command
+    ]
     return [*command, "--", *inside]
 
 
 def _without_numbers(wanted: ClientWanted, calls: Called) -> list[str]:
-    """A container's loopback has no further addresses: those in its scripts become the usual one.
-    Returns sentences."""
+    """A container's loopback has no further addresses: those in its scripts become the
+    usual one. Returns sentences."""
     for file in (wanted.folder / word for word in wanted.command):
         if calls.numbers and file.is_file():
             text = file.read_text("utf-8", "replace")
@@ -495,7 +565,7 @@ def _without_numbers(wanted: ClientWanted, calls: Called) -> list[str]:
     return [f"{number} is read as 127.0.0.1." for number in calls.numbers]
 
 
-# ------------------------------------------------------------------------------------ watched
+# ------------------------------------------------------------------------------ watched
 
 
 def _started(

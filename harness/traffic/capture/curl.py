@@ -18,25 +18,31 @@ _HERE = re.compile(r"<<(?P<tabs>-?)[ \t]*+(?P<mark>['\"]?)(?P<word>\w++)(?P=mark
 _WORD = re.compile(
     r"(?P<blank>[ \t]+|\\\n)|(?P<comment>(?<!\S)\#[^\n]*)|(?P<end>\n|&&|\|\||[;|&()])"
     r"|'(?P<single>[^']*+)'|\"(?P<double>(?:[^\"\\]|\\.)*+)\"|\\(?P<escaped>.)"
-    # What runs a command and is not closed goes to the end, and is not looked through again.
-    r"|(?P<plain>(?:[^\s;|&()'\"\\$]|\$(?![({\w]))++|\$(?:\w++|\{\w++\}|\([^)]*+(?:\)|\Z)))",
+    # What runs a command and is not closed goes to the end, and is not looked through
+    # again.
+    r"|(?P<plain>(?:[^\s;|&()'\"\\$]|\$(?![({\w]))++|\$(?:\w++|\{\w++\}|\([^)]*+(?:\)"
+    r"|\Z)))",
     re.DOTALL,
 )
 _VARIABLE = re.compile(
-    r"\\(?P<kept>.)|\$(?:(?P<bare>\w+)|\{(?P<braced>\w+)\}|\((?P<run>[^)]*+)(?:\)|\Z))", re.DOTALL
+    r"\\(?P<kept>.)|\$(?:(?P<bare>\w+)|\{(?P<braced>\w+)\}|\((?P<run>[^)]*+)(?:\)|\Z))",
+    re.DOTALL,
 )
 _SET = re.compile(r"(?:export[ \t]+)?(\w+)=(.*)", re.DOTALL)
 _VALUED: Final = re.compile(
-    r"-[XHdFoubAemwxUTKrtyYzCDEIPQ]|--(?:request|header|data|data-raw|data-binary|data-ascii|json|"
-    r"data-urlencode|form|form-string|url|output|user|cookie|user-agent|referer|max-time|"
-    r"connect-timeout|write-out|proxy|retry|retry-delay|cacert|cert|key|resolve|speed-limit)"
+    r"-[XHdFoubAemwxUTKrtyYzCDEIPQ]|--(?:request|header|data|data-raw|data-binary"
+    r"|data-ascii|json|"
+    r"data-urlencode|form|form-string|url|output|user|cookie|user-agent|referer"
+    r"|max-time|"
+    r"connect-timeout|write-out|proxy|retry|retry-delay|cacert|cert|key|resolve"
+    r"|speed-limit)"
 )
 _DATA: Final = ("-d", "--data", "--data-ascii", "--data-raw", "--data-binary", "--json")
 
 
 def curl_requests(text: str, folder: Path) -> Iterator[Exchange | Unusable]:
-    """Each command's request, or why it cannot be had. ``folder``: where files that it sends are
-    looked for."""
+    """Each command's request, or why it cannot be had. ``folder``: where files that it
+    sends are looked for."""
     text = text.replace("\r\n", "\n")
     text, here = _without_documents(text)
     known: dict[str, str] = {}
@@ -54,8 +60,8 @@ def curl_requests(text: str, folder: Path) -> Iterator[Exchange | Unusable]:
 
 
 def _without_documents(text: str) -> tuple[str, list[str]]:
-    """A script with a mark in place of each heredoc, and the heredocs. One that is not closed is
-    none."""
+    """A script with a mark in place of each heredoc, and the heredocs. One that is not
+    closed is none."""
     lines = text.split("\n")
     ends: dict[str, list[int]] = {}
     for number in range(len(lines) - 1, -1, -1):
@@ -78,7 +84,9 @@ def _without_documents(text: str) -> tuple[str, list[str]]:
         if found["tabs"]:
             document = [one.lstrip("\t") for one in document]
         here.append("".join(f"{one}\n" for one in document))
-        kept.append(f"{line[: found.start()]} \ufdd0{len(here) - 1} {line[found.end() :]}")
+        kept.append(
+            f"{line[: found.start()]} \ufdd0{len(here) - 1} {line[found.end() :]}"
+        )
         at = end + 1
     return "\n".join(kept), here
 
@@ -105,7 +113,8 @@ def _commands(text: str, known: dict[str, str]) -> Iterator[list[str]]:
 
 
 def _filled(text: str, known: dict[str, str], *, quoted: bool = False) -> str:
-    """With the script's own variables; another one stays as it stands, and is missed later."""
+    """With the script's own variables; another one stays as it stands, and is missed
+    later."""
 
     def value(found: re.Match[str]) -> str:
         if (kept := found["kept"]) is not None:
@@ -140,7 +149,10 @@ def _request(words: list[str], folder: Path, here: list[str]) -> Exchange:
         elif word in _DATA or word == "--data-urlencode":
             data.append(_data(word, value, folder, documents))
             if word == "--json":
-                headers += [("Content-Type", "application/json"), ("Accept", "application/json")]
+                headers += [
+                    ("Content-Type", "application/json"),
+                    ("Accept", "application/json"),
+                ]
         elif word in ("-F", "--form", "--form-string"):
             form.append(_field(value, folder, literal=word == "--form-string"))
         elif word in ("-G", "--get"):
@@ -162,22 +174,32 @@ def _request(words: list[str], folder: Path, here: list[str]) -> Exchange:
     target += f"?{parts.query}" if parts.query else ""
     if get and body:
         target, body = f"{target}{'&' if '?' in target else '?'}{body.decode()}", b""
-    missing = re.search("\ufdd1([^\ufdd1]*)\ufdd1", target + body.decode("utf-8", "replace"))
+    missing = re.search(
+        "\ufdd1([^\ufdd1]*)\ufdd1", target + body.decode("utf-8", "replace")
+    )
     if missing is not None:
         raise Unusable("a variable of the shell that the script does not set")
-    return Exchange(method or ("POST" if data or form else "GET"), target, headers, body)
+    return Exchange(
+        method or ("POST" if data or form else "GET"), target, headers, body
+    )
 
 
 def _data(word: str, value: str, folder: Path, documents: list[str]) -> bytes:
     """Raises Unusable: its file cannot be read."""
     if word == "--data-urlencode":
         name, sign, rest = value.partition("=")
-        return f"{name}{sign}{quote_plus(rest)}".encode() if sign else quote_plus(value).encode()
+        return (
+            f"{name}{sign}{quote_plus(rest)}".encode()
+            if sign
+            else quote_plus(value).encode()
+        )
     if not value.startswith("@") or word == "--data-raw":
         return value.encode("utf-8", "surrogatepass")
     piped = value == "@-" and documents
     data = documents[0].encode() if piped else _file(value[1:], folder)
-    return data if word in ("--data-binary", "--json") else re.sub(rb"[\r\n\0]", b"", data)
+    return (
+        data if word in ("--data-binary", "--json") else re.sub(rb"[\r\n\0]", b"", data)
+    )
 
 
 def _field(value: str, folder: Path, *, literal: bool) -> bytes:
@@ -190,7 +212,9 @@ def _field(value: str, folder: Path, *, literal: bool) -> bytes:
         options = dict(one.strip().partition("=")[::2] for one in more)
         if said[0] == "@":
             head += f'; filename="{options.get("filename", Path(path).name)}"'
-            head += f"\r\nContent-Type: {options.get('type', 'application/octet-stream')}"
+            head += (
+                f"\r\nContent-Type: {options.get('type', 'application/octet-stream')}"
+            )
     return b"--mmrepro-curl\r\n" + head.encode() + b"\r\n\r\n" + data + b"\r\n"
 
 

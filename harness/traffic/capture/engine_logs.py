@@ -1,12 +1,13 @@
 """Request logs of vLLM (``--enable-log-requests``) and SGLang (``--log-requests``).
 
-vLLM: until 0.11 a line of INFO has prompt and parameters; later ones need VLLM_LOGGING_LEVEL=DEBUG
-for the prompt. Prompts stand there after the chat template, and without their pictures. From 0.32
-on DEBUG also prints each request's whole body, pictures and all.
+vLLM: until 0.11 a line of INFO has prompt and parameters; later ones need
+VLLM_LOGGING_LEVEL=DEBUG for the prompt. Prompts stand there after the chat template,
+and without their pictures. From 0.32 on DEBUG also prints each request's whole body,
+pictures and all.
 
-SGLang, at ``--log-requests-level 3``, as text or as JSON: from 0.5.17 on it has the body of each
-request, pictures and all; before, the prompt after the chat template, and the pictures beside it.
-"""
+SGLang, at ``--log-requests-level 3``, as text or as JSON: from 0.5.17 on it has the
+body of each request, pictures and all; before, the prompt after the chat template, and
+the pictures beside it."""
 
 from __future__ import annotations
 
@@ -32,14 +33,14 @@ from mmrepro.traffic.capture.parsing import (
 from mmrepro.traffic.capture.recorded import Latest, RecordedRequest, Tally
 from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Operation, Recorded
 
-# ------------------------------------------------------------------------------------------ lines
+# -------------------------------------------------------------------------------- lines
 
 
 def messages(lines: Iterator[Line]) -> Iterator[Line]:
     """The messages of a log's lines and their times, without what collectors put on.
 
-    What is looked for stands at a message's beginning: further on it is what somebody wrote.
-    """
+    What is looked for stands at a message's beginning: further on it is what somebody
+    wrote."""
     head = [*islice(lines, SAMPLE_LINES)]
     peeler = Peeler(most_cut=MAX_LINE)
     peeler.learn([line.text.encode("utf-8", "replace").rstrip(b"\n") for line in head])
@@ -48,13 +49,15 @@ def messages(lines: Iterator[Line]) -> Iterator[Line]:
             texts = [line.text]
         else:
             found = peeler.peel(line.text.encode("utf-8", "replace").rstrip(b"\n"))
-            texts = [ANSI.sub(b"", bare.text).decode("utf-8", "replace") for bare in found]
+            texts = [
+                ANSI.sub(b"", bare.text).decode("utf-8", "replace") for bare in found
+            ]
         for text in texts:
             read = read_line(text, words=False)
             yield replace(line, text=read.text, time=read.time)
 
 
-# ------------------------------------------------------------------------------------------ vLLM's
+# ------------------------------------------------------------------------------- vLLM's
 
 _RECEIVED = re.compile(
     rf"Received request (?P<id>\S+): (?:prompt: (?P<prompt>{TEXT}|None), )?"
@@ -65,23 +68,45 @@ _DETAILS = re.compile(
     r"prompt_token_ids: (?P<ids>\[[\d, ]*\]|None)"
 )
 _BODY = re.compile(r"Request (?P<id>\S+) JSON body: (?P<body>\{.*)")
-_ENDED = re.compile(r"Generated response (?P<id>\S+?)(?: \(streaming complete\))?: output:")
+_ENDED = re.compile(
+    r"Generated response (?P<id>\S+?)(?: \(streaming complete\))?: output:"
+)
 _ABORTED = re.compile(r"Request (?P<id>\S+) aborted\b")
 _ANSWERED = re.compile(
-    r'\S+ - "POST /(?:\S*/)?v1/(?:chat/)?completions(?:\?\S*)? HTTP/[\d.]+" (?P<status>\d{3})'
+    r'\S+ - "POST /(?:\S*/)?v1/(?:chat/)?completions(?:\?\S*)? HTTP/[\d.]+" '
+    r"(?P<status>\d{3})"
 )
 VLLM = re.compile(
-    r"Received request \S+: (?:prompt|params): |Request \S+ (?:details: prompt|JSON body): "
+    r"Received request \S+: (?:prompt|params): |Request \S+ (?:details: prompt"
+    r"|JSON body): "
 )
 _SHOWN = re.compile(
-    r"<\|(?:image|img|video|vision|audio)\w*\|>|<(?:image|img|video|audio)>|<IMG_CONTEXT>"
+    r"<\|(?:image|img|video|vision|audio)\w*\|>|<(?:image|img|video|audio)>"
+    r"|<IMG_CONTEXT>"
     r"|<start_of_image>|<image_soft_token>|\[IMG\]|<\|placeholder\w*\|>"
 )
 _VLLM_DEFAULTS: Final[dict[str, Any]] = {
-    **{"n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
-    **{"top_p": 1.0, "top_k": (0, -1), "min_p": 0.0, "seed": None, "stop": [], "logprobs": None},
+    **{
+        "n": 1,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+    },
+    **{
+        "top_p": 1.0,
+        "top_k": (0, -1),
+        "min_p": 0.0,
+        "seed": None,
+        "stop": [],
+        "logprobs": None,
+    },
     **{"stop_token_ids": [], "bad_words": [], "include_stop_str_in_output": False},
-    **{"ignore_eos": False, "min_tokens": 0, "prompt_logprobs": None, "skip_special_tokens": True},
+    **{
+        "ignore_eos": False,
+        "min_tokens": 0,
+        "prompt_logprobs": None,
+        "skip_special_tokens": True,
+    },
     **{"spaces_between_special_tokens": True, "truncate_prompt_tokens": None},
 }
 UNREADABLE = "a line that cannot be read"
@@ -152,7 +177,9 @@ class VllmLog:
             fields = json.loads(body, parse_constant=no_constant)
         except (ValueError, RecursionError) as error:
             raise Unusable("a body that the log has cut (--max-log-len)") from error
-        path = CHAT if isinstance(fields, dict) and "messages" in fields else COMPLETIONS
+        path = (
+            CHAT if isinstance(fields, dict) and "messages" in fields else COMPLETIONS
+        )
         self._add(line, name, path, fields)
 
     def _received(self, line: Line, found: re.Match[str]) -> None:
@@ -161,7 +188,9 @@ class VllmLog:
         if bare in self._by_body or name in self._by_body:
             return
         self.tally.read += 1
-        known = self._details.pop(name, None) or _Known(text_of(found["prompt"] or "None"))
+        known = self._details.pop(name, None) or _Known(
+            text_of(found["prompt"] or "None")
+        )
         if not found["params"].startswith("SamplingParams"):
             raise Unusable("a request that is no completion")
         if known.prompt is None and known.ids is None:
@@ -194,8 +223,8 @@ class VllmLog:
 
 
 def _parameters(text: str) -> dict[str, Any]:
-    """Of ``SamplingParams(…)``, at which ``text`` begins; those that are not at their defaults.
-    Raises ValueError."""
+    """Of ``SamplingParams(…)``, at which ``text`` begins; those that are not at their
+    defaults. Raises ValueError."""
     for end in (", prompt_token_ids: ", ", lora_request: "):
         if (cut := text.rfind(end)) > 0:
             told = arguments(text[:cut])
@@ -205,13 +234,17 @@ def _parameters(text: str) -> dict[str, Any]:
     kept = not_default(told, _VLLM_DEFAULTS)
     for name in ("structured_outputs", "guided_decoding"):
         if isinstance(told.get(name), dict):
-            kept["structured_outputs"] = {k: v for k, v in told[name].items() if v is not None}
+            kept["structured_outputs"] = {
+                k: v for k, v in told[name].items() if v is not None
+            }
     return kept
 
 
-# ---------------------------------------------------------------------------------------- SGLang's
+# ----------------------------------------------------------------------------- SGLang's
 
-_PRINTED = re.compile(r"(?P<event>Receive OpenAI|Receive|Finish): (?P<told>obj=.*)", re.DOTALL)
+_PRINTED = re.compile(
+    r"(?P<event>Receive OpenAI|Receive|Finish): (?P<told>obj=.*)", re.DOTALL
+)
 _JSON = re.compile(r'\{"timestamp": "[^"]*", "event": "request\.(?:received|finished)')
 _REFUSED = re.compile(r'\S+ - "POST /\S* HTTP/[\d.]+" (4\d\d)')
 SGLANG = re.compile(rf"(?:{_JSON.pattern}|(?:Receive OpenAI|Receive|Finish): obj=)")
@@ -229,16 +262,53 @@ _NAMES: Final = {
     "sampling_seed": "seed",
 }
 _SGLANG_DEFAULTS: Final[dict[str, Any]] = {
-    **{"n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
-    **{"top_p": 1.0, "top_k": -1, "min_p": 0.0, "seed": None, "stop": None, "min_tokens": 0},
-    **{"stop_token_ids": None, "stop_regex": None, "regex": None, "ebnf": None, "logit_bias": None},
+    **{
+        "n": 1,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+    },
+    **{
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "seed": None,
+        "stop": None,
+        "min_tokens": 0,
+    },
+    **{
+        "stop_token_ids": None,
+        "stop_regex": None,
+        "regex": None,
+        "ebnf": None,
+        "logit_bias": None,
+    },
     **{"ignore_eos": False, "no_stop_trim": False, "skip_special_tokens": True},
 }
 _OPENAI_DEFAULTS: Final[dict[str, Any]] = {
-    **{"n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logprobs": False, "echo": False},
-    **{"tool_choice": "none", "parallel_tool_calls": True, "min_tokens": 0, "no_stop_trim": False},
-    **{"ignore_eos": False, "continue_final_message": False, "skip_special_tokens": True},
-    **{"separate_reasoning": True, "stream_reasoning": True, "use_audio_in_video": False},
+    **{
+        "n": 1,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logprobs": False,
+        "echo": False,
+    },
+    **{
+        "tool_choice": "none",
+        "parallel_tool_calls": True,
+        "min_tokens": 0,
+        "no_stop_trim": False,
+    },
+    **{
+        "ignore_eos": False,
+        "continue_final_message": False,
+        "skip_special_tokens": True,
+    },
+    **{
+        "separate_reasoning": True,
+        "stream_reasoning": True,
+        "use_audio_in_video": False,
+    },
     **{"routed_experts_start_len": 0, "return_flat_raw_top_logprobs_b64": True},
 }
 
@@ -253,14 +323,20 @@ class SglangLog:
     def __init__(self, bodies: Bodies, tally: Tally, found: Latest) -> None:
         self.bodies, self.tally, self.found = bodies, tally, found
         self._unpaired: list[tuple[int | None, str]] = []
-        """Bodies whose own line has not come: number in ``found``, and a text of theirs."""
+        """Bodies whose own line has not come: number in ``found``, and a text of
+        theirs."""
         self._place: dict[str, int | None] = {}
 
     def read(self, lines: Iterator[Line]) -> None:
         _each(lines, self._line, self.tally)
-        # Of a client that went away there is no line. What never ended at the log's end is no such.
-        last = max((h.begin or 0.0 for h in self.found if h.end is not None), default=0.0)
-        self.found.change_all(lambda h: replace(h, left=h.end is None and (h.begin or 0.0) < last))
+        # Of a client that went away there is no line. What never ended at the log's end
+        # is no such.
+        last = max(
+            (h.begin or 0.0 for h in self.found if h.end is not None), default=0.0
+        )
+        self.found.change_all(
+            lambda h: replace(h, left=h.end is None and (h.begin or 0.0) < last)
+        )
 
     def _line(self, line: Line) -> None:
         """Raises Unusable."""
@@ -305,13 +381,16 @@ class SglangLog:
             told = {
                 name: value
                 for name, value in body.items()
-                if value != _OPENAI_DEFAULTS.get(name, False if name[:7] == "return_" else None)
+                if value
+                != _OPENAI_DEFAULTS.get(name, False if name[:7] == "return_" else None)
             }
             path = CHAT if "messages" in body else COMPLETIONS
             place = self._add(line, self.bodies.printed(path, _without_detail(told)))
         finally:
             self._unpaired.append((place, hint))
-            del self._unpaired[:-MOST_UNPAIRED]  # each line is compared with all of them
+            del self._unpaired[
+                :-MOST_UNPAIRED
+            ]  # each line is compared with all of them
 
     def _received(self, line: Line, told: dict[str, Any]) -> None:
         rid = str(told.get("rid"))
@@ -328,14 +407,18 @@ class SglangLog:
         if not self._unpaired or rid.startswith("HEALTH_CHECK"):
             return False
         hints = [hint for _, hint in self._unpaired]
-        same = [n for n, h in enumerate(hints) if h and (h in text or repr(h)[1:-1] in text)]
+        same = [
+            n for n, h in enumerate(hints) if h and (h in text or repr(h)[1:-1] in text)
+        ]
         self._place[rid] = self._unpaired.pop(same[0] if same else 0)[0]
         return True
 
     def _templated(self, told: dict[str, Any]) -> Operation:
         """Raises Unusable."""
         if "text" not in told:
-            raise Unusable("a prompt that the log does not carry (--log-requests-level 0 or 1)")
+            raise Unusable(
+                "a prompt that the log does not carry (--log-requests-level 0 or 1)"
+            )
         if _is_cut(told):
             raise Unusable(CUT_SHORT)
         sampling = told.get("sampling_params")
@@ -362,7 +445,8 @@ class SglangLog:
         self.found.change(place, end=line.number, recorded=recorded)
 
     def _refused(self, line: Line) -> None:
-        """The last that was taken in ends with it: what is refused is refused at once."""
+        """The last that was taken in ends with it: what is refused is refused at
+        once."""
         for rid, place in reversed(self._place.items()):
             if place is not None:
                 self.found.change(place, end=line.number, recorded=Recorded(status=400))
@@ -439,7 +523,8 @@ def _pictures(data: Any) -> list[str]:
 
 
 def _untemplated(prompt: Any, images: list[str]) -> list[dict[str, Any]]:
-    """Messages of a prompt in ChatML, its pictures where their marks stand. Raises Unusable."""
+    """Messages of a prompt in ChatML, its pictures where their marks stand. Raises
+    Unusable."""
     text = prompt if isinstance(prompt, str) else ""
     body, begun, _ = text.rpartition("<|im_start|>assistant\n")
     turns = _TURN.findall(body)

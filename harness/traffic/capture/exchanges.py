@@ -1,8 +1,8 @@
-"""A request and its answer as they went over the wire, and what is kept of the two in a case.
+"""A request and its answer as they went over the wire, and what is kept of the two in a
+case.
 
-Whoever saw requests pass (a HAR, a proxy) has exchanges; a recorded request is made of one, and a
-case of many.
-"""
+Whoever saw requests pass (a HAR, a proxy) has exchanges; a recorded request is made of
+one, and a case of many."""
 
 from __future__ import annotations
 
@@ -21,16 +21,23 @@ from mmrepro.traffic.reading import MALFORMED
 
 METHODS: Final = ("POST", "GET", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS")
 _API: Final = re.compile(
-    r"(?:/[\w.~%-]+)*/v\d+/.+|.*/chat/completions|/(?:inference|distserve|nodes|hicache|anthropic"
+    r"(?:/[\w.~%-]+)*/v\d+/.+|.*/chat/completions|/(?:inference|distserve|nodes|hicache"
+    r"|anthropic"
     r"|models?|metrics|fault_tolerance)(?:/.*)?"
-    r"|/(?:health\w*|ping|version|ready|load\w*|tokenize\w*|detokenize|generate\w*|score|rerank|pooling"
-    r"|classify|encode|invocations|server_info|sleep|slow_down|pause\w*|resume\w*|continue\w*|terminate"
-    r"|abort\w*|describe|wake_?up|reset\w*|flush_cache|freeze_gc|open_session|close_session|collective_rpc"
-    r"|(?:is|get|set|list|start|stop|begin|end|finish|init|destroy|update|release|send|load|unload|merge"
-    r"|unmerge|weights?|model|dump|clear|add|remove|parse|separate|configure|scale|pd)_\w+"
+    r"|/(?:health\w*|ping|version|ready|load\w*|tokenize\w*|detokenize|generate\w*"
+    r"|score|rerank|pooling"
+    r"|classify|encode|invocations|server_info|sleep|slow_down|pause\w*|resume\w*"
+    r"|continue\w*|terminate"
+    r"|abort\w*|describe|wake_?up|reset\w*|flush_cache|freeze_gc|open_session"
+    r"|close_session|collective_rpc"
+    r"|(?:is|get|set|list|start|stop|begin|end|finish|init|destroy|update|release|send"
+    r"|load|unload|merge"
+    r"|unmerge|weights?|model|dump|clear|add|remove|parse|separate|configure|scale"
+    r"|pd)_\w+"
     r"|generative_scoring|scheduler_\w+|render|derender)"
 )
-"""Paths as vLLM 0.11 to 0.32, SGLang 0.5.6 to 0.5.23, LMDeploy and gateways have them."""
+"""Paths as vLLM 0.11 to 0.32, SGLang 0.5.6 to 0.5.23, LMDeploy and gateways have
+them."""
 
 
 ANSWERS: Final = re.compile(
@@ -40,7 +47,8 @@ ANSWERS: Final = re.compile(
 
 
 def is_of_an_engine(path: str) -> bool:
-    """Whether a request to ``path`` is for an engine, and none for a page or another service."""
+    """Whether a request to ``path`` is for an engine, and none for a page or another
+    service."""
     return _API.fullmatch(path.rstrip("/")) is not None
 
 
@@ -48,12 +56,10 @@ def is_of_an_engine(path: str) -> bool:
 class Exchange:
     """One request and what came of it.
 
-    Attributes:
-        target: path and query.
-        begin, end: seconds on any one clock; end is None where no end is known.
-        status: None: there was no answer.
-        answer: its text, as far as it came.
-        left: its client went away before the end; ``leave_s``: by the clock, after so long.
+    Attributes: target: path and query. begin, end: seconds on any one clock; end is
+        None where no end is known. status: None: there was no answer. answer: its text,
+        as far as it came. left: its client went away before the end; ``leave_s``: by
+        the clock, after so long.
     """
 
     method: str
@@ -75,7 +81,9 @@ class Hears:
         self.bodies = bodies
         self._answers = Answers()
 
-    def heard(self, exchange: Exchange, took: float | None) -> tuple[RecordedRequest, Answer]:
+    def heard(
+        self, exchange: Exchange, took: float | None
+    ) -> tuple[RecordedRequest, Answer]:
         """Raises Unusable."""
         operation = self.bodies.request(
             exchange.method, exchange.target, exchange.headers, exchange.body
@@ -95,10 +103,14 @@ class Hears:
 
 
 def captured(
-    exchanges: Iterable[Exchange], server: ServerWanted, *, file: str = "", format: str = "proxy"
+    exchanges: Iterable[Exchange],
+    server: ServerWanted,
+    *,
+    file: str = "",
+    format: str = "proxy",
 ) -> Captured:
-    """The case of what a proxy saw, in the order of sending; what cannot be played is counted in
-    its origin."""
+    """The case of what a proxy saw, in the order of sending; what cannot be played is
+    counted in its origin."""
     tally, bodies = Tally(file, format), Bodies(Contents(), own=True)
     hears, found = Hears(bodies), []
     for one in exchanges:
@@ -110,7 +122,9 @@ def captured(
             tally.left_out[str(why)] += 1
             continue
         if one.leave_s is not None:
-            operation = heard.operation.model_copy(update={"leave": f"{one.leave_s:.3f}s"})
+            operation = heard.operation.model_copy(
+                update={"leave": f"{one.leave_s:.3f}s"}
+            )
             heard = replace(heard, operation=operation, left=False)
         found.append(heard)
     tally.dropped.update(bodies.dropped)
@@ -124,11 +138,13 @@ def captured(
         notes=[*ordered, *bodies.notes()],
     )
     case = case.model_copy(update={"origin": origin})
-    bodies.contents.keep({i.sha256 for i in case.images.values() if isinstance(i, Content)})
+    bodies.contents.keep(
+        {i.sha256 for i in case.images.values() if isinstance(i, Content)}
+    )
     return Captured(case, bodies.contents)
 
 
-# ------------------------------------------------------------------ values that come again
+# --------------------------------------------------------------- values that come again
 
 _LEAST: Final = 6
 """Characters of a name that a server gave, at least."""
@@ -136,7 +152,8 @@ _OFFERED: Final = ("id", "response.id", "meta_info.id", "session_id", "message.i
 
 
 def offered(answer: str) -> dict[str, str]:
-    """Values by which later requests may call what an answer is about: value, where it stands."""
+    """Values by which later requests may call what an answer is about: value, where it
+    stands."""
     found: dict[str, str] = {}
     for document in documents(answer)[:_LEAST]:
         if isinstance(document, str):
@@ -165,14 +182,19 @@ class Answer:
 
 
 class Answers:
-    """Reads answers; what looks like a secret in one is replaced, everywhere by the same."""
+    """Reads answers; what looks like a secret in one is replaced, everywhere by the
+    same."""
 
     def __init__(self) -> None:
         self._redactor = Redactor()
 
-    def read(self, status: int | None, text: str, seconds: float | None, stream: bool) -> Answer:
+    def read(
+        self, status: int | None, text: str, seconds: float | None, stream: bool
+    ) -> Answer:
         """``stream``: the request asked for one."""
-        recorded = Recorded(status=status, seconds=None if seconds is None else round(seconds, 4))
+        recorded = Recorded(
+            status=status, seconds=None if seconds is None else round(seconds, 4)
+        )
         pieces, whole, said = 0, True, text
         try:
             if stream and status == 200:
@@ -196,7 +218,9 @@ class Answers:
     def _take(self, body: Any, recorded: Recorded) -> str:
         """The text of one document; its counts go into ``recorded``."""
         usage = body.get("usage") or {}
-        recorded.prompt_tokens = _count(usage.get("prompt_tokens"), recorded.prompt_tokens)
+        recorded.prompt_tokens = _count(
+            usage.get("prompt_tokens"), recorded.prompt_tokens
+        )
         recorded.completion_tokens = _count(
             usage.get("completion_tokens"), recorded.completion_tokens
         )

@@ -31,16 +31,23 @@ from mmrepro.traffic.capture.recorded import RecordedRequest, Tally
 FAR_OFF_S = 30 * 86400.0
 """From the middle of all: such a time is a clock's mistake."""
 PATIENCE_S = 5.0
-"""A client that waited longer than this, and than twice the slowest answer, gave up on a server
-that did not answer: its request stays in the replay, so that the silence shows again."""
+"""A client that waited longer than this, and than twice the slowest answer, gave up on
+a server that did not answer: its request stays in the replay, so that the silence shows
+again."""
 
 _ENTRY = ("log", "entries", "item")
 _WANTED: Final = {
     *((*_ENTRY, name) for name in ("startedDateTime", "time")),
     *((*_ENTRY, "request", name) for name in ("method", "url")),
-    *((*_ENTRY, "request", "postData", name) for name in ("mimeType", "text", "encoding")),
+    *(
+        (*_ENTRY, "request", "postData", name)
+        for name in ("mimeType", "text", "encoding")
+    ),
     *((*_ENTRY, "response", name) for name in ("status", "_error")),
-    *((*_ENTRY, "response", "content", name) for name in ("text", "encoding", "mimeType")),
+    *(
+        (*_ENTRY, "response", "content", name)
+        for name in ("text", "encoding", "mimeType")
+    ),
     *((*_ENTRY, "timings", name) for name in ("connect", "ssl", "receive")),
 }
 DEEPEST = max(map(len, _WANTED)) + 1
@@ -76,10 +83,12 @@ class Entry:
 
 
 class Har:
-    """Reads one file: ``requests`` gives what was sent, in the order of the file. ``host``:
-    ``HOST[:PORT]`` whose requests are read; "": of the only one."""
+    """Reads one file: ``requests`` gives what was sent, in the order of the file.
+    ``host``: ``HOST[:PORT]`` whose requests are read; "": of the only one."""
 
-    def __init__(self, file: BinaryIO, bodies: Bodies, tally: Tally, host: str = "") -> None:
+    def __init__(
+        self, file: BinaryIO, bodies: Bodies, tally: Tally, host: str = ""
+    ) -> None:
         self.bodies, self.tally = bodies, tally
         self._events = events(file)
         self._number = 0
@@ -102,7 +111,10 @@ class Har:
             where = f"entry {self._number}" if self._number else "its beginning"
             raise UsageError(
                 f"{self.tally.file} cannot be read as a HAR, from {where} on: {error}.",
-                hint="mitmdump writes the file as it ends: end it with Ctrl-C, not with kill -9",
+                hint=(
+                    "mitmdump writes the file as it ends: end it with Ctrl-C, "
+                    "not with kill -9"
+                ),
             ) from error
 
     # ------------------------------------------------------------------ one entry
@@ -112,10 +124,16 @@ class Har:
         if not entry.is_object:
             raise Unusable("an entry that is no object")
         method, target = entry.text("request.method").upper(), entry.text("request.url")
-        if target[:3].lower() == "ws:" or target[:4].lower() == "wss:" or _upgraded(entry):
+        if (
+            target[:3].lower() == "ws:"
+            or target[:4].lower() == "wss:"
+            or _upgraded(entry)
+        ):
             raise Unusable("a websocket")
         if method not in METHODS:
-            raise Unusable("CONNECT request" if method == "CONNECT" else "another request")
+            raise Unusable(
+                "CONNECT request" if method == "CONNECT" else "another request"
+            )
         host, port = _host(target)
         parts = urlsplit(target)
         local = is_local_host(host) and method != "GET"
@@ -131,8 +149,15 @@ class Har:
         if kind and not any(name.lower() == "content-type" for name, _ in headers):
             headers.append(("Content-Type", kind))
         body = _body(entry)
-        empty = any(name.lower() == "content-length" and value == "0" for name, value in headers)
-        if method == "POST" and not body and not empty and ANSWERS.fullmatch(parts.path):
+        empty = any(
+            name.lower() == "content-length" and value == "0" for name, value in headers
+        )
+        if (
+            method == "POST"
+            and not body
+            and not empty
+            and ANSWERS.fullmatch(parts.path)
+        ):
             raise Unusable("no body in the recording")
         exchange = Exchange(
             method=method,
@@ -148,11 +173,13 @@ class Har:
         return replace(heard, left=self._left(entry, answer))
 
     def _took(self, entry: Entry) -> float | None:
-        """Seconds until the answer was complete. mitmproxy adds to them what its own connection to
-        the server took, which lies within the waiting."""
+        """Seconds until the answer was complete. mitmproxy adds to them what its own
+        connection to the server took, which lies within the waiting."""
         took = entry.seconds("time")
         if took is not None and self.creator == "mitmproxy":
-            own = (entry.seconds(f"timings.{name}") or 0.0 for name in ("connect", "ssl"))
+            own = (
+                entry.seconds(f"timings.{name}") or 0.0 for name in ("connect", "ssl")
+            )
             took = max(0.0, took - sum(own))
         return took
 
@@ -169,7 +196,9 @@ class Har:
         if error or answer.recorded.status is None:
             return not error or bool(_BY_CLIENT.search(error))
         # mitmproxy: a stream that it did not keep, and whose end it never saw
-        endless = self.creator == "mitmproxy" and entry.values.get("timings.receive") == 0
+        endless = (
+            self.creator == "mitmproxy" and entry.values.get("timings.receive") == 0
+        )
         return not answer.whole or (endless and not entry.text("response.content.text"))
 
     # ------------------------------------------------------------------ the file
@@ -243,7 +272,10 @@ def _chosen(host: str) -> tuple[str, int | None]:
 
 
 def _upgraded(entry: Entry) -> bool:
-    return "_webSocketMessages" in entry.values or entry.values.get("response.status") == 101
+    return (
+        "_webSocketMessages" in entry.values
+        or entry.values.get("response.status") == 101
+    )
 
 
 def _status(told: object) -> int | None:
@@ -283,12 +315,11 @@ def _moment(text: str) -> float | None:
 
 
 def settled(found: Sequence[RecordedRequest], creator: str) -> list[RecordedRequest]:
-    """Without times of a clock that was far off, and with the requests of clients that waited in
-    vain for a server: they did not leave on purpose, and stay.
+    """Without times of a clock that was far off, and with the requests of clients that
+    waited in vain for a server: they did not leave on purpose, and stay.
 
-    Of a client that left, mitmproxy writes no time; but its entries stand in the order in which
-    they ended. After the last answer, everybody waited in vain.
-    """
+    Of a client that left, mitmproxy writes no time; but its entries stand in the order
+    in which they ended. After the last answer, everybody waited in vain."""
     moments = [h.begin for h in found if h.begin is not None]
     middle = statistics.median_low(moments) if moments else 0.0
     believed = [
@@ -297,7 +328,9 @@ def settled(found: Sequence[RecordedRequest], creator: str) -> list[RecordedRequ
         else h
         for h in found
     ]
-    patience = max(PATIENCE_S, 2 * max((_took(h) for h in believed if not h.left), default=0.0))
+    patience = max(
+        PATIENCE_S, 2 * max((_took(h) for h in believed if not h.left), default=0.0)
+    )
     by_end = creator == "mitmproxy"
     last = max((n for n, h in enumerate(believed) if not h.left), default=-1)
     latest: float | None = None

@@ -1,4 +1,5 @@
-"""Noise in the place of pictures: of the same size, and in the same relations to each other."""
+"""Noise in the place of pictures: of the same size, and in the same relations to each
+other."""
 
 from __future__ import annotations
 
@@ -12,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from mmrepro.traffic.capture.messages import Contents
 from mmrepro.traffic.capture.sounds import noise_like
-from mmrepro.traffic.case.model import Case, Content, Image, Near, Noise, Relayout, Tiles
+from mmrepro.traffic.case.model import (
+    Case,
+    Content,
+    Image,
+    Near,
+    Noise,
+    Relayout,
+    Tiles,
+)
 from mmrepro.traffic.drive import noise
 
 if TYPE_CHECKING:
@@ -32,7 +41,8 @@ SMALLEST = 8
 
 
 class Looks:
-    """``image(name)`` is what stands for the picture called so; ``contents`` what it needs."""
+    """``image(name)`` is what stands for the picture called so; ``contents`` what it
+    needs."""
 
     def __init__(
         self, case: Case, contents: Mapping[str, bytes], kept: Contents, seed: int
@@ -50,7 +60,9 @@ class Looks:
         self._bands: dict[tuple[Any, ...], str] = {}
         self._layouts: dict[str, str] = {}
         for name, image in case.images.items():
-            self.images[name] = self._stand_in(name, image) if isinstance(image, Content) else image
+            self.images[name] = (
+                self._stand_in(name, image) if isinstance(image, Content) else image
+            )
 
     def data(self, data: bytes) -> bytes:
         """For a picture, or something else, that stands in a text."""
@@ -69,7 +81,9 @@ class Looks:
             return self._kept(image, self._broken(data))
         if seen.pixels is not None:
             same = self._pixels.setdefault(_digest(seen.pixels), name)
-            if same != name:  # another file with the same pixels: the same picture to an engine
+            if (
+                same != name
+            ):  # another file with the same pixels: the same picture to an engine
                 return self.images[same]
             related = self._relayout(name, seen.pixels) or self._near(name, seen.pixels)
             if related is not None:
@@ -103,7 +117,8 @@ class Looks:
         return made[: len(made) // 2] if seen.cut else made
 
     def _relayout(self, name: str, pixels: NDArray[np.uint8]) -> Image | None:
-        """The tiles of an earlier one in other rows; that one becomes one of tiles then."""
+        """The tiles of an earlier one in other rows; that one becomes one of tiles
+        then."""
         import numpy as np
 
         height, width = pixels.shape[:2]
@@ -118,7 +133,9 @@ class Looks:
         first = self.images[of]
         if isinstance(first, Noise):
             size = first.size
-            first = Tiles(seed=first.seed, rows=size[1] // SIDE, columns=size[0] // SIDE)
+            first = Tiles(
+                seed=first.seed, rows=size[1] // SIDE, columns=size[0] // SIDE
+            )
             self.images[of] = first
         if not isinstance(first, Tiles):
             return None
@@ -141,7 +158,9 @@ class Looks:
                 continue
             differing = int((other != pixels).any(axis=2).sum())
             if 0 < differing <= FEW * pixels.shape[0] * pixels.shape[1]:
-                return Near(of=of, seed=self._chance.randrange(1 << 30), pixels=differing)
+                return Near(
+                    of=of, seed=self._chance.randrange(1 << 30), pixels=differing
+                )
         return None
 
     def _broken(self, data: bytes) -> bytes:
@@ -160,9 +179,8 @@ class Looks:
 class Look:
     """What Pillow makes of some bytes.
 
-    ``size``: None where it is no picture. ``form``: format and mode. ``cut``: the picture does not
-    end. ``pixels``: as RGB, unless it is cut or enormous.
-    """
+    ``size``: None where it is no picture. ``form``: format and mode. ``cut``: the
+    picture does not end. ``pixels``: as RGB, unless it is cut or enormous."""
 
     size: tuple[int, int] | None = None
     form: str = ""

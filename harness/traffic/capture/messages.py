@@ -1,7 +1,8 @@
-"""A request's body and path, as they were recorded, made into an operation and its pictures.
+"""A request's body and path, as they were recorded, made into an operation and its
+pictures.
 
-What names somebody or something outside (credentials, users, addresses) goes no further than here.
-"""
+What names somebody or something outside (credentials, users, addresses) goes no further
+than here."""
 
 from __future__ import annotations
 
@@ -44,13 +45,19 @@ from mmrepro.traffic.drive import Picture
 
 
 class Contents(Mapping[str, bytes]):
-    """Pictures by the SHA-256 of their bytes, each a file of its own: memory holds none.
-    ``folder``: where they lie, or shall lie. None: a temporary one, gone with this object."""
+    """Pictures by the SHA-256 of their bytes, each a file of its own: memory holds
+    none.
+    ``folder``: where they lie, or shall lie. None: a temporary one, gone with this
+        object."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="mmrepro-") if folder is None else None
+        self._temporary = (
+            tempfile.TemporaryDirectory(prefix="mmrepro-") if folder is None else None
+        )
         self.folder = (
-            Path(self._temporary.name) if self._temporary is not None else Path(folder or "")
+            Path(self._temporary.name)
+            if self._temporary is not None
+            else Path(folder or "")
         )
         self._sizes: dict[str, int] = {}
 
@@ -104,8 +111,19 @@ UNSEEN_SIZE = (224, 224)
 """Of a picture that the recording names by address only."""
 
 _DATA_URL = re.compile(r"data:([^,;]*(?:;[^,;]+)*?);base64,", re.IGNORECASE)
-_PLACE_NAME = re.compile(r"(?:.*_)?(?:url|uri|host|path|file|filename|address)s?", re.IGNORECASE)
-_FETCHED: Final = ("input", "messages", "images", "image", "documents", "query", "data_1", "data_2")
+_PLACE_NAME = re.compile(
+    r"(?:.*_)?(?:url|uri|host|path|file|filename|address)s?", re.IGNORECASE
+)
+_FETCHED: Final = (
+    "input",
+    "messages",
+    "images",
+    "image",
+    "documents",
+    "query",
+    "data_1",
+    "data_2",
+)
 """Fields of a body in which pictures and sounds may be given by address."""
 _HOSTS: Final = re.compile(r"(?:.*_)?(?:hosts?|ip|addr)", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -114,11 +132,16 @@ _WHO: Final = frozenset(
 )
 _NOT_KEPT: Final = re.compile(
     # between two machines, or of the client's own: who sends the case has others
-    r"host|content-length|connection|keep-alive|transfer-encoding|te|trailer|upgrade|expect"
-    r"|accept-encoding|proxy-.*|:.*|user-agent|origin|referer|forwarded|x-forwarded-.*|x-real-ip"
-    r"|via|cf-.*|sec-.*|dnt|x-stainless-.*|openai-(?:organization|project)|from|priority"
+    r"host|content-length|connection|keep-alive|transfer-encoding|te|trailer|upgrade"
+    r"|expect"
+    r"|accept-encoding|proxy-.*|:.*|user-agent|origin|referer|forwarded|x-forwarded-.*"
+    r"|x-real-ip"
+    r"|via|cf-.*|sec-.*|dnt|x-stainless-.*|openai-(?:organization|project)|from"
+    r"|priority"
 )
-_SECRET_HEADERS: Final = re.compile(r"(?:set-)?cookie2?|(?:proxy-)?authorization|.*api-?key.*")
+_SECRET_HEADERS: Final = re.compile(
+    r"(?:set-)?cookie2?|(?:proxy-)?authorization|.*api-?key.*"
+)
 
 
 class Unusable(Exception):
@@ -132,7 +155,13 @@ class AsItIs(Unusable):
 _COMPACT = re.compile(r'\{"(?:[^"\\]|\\.)*":\S|\{\}')
 _HEADER: Final = re.compile(r"[!-9;-~]+")
 _PLAIN_HEADERS: Final = frozenset(
-    {"content-type", "accept", "x-request-id", "x-data-parallel-rank", "anthropic-version"}
+    {
+        "content-type",
+        "accept",
+        "x-request-id",
+        "x-data-parallel-rank",
+        "anthropic-version",
+    }
 )
 """Headers of a recording that say nothing of who asked."""
 
@@ -142,10 +171,15 @@ _DROPPED: Final = {
     "query": "parts of a query with credentials are left away",
 }
 _CHANGED: Final = {
-    "image-by-address": "pictures were given by address, and nothing is fetched: noise of "
-    f"{UNSEEN_SIZE[0]} x {UNSEEN_SIZE[1]} pixels stands for each, the same for the same address",
-    "part-by-address": "other parts of messages were nothing but an address, and are left away",
-    "image-raw": "pictures are not in the usual Base64, and are sent exactly as they were",
+    "image-by-address": "pictures were given by address, and nothing is fetched: noise "
+    f"of {UNSEEN_SIZE[0]} x {UNSEEN_SIZE[1]} pixels stands for each, the same for the "
+    "same address",
+    "part-by-address": (
+        "other parts of messages were nothing but an address, and are left away"
+    ),
+    "image-raw": (
+        "pictures are not in the usual Base64, and are sent exactly as they were"
+    ),
     "host": "fields named another host, and name this machine",
     "who": "texts that tell who asked (user, metadata) are others of the same length",
     "prefix": "requests are sent without what a gateway put before the path",
@@ -155,10 +189,10 @@ _CHANGED: Final = {
 class Bodies:
     """Makes operations of requests; the same picture has one name throughout.
 
-    ``dropped`` and ``changed`` count what was left away, and what was replaced. ``own``: somebody
-    wrote the requests down to show them (a report): names in them stay as they are. In a recording
-    of other people's traffic texts of fields that tell who asked become others of the same length.
-    """
+    ``dropped`` and ``changed`` count what was left away, and what was replaced.
+    ``own``: somebody wrote the requests down to show them (a report): names in them
+    stay as they are. In a recording of other people's traffic texts of fields that tell
+    who asked become others of the same length."""
 
     def __init__(self, contents: Contents, *, own: bool = False) -> None:
         self.contents, self.own = contents, own
@@ -187,7 +221,9 @@ class Bodies:
             form = _form(raw, kind)
             if form is not None:
                 about["headers"].pop("Content-Type", None)
-                self.models.update(part.text or "" for part in form if part.name == "model")
+                self.models.update(
+                    part.text or "" for part in form if part.name == "model"
+                )
                 return Operation(id="r", form=form, **about)
         try:
             text = raw.decode("utf-8")
@@ -196,8 +232,8 @@ class Bodies:
         return self._written(text, about)
 
     def _written(self, text: str, about: dict[str, Any]) -> Operation:
-        """A body of text: taken apart where putting it together again gives the same bytes, or
-        where something of it may not stay; else as it is. Raises Unusable."""
+        """A body of text: taken apart where putting it together again gives the same
+        bytes, or where something of it may not stay; else as it is. Raises Unusable."""
         before = self.dropped.copy(), self.changed.copy()
         as_it_is = Operation(id="r", body=text, **about)
         try:
@@ -213,7 +249,9 @@ class Bodies:
             return self._with_model(as_it_is, named.parameters.get("lora_name"))
         model = fields.get("model")
         layout = Layout(
-            keys=list(fields), compact=_COMPACT.match(text) is not None, ascii=text.isascii()
+            keys=list(fields),
+            compact=_COMPACT.match(text) is not None,
+            ascii=text.isascii(),
         )
         update = {**about, "layout": layout, "model": None if "model" in fields else ""}
         apart = apart.model_copy(update=update)
@@ -221,7 +259,9 @@ class Bodies:
             return self._with_model(apart, model)
         made = None
         if isinstance(model, str | None):
-            named = apart if model is None else apart.model_copy(update={"model": model})
+            named = (
+                apart if model is None else apart.model_copy(update={"model": model})
+            )
             with contextlib.suppress(UnicodeEncodeError):
                 made = body(named, self._pictures(apart), "")
         return self._with_model(apart if made == text.encode() else as_it_is, model)
@@ -254,7 +294,8 @@ class Bodies:
             raise Unusable(f"a body nested deeper than {MAX_DEPTH}") from error
 
     def operation(self, path: str, body: object) -> Operation:
-        """A body of JSON, taken apart. Raises Unusable; AsItIs: it would be another one then."""
+        """A body of JSON, taken apart. Raises Unusable; AsItIs: it would be another one
+        then."""
         if not isinstance(body, dict):
             raise AsItIs("a body that is no JSON object")
         fields = {str(k): v for k, v in body.items()}
@@ -284,12 +325,14 @@ class Bodies:
                 yield f"{count} {said}."
         named = len(self.models - {""} - self.adapters)
         if named > 1:
-            yield f"The requests named {named} models; all go to the one that is started."
+            yield (
+                f"The requests named {named} models; all go to the one that is started."
+            )
         for what, said in _DROPPED.items():
             if count := self.dropped[what]:
                 yield f"{count} {said}."
 
-    # ------------------------------------------------------------------ path and headers
+    # ----------------------------------------------------------------- path and headers
 
     def _target(self, target: str) -> tuple[str, str]:
         """Path and query as they are played. Raises Unusable."""
@@ -308,7 +351,9 @@ class Bodies:
             kept += [] if secret else [pair]
         return re.sub(r"\s", "%20", path), re.sub(r"\s", "%20", "&".join(kept))
 
-    def _headers(self, headers: Iterable[tuple[str, str]], *, json: bool) -> dict[str, str]:
+    def _headers(
+        self, headers: Iterable[tuple[str, str]], *, json: bool
+    ) -> dict[str, str]:
         kept: dict[str, str] = {}
         for name, value in headers:
             low = name.lower()
@@ -358,7 +403,9 @@ class Bodies:
     def _image(self, part: dict[str, Any]) -> list[Part]:
         shown = part.get("image_url")
         more = set(part) - {"type", "image_url"}
-        more -= {"modalities"} if part.get("modalities") == "image" else set()  # SGLang adds it
+        more -= (
+            {"modalities"} if part.get("modalities") == "image" else set()
+        )  # SGLang adds it
         detail = None
         if isinstance(shown, dict):
             more |= set(shown) - {"url", "detail"}
@@ -380,13 +427,16 @@ class Bodies:
     def _by_content(self, data: bytes, media_type: str) -> str:
         digest = self.contents.add(data)
         return self._name(
-            ("content", f"{digest} {media_type}"), Content(sha256=digest, media_type=media_type)
+            ("content", f"{digest} {media_type}"),
+            Content(sha256=digest, media_type=media_type),
         )
 
     def _by_address(self, address: str) -> str:
         self.changed["image-by-address"] += 1
         number = sum(kind == "address" for kind, _ in self._named)
-        return self._name(("address", address), Noise(seed=number + 1, size=UNSEEN_SIZE))
+        return self._name(
+            ("address", address), Noise(seed=number + 1, size=UNSEEN_SIZE)
+        )
 
     def _name(self, identity: tuple[str, str], image: Image) -> str:
         name = self._named.setdefault(identity, f"i{len(self._named) + 1}")
@@ -396,15 +446,18 @@ class Bodies:
     # ------------------------------------------------------------------ anything
 
     def _only_here(self, fields: dict[str, Any]) -> None:
-        """Pictures and sounds of SGLang's own requests are also read from paths on its machine.
-        Raises Unusable."""
+        """Pictures and sounds of SGLang's own requests are also read from paths on its
+        machine. Raises Unusable."""
         for name in ("image_data", "video_data", "audio_data"):
             for value in _leaves(fields.get(name)):
-                if isinstance(value, str) and not (_carried(value) or self._stays(value)):
+                if isinstance(value, str) and not (
+                    _carried(value) or self._stays(value)
+                ):
                     raise Unusable("pictures or sounds by address or path")
 
     def _stays(self, address: str) -> bool:
-        """Whether an address may stay: nobody is asked but this machine, and it names nobody."""
+        """Whether an address may stay: nobody is asked but this machine, and it names
+        nobody."""
         if self.own:
             return not goes_out(address)
         return is_local(address)
@@ -412,21 +465,31 @@ class Bodies:
     def _kept(
         self, fields: dict[str, Any], depth: int = 0, fetched: bool = False
     ) -> dict[str, Any]:
-        """Without credentials and addresses of others, to any depth; who asked has another name.
+        """Without credentials and addresses of others, to any depth; who asked has
+        another name.
         ``fetched``: within what a server fetches pictures and sounds for."""
         kept = {}
         for name, value in fields.items():
             inside = fetched or (depth == 0 and name in _FETCHED)
-            # Deeper, a name may be that of a tool's parameter, and what it holds a schema.
+            # Deeper, a name may be that of a tool's parameter, and what it holds a
+            # schema.
             own = depth == 0 or not isinstance(value, dict | list)
             if name in _WHO and own and not self.own:
                 kept[name] = self._renamed(value)
             elif names_a_secret(name) and own:
                 self.dropped["credential"] += 1
-            elif _HOSTS.fullmatch(name) and isinstance(value, str) and not is_local(value):
+            elif (
+                _HOSTS.fullmatch(name)
+                and isinstance(value, str)
+                and not is_local(value)
+            ):
                 self.changed["host"] += 1
                 kept[name] = "127.0.0.1"
-            elif (inside or not self.own) and _is_address(name, value) and not self._stays(value):
+            elif (
+                (inside or not self.own)
+                and _is_address(name, value)
+                and not self._stays(value)
+            ):
                 self.dropped["address"] += 1
             else:
                 kept[self._text(name)] = self._value(value, depth + 1, inside)
@@ -442,7 +505,9 @@ class Bodies:
             return value
         self.changed["who"] += 1
         made = f"u{len(self._stand_ins) + 1}"
-        return self._stand_ins.setdefault(value, made.ljust(len(value), "0")[: len(value)])
+        return self._stand_ins.setdefault(
+            value, made.ljust(len(value), "0")[: len(value)]
+        )
 
     def _value(self, value: Any, depth: int, fetched: bool = False) -> Any:
         if depth > MAX_DEPTH:
@@ -463,14 +528,17 @@ class Bodies:
 
 
 _FIELD_OF_ADDRESS: Final = re.compile(
-    r'"(?:[^"\\]|\\.){0,40}url(?:[^"\\]|\\.){0,10}"\s*+:\s*+"(?P<value>(?:[^"\\]|\\.){0,2000})',
+    (
+        r'"(?:[^"\\]|\\.){0,40}url(?:[^"\\]|\\.){0,10}"\s*+:\s*+"(?P<value>(?:[^"\\]'
+        r"|\\.){0,2000})"
+    ),
     re.IGNORECASE,
 )
 
 
 def _fetches(text: str) -> bool:
-    """Whether a body that is no JSON, or that cannot be taken apart, gives a server an address of
-    another machine to fetch, as a field whose name has ``url`` in it."""
+    """Whether a body that is no JSON, or that cannot be taken apart, gives a server an
+    address of another machine to fetch, as a field whose name has ``url`` in it."""
     for found in _FIELD_OF_ADDRESS.finditer(text):
         try:
             value = json.loads(f'"{found["value"]}"', strict=False)
@@ -499,7 +567,8 @@ def _is_address(name: str, value: object) -> bool:
 
 
 def _leaves(value: Any) -> list[Any]:
-    """Raises RecursionError: it is nested without end, which JSON that was parsed is not."""
+    """Raises RecursionError: it is nested without end, which JSON that was parsed is
+    not."""
     if isinstance(value, list):
         return [leaf for item in value for leaf in _leaves(item)]
     if isinstance(value, dict):
@@ -511,12 +580,16 @@ def _carried(value: object) -> bool:
     """The picture or sound itself: a data: URL, or Base64 of some length."""
     if not isinstance(value, str):
         return False
-    return value[:5].lower() == "data:" or (len(value) >= 64 and canonical(value) is not None)
+    return value[:5].lower() == "data:" or (
+        len(value) >= 64 and canonical(value) is not None
+    )
 
 
 def _form(raw: bytes, kind: str) -> list[FormPart] | None:
     """The fields of a multipart body; None: it is none, or not as a server reads it."""
-    head = f"Content-Type: {kind}\r\nMIME-Version: 1.0\r\n\r\n".encode("latin-1", "replace")
+    head = f"Content-Type: {kind}\r\nMIME-Version: 1.0\r\n\r\n".encode(
+        "latin-1", "replace"
+    )
     try:
         read = message_from_bytes(head + raw, policy=HTTP)
     except RecursionError:  # forms within forms: no server reads that
@@ -549,8 +622,8 @@ _WITHOUT_VERSION: Final = re.compile(r"(?:/[\w.~%-]+)*/chat/completions")
 
 
 def played_path(path: str, *, whole: bool) -> str:
-    """The path under which it is played: as it is, whole; of a completion without what a gateway
-    put before it. ``whole``: the slash at its end counts."""
+    """The path under which it is played: as it is, whole; of a completion without what
+    a gateway put before it. ``whole``: the slash at its end counts."""
     path = path if whole else path.rstrip("/")
     if found := _BEHIND_A_GATEWAY.fullmatch(path):
         return found["path"]

@@ -1,12 +1,13 @@
-"""Traces in Mooncake's form: arrivals, lengths and which prompts begin alike, without any text.
+"""Traces in Mooncake's form: arrivals, lengths and which prompts begin alike, without
+any text.
 
-A line is ``{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": […]}``. A
-hash id names a block of 512 tokens and all before it, so that equal ids are equal prefixes; the
-last block may be a part of one (R. Qin et al., Mooncake, FAST '25, and the traces released with
-it). Also read: other names of these fields (NVIDIA Dynamo's), ids that are texts (LiteLLM's), rows
-of a session, which follow one another (AIPerf's), and the traces of Alibaba's Bailian, whose blocks
-have 16 tokens and whose times are seconds.
-"""
+A line is ``{"timestamp": ms, "input_length": tokens, "output_length": tokens,
+"hash_ids": […]}``. A hash id names a block of 512 tokens and all before it, so that
+equal ids are equal prefixes; the last block may be a part of one (R. Qin et al.,
+Mooncake, FAST '25, and the traces released with it). Also read: other names of these
+fields (NVIDIA Dynamo's), ids that are texts (LiteLLM's), rows of a session, which
+follow one another (AIPerf's), and the traces of Alibaba's Bailian, whose blocks have 16
+tokens and whose times are seconds."""
 
 from __future__ import annotations
 
@@ -35,13 +36,20 @@ from mmrepro.traffic.capture.recorded import MAX_TEXT, RecordedRequest
 from mmrepro.traffic.capture.scale import Lengths
 from mmrepro.traffic.capture.texts import Gathered, Vocabulary, rewritten
 from mmrepro.traffic.case.bodies import opened
-from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Case, Message, Operation, ServerWanted
+from mmrepro.traffic.case.model import (
+    CHAT,
+    COMPLETIONS,
+    Case,
+    Message,
+    Operation,
+    ServerWanted,
+)
 from pydantic import Field
 
 BLOCK, BAILIAN_BLOCK = 512, 16
 AT_ONCE = 256
-"""Requests of a trace that wait for their answers at the same time, at most: as many connections
-as a client may well hold."""
+"""Requests of a trace that wait for their answers at the same time, at most: as many
+connections as a client may well hold."""
 MOST_IDS = 4 << 20
 """Hash ids of all rows that are kept."""
 MOST_TOKENS: Final = 1 << 24
@@ -54,8 +62,9 @@ _NAMES: Final = {
 
 @dataclass(frozen=True)
 class Excerpt:
-    """The part of a recording that is read: requests that were sent from ``begin`` to before
-    ``end``, in seconds after the first one, and of these the ``first`` so many; None: all."""
+    """The part of a recording that is read: requests that were sent from ``begin`` to
+    before ``end``, in seconds after the first one, and of these the ``first`` so many;
+    None: all."""
 
     first: int | None = None
     begin: float = 0.0
@@ -68,8 +77,8 @@ class Excerpt:
         return self.begin <= at_s < self.end
 
     def places(self, moments: Sequence[float | None]) -> list[int]:
-        """Which of the requests that were sent at these ``moments`` are wanted; one without a time
-        counts as sent with the one before it."""
+        """Which of the requests that were sent at these ``moments`` are wanted; one
+        without a time counts as sent with the one before it."""
         origin = min((m for m in moments if m is not None), default=0.0)
         found, last = [], 0.0
         for place, moment in enumerate(moments):
@@ -117,12 +126,16 @@ class Trace:
 def is_trace(keys: set[str]) -> bool:
     """Whether an object with these fields is a row of a trace."""
     return "hash_ids" in keys or bool(
-        keys.intersection(_NAMES["input"]) and keys & {*_NAMES["at"], *_NAMES["output"], "delay"}
+        keys.intersection(_NAMES["input"])
+        and keys & {*_NAMES["at"], *_NAMES["output"], "delay"}
     )
 
 
-def read_trace(lines: Iterable[Line], file: str, limit: int, excerpt: Excerpt = WHOLE) -> Trace:
-    """The rows of ``file``, as far as they are wanted: nothing behind the last of these is read.
+def read_trace(
+    lines: Iterable[Line], file: str, limit: int, excerpt: Excerpt = WHOLE
+) -> Trace:
+    """The rows of ``file``, as far as they are wanted: nothing behind the last of these
+    is read.
 
     Raises:
         UsageError: one sentence, which names the line.
@@ -155,7 +168,9 @@ def read_trace(lines: Iterable[Line], file: str, limit: int, excerpt: Excerpt = 
         ids += len(row.blocks)
         rows.append((line.number, row))
     block = _block(rows, file, BAILIAN_BLOCK if seconds else BLOCK)
-    return Trace(sorted((row for _, row in rows), key=lambda row: row.at_s), block, notes)
+    return Trace(
+        sorted((row for _, row in rows), key=lambda row: row.at_s), block, notes
+    )
 
 
 def _object(line: Line) -> dict[str, Any]:
@@ -173,7 +188,9 @@ def _object(line: Line) -> dict[str, Any]:
     return told
 
 
-def _row(told: dict[str, Any], seconds: bool, texts: dict[str, int], last: float) -> Row:
+def _row(
+    told: dict[str, Any], seconds: bool, texts: dict[str, int], last: float
+) -> Row:
     """Raises ValueError, with a clause for people."""
     at = _of(told, "at")
     if at is not None and (type(at) not in (int, float) or not 0 <= at < 1e15):
@@ -184,12 +201,16 @@ def _row(told: dict[str, Any], seconds: bool, texts: dict[str, int], last: float
         if type(count) is float and count.is_integer():
             count = int(count)
         if type(count) is not int or not least <= count <= MOST_TOKENS:
-            raise ValueError(f"its {name}_length is no number of tokens from {least} on")
+            raise ValueError(
+                f"its {name}_length is no number of tokens from {least} on"
+            )
         counts.append(count)
     given = told.get("hash_ids") or []
     if not isinstance(given, list) or not all(type(one) in (int, str) for one in given):
         raise ValueError("its hash_ids are no list of numbers")
-    blocks = [one if type(one) is int else ~texts.setdefault(one, len(texts)) for one in given]
+    blocks = [
+        one if type(one) is int else ~texts.setdefault(one, len(texts)) for one in given
+    ]
     if any(abs(one) >= 1 << 63 for one in blocks):  # unsigned ones of 64 bits
         blocks = [(one + (1 << 63)) % (1 << 64) - (1 << 63) for one in blocks]
     session = told.get("session_id")
@@ -212,12 +233,16 @@ def _block(rows: Sequence[tuple[int, Row]], file: str, usual: int) -> int:
     many = [(number, row) for number, row in rows if len(row.blocks) > 1]
     if not many:
         return usual
-    number, tight = min(many, key=lambda one: (one[1].prompt - 1) / (len(one[1].blocks) - 1))
+    number, tight = min(
+        many, key=lambda one: (one[1].prompt - 1) / (len(one[1].blocks) - 1)
+    )
     most = (tight.prompt - 1) // (len(tight.blocks) - 1)
     if most >= usual:
         return usual
     block = 1 << max(0, most.bit_length() - 1)
-    whole = all(len(r.blocks) in (r.prompt // block, -(-r.prompt // block)) for _, r in many)
+    whole = all(
+        len(r.blocks) in (r.prompt // block, -(-r.prompt // block)) for _, r in many
+    )
     if most < 1 or not whole:
         raise UsageError(
             f"{file}, line {number}: {len(tight.blocks)} hash_ids are too many for "
@@ -226,11 +251,12 @@ def _block(rows: Sequence[tuple[int, Row]], file: str, usual: int) -> int:
     return block
 
 
-# ---------------------------------------------------------------------- made into requests
+# ------------------------------------------------------------------- made into requests
 
 
 class _Node:
-    """A block behind all those before it; ``used``: pieces that its successors begin with."""
+    """A block behind all those before it; ``used``: pieces that its successors begin
+    with."""
 
     def __init__(self, text: list[str], branch: _Node | None) -> None:
         self.text, self.next = text, dict[Any, _Node]()
@@ -238,7 +264,8 @@ class _Node:
 
 
 class _Prompts:
-    """Prompts of a trace: equal blocks are equal texts, and others part at their first token."""
+    """Prompts of a trace: equal blocks are equal texts, and others part at their first
+    token."""
 
     def __init__(self, vocabulary: Vocabulary, seed: int) -> None:
         self.alike = 0
@@ -248,7 +275,8 @@ class _Prompts:
         self._root = _Node([], None)
 
     def text(self, spans: Iterable[tuple[object, int, int]]) -> str:
-        """``spans``: of each block its id, its tokens here, and its tokens where it is whole."""
+        """``spans``: of each block its id, its tokens here, and its tokens where it is
+        whole."""
         node, pieces = self._root, list[str]()
         for name, length, whole in spans:
             if name not in node.next:
@@ -270,14 +298,17 @@ class _Prompts:
 def requests_of(
     trace: Trace, server: ServerWanted, seed: int = 0
 ) -> tuple[list[RecordedRequest], list[str]]:
-    """A greedy, streamed completion for each row, with exactly its tokens by the model's tokenizer,
-    and sentences on what was changed. Lengths and blocks are scaled by one factor, if the model is
-    too short for them. Raises UsageError: the model has no tokenizer."""
+    """A greedy, streamed completion for each row, with exactly its tokens by the
+    model's tokenizer, and sentences on what was changed. Lengths and blocks are scaled
+    by one factor, if the model is too short for them. Raises UsageError: the model has
+    no tokenizer."""
     folder = None if server.model in TINY else Path(server.model)
     vocabulary = Vocabulary(folder, server.model)
     engine = ENGINES.get(server.engine)
     frame = engine.chat_frame if engine is not None else None
-    around = vocabulary.ends if frame is None else len(vocabulary.encode("".join(frame)))
+    around = (
+        vocabulary.ends if frame is None else len(vocabulary.encode("".join(frame)))
+    )
     longest = max((row.prompt + row.answer for row in trace.rows), default=1)
     # An answer of less than a token becomes one.
     most = max(server.max_model_len - around - 1, 1)
@@ -305,27 +336,36 @@ def requests_of(
         operation = Operation(id="r1", parameters=parameters, stream=True, **sent)
         found.append(RecordedRequest(operation, at_s=row.at_s, running=AT_ONCE - 1))
     notes.append(
-        "The prompts are made up, greedy and streamed: equal blocks are equal text, and lengths "
-        "are exact by the model's tokenizer."
+        "The prompts are made up, greedy and streamed: equal blocks are equal text, "
+        "and lengths are exact by the model's tokenizer."
     )
     if factor < 1:
         notes.append(
-            f"Lengths of prompts, answers and blocks are scaled by {factor:.3g}, so that the "
-            f"longest request, {longest} tokens, fits the model's {server.max_model_len}."
+            f"Lengths of prompts, answers and blocks are scaled by {factor:.3g}, so "
+            f"that the longest request, {longest} tokens, fits the model's "
+            f"{server.max_model_len}."
         )
     if longer:
-        notes.append(f"{longer} prompts are longer, since the engine adds {around} tokens to each.")
+        notes.append(
+            f"{longer} prompts are longer, since the engine adds {around} tokens to "
+            "each."
+        )
     if prompts.alike:
-        notes.append(f"{prompts.alike} blocks begin with the same token as another one.")
+        notes.append(
+            f"{prompts.alike} blocks begin with the same token as another one."
+        )
     return found, notes
 
 
 def _spans(
     row: Row, number: int, length: int, block: int, factor: float
 ) -> Iterator[tuple[object, int, int]]:
-    """Blocks of a prompt that is scaled to ``length`` tokens; what is behind them is its own."""
+    """Blocks of a prompt that is scaled to ``length`` tokens; what is behind them is
+    its own."""
     begin = end = 0
-    for name, size in zip(row.blocks, row.sizes or itertools.repeat(block), strict=False):
+    for name, size in zip(
+        row.blocks, row.sizes or itertools.repeat(block), strict=False
+    ):
         end += size
         whole = math.floor(end * factor)
         yield name, min(whole, length) - begin, whole - begin
@@ -363,13 +403,18 @@ class Written(Record):
     notes: list[str] = []
 
 
-_ASKED: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens")
+_ASKED: Final = (
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "max_new_tokens",
+)
 
 
 @dataclass(frozen=True)
 class _Counted:
-    """A request without its text: units of the prompt (ids of tokens, and of pictures), and counts
-    that are known of it."""
+    """A request without its text: units of the prompt (ids of tokens, and of pictures),
+    and counts that are known of it."""
 
     at_ms: int
     units: Sequence[int]
@@ -380,12 +425,12 @@ class _Counted:
 def write_trace(captured: Captured, file: Path, model: Path | None = None) -> Written:
     """Write a trace of the requests that generate tokens: nothing of a text is in it.
 
-    Lengths are the server's own counts where the recording has them, else those of the tokenizer,
-    stretched by what the two differ where both are known. Hash ids are 52 bits of a keyed hash,
-    whose key is made for this file and kept nowhere.
+    Lengths are the server's own counts where the recording has them, else those of the
+    tokenizer, stretched by what the two differ where both are known. Hash ids are 52
+    bits of a keyed hash, whose key is made for this file and kept nowhere.
 
-    Args:
-        model: folder with the served model's ``tokenizer.json``; None: the tiny models'.
+    Args: model: folder with the served model's ``tokenizer.json``; None: the tiny
+        models'.
 
     Raises:
         UsageError: there is no such tokenizer, or no such request.
@@ -396,8 +441,14 @@ def write_trace(captured: Captured, file: Path, model: Path | None = None) -> Wr
     known = [one.answer for one in found if one.answer is not None]
     if not known:
         raise UsageError(
-            "The recording tells of no request how many tokens were generated or asked for.",
-            hint="record answers with their usage: stream_options.include_usage in each request",
+            (
+                "The recording tells of no request how many tokens were generated or "
+                "asked for."
+            ),
+            hint=(
+                "record answers with their usage: stream_options.include_usage "
+                "in each request"
+            ),
         )
     usual = round(statistics.median(known))
     both = [one for one in found if one.prompt is not None and one.units]
@@ -418,11 +469,17 @@ def write_trace(captured: Captured, file: Path, model: Path | None = None) -> Wr
         }
         lines.append(json.dumps(row) + "\n")
         ids.update(blocks)
-        total, prompts, answers = total + len(blocks), prompts + length, answers + answer
+        total, prompts, answers = (
+            total + len(blocks),
+            prompts + length,
+            answers + answer,
+        )
     try:
         write_file(file, "".join(lines))
     except OSError as error:
-        raise UnwritableOutput(f"{file} cannot be written: {error.strerror or error}.") from error
+        raise UnwritableOutput(
+            f"{file} cannot be written: {error.strerror or error}."
+        ) from error
     return Written(
         file=file.name,
         requests=len(found),
@@ -435,7 +492,9 @@ def write_trace(captured: Captured, file: Path, model: Path | None = None) -> Wr
     )
 
 
-def _counted(captured: Captured, model: Path | None, left: Counter[str]) -> Iterator[_Counted]:
+def _counted(
+    captured: Captured, model: Path | None, left: Counter[str]
+) -> Iterator[_Counted]:
     case = captured.case
     lengths = Lengths(case, captured.contents, Vocabulary(model, case.server.model))
     at_ms = 0
@@ -447,13 +506,19 @@ def _counted(captured: Captured, model: Path | None, left: Counter[str]) -> Iter
             left[f"{recorded.status} was answered"] += 1
             continue
         units = _units(operation, case, lengths)
-        asked = next((n for n in map(_fields(operation).get, _ASKED) if type(n) is int), None)
-        if not units or operation.path.rstrip("/").endswith(("embeddings", "score", "rerank")):
+        asked = next(
+            (n for n in map(_fields(operation).get, _ASKED) if type(n) is int), None
+        )
+        if not units or operation.path.rstrip("/").endswith(
+            ("embeddings", "score", "rerank")
+        ):
             left["no token is generated"] += 1
             continue
         told = (recorded.completion_tokens, recorded.pieces) if recorded else ()
         answer = next((n for n in (*told, asked) if n is not None), None)
-        yield _Counted(at_ms, units, recorded.prompt_tokens if recorded else None, answer)
+        yield _Counted(
+            at_ms, units, recorded.prompt_tokens if recorded else None, answer
+        )
 
 
 def _fields(operation: Operation) -> dict[str, Any]:
@@ -462,8 +527,9 @@ def _fields(operation: Operation) -> dict[str, Any]:
 
 
 def _units(operation: Operation, case: Case, lengths: Lengths) -> Sequence[int]:
-    """What becomes of a prompt, in order: ids of tokens, and numbers for the rest. Tools stand in
-    front, as in most chat templates; a template's own tokens are one for each message."""
+    """What becomes of a prompt, in order: ids of tokens, and numbers for the rest.
+    Tools stand in front, as in most chat templates; a template's own tokens are one for
+    each message."""
     units = array("q")
     if tools := operation.parameters.get("tools"):
         units.extend(lengths.ids(json.dumps(tools)))
@@ -522,12 +588,22 @@ def _notes(
         yield f"{count} requests are left out: {why}."
     unknown = sum(one.answer is None for one in found)
     if unknown:
-        yield f"Of {unknown} requests no answer's length is known: the others' median, {usual}."
+        yield (
+            f"Of {unknown} requests no answer's length is known: the others' "
+            f"median, {usual}."
+        )
     counted = sum(one.prompt is None for one in found)
-    tokenizer = "the tiny models' tokenizer, one token a byte" if model is None else str(model.name)
+    tokenizer = (
+        "the tiny models' tokenizer, one token a byte"
+        if model is None
+        else str(model.name)
+    )
     if counted == len(found):
         yield f"Prompts are counted by {tokenizer}, without a chat template."
     elif counted:
-        yield f"{counted} prompts without a usage are counted by {tokenizer}, times {stretch:.3g}."
+        yield (
+            f"{counted} prompts without a usage are counted by {tokenizer}, "
+            f"times {stretch:.3g}."
+        )
     if all(op.at_s is None for op in captured.case.operations):
         yield "The recording tells no times: all requests are at 0."

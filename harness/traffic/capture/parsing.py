@@ -1,4 +1,5 @@
-"""Files of any size in bounded memory: JSON, lines, and objects as Python prints them in a log."""
+"""Files of any size in bounded memory: JSON, lines, and objects as Python prints them
+in a log."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import ijson  # type: ignore[import-untyped,unused-ignore]
 from mmrepro.base import units
 
 MAX_TEXT = 32 << 20
-"""Bytes of one string as it stands in the file; of a longer one the beginning is kept."""
+"""Bytes of one string as it stands in the file; of a longer one the beginning is
+kept."""
 CUT = "\ufdd0mmrepro-cut\ufdd0"
 """At the end of a string that was cut. U+FDD0 is no character: no text holds one."""
 
@@ -29,7 +31,8 @@ MAX_DEPTH = 100
 
 
 class BadJson(Exception):
-    """It cannot be read on; the text says why, in a clause without anything of the file in it."""
+    """It cannot be read on; the text says why, in a clause without anything of the file
+    in it."""
 
 
 def events(file: BinaryIO) -> Iterator[tuple[str, Any, int]]:
@@ -46,7 +49,9 @@ def events(file: BinaryIO) -> Iterator[tuple[str, Any, int]]:
                 raise BadJson(f"it is nested deeper than {MAX_DEPTH}")
     except ijson.IncompleteJSONError as error:
         early = "premature" in str(error)
-        raise BadJson("the file ends in the middle" if early else "it is no JSON there") from error
+        raise BadJson(
+            "the file ends in the middle" if early else "it is no JSON there"
+        ) from error
     except (ijson.JSONError, ValueError, RecursionError, OverflowError) as error:
         raise BadJson("it is no JSON there") from error
 
@@ -54,10 +59,10 @@ def events(file: BinaryIO) -> Iterator[tuple[str, Any, int]]:
 class _Shortened:
     """Reads as a file does; strings longer than ``MAX_TEXT`` end early, with ``CUT``.
 
-    A long string comes in one piece: the parser looks at one that comes in many from its beginning
-    each time. Whoever parses it sets ``fed`` to 0 at each event: so much outside strings without
-    one is a number without end, which the parser would keep in memory; ``read`` raises BadJson.
-    """
+    A long string comes in one piece: the parser looks at one that comes in many from
+    its beginning each time. Whoever parses it sets ``fed`` to 0 at each event: so much
+    outside strings without one is a number without end, which the parser would keep in
+    memory; ``read`` raises BadJson."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.fed = 0
@@ -139,7 +144,8 @@ MAX_LINE = 48 << 20
 
 @dataclass(frozen=True)
 class Line:
-    """``number`` from 1; ``cut``: longer than ``MAX_LINE``, and only its beginning is here;
+    """``number`` from 1; ``cut``: longer than ``MAX_LINE``, and only its beginning is
+    here;
     ``time``: of a log's line, as printed."""
 
     number: int
@@ -168,8 +174,8 @@ TEXT = r"""(?:'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")"""
 
 
 def arguments(printed: str) -> dict[str, Any]:
-    """Names and values of ``Name(a=1, b=[…])``; an object within becomes such a dictionary too.
-    Raises ValueError: it is not printed like that, or was cut."""
+    """Names and values of ``Name(a=1, b=[…])``; an object within becomes such a
+    dictionary too. Raises ValueError: it is not printed like that, or was cut."""
     try:
         tree = ast.parse(printed, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -183,7 +189,9 @@ def arguments(printed: str) -> dict[str, Any]:
 
 
 def _called(tree: ast.Call) -> dict[str, Any]:
-    return {word.arg: _value(word.value) for word in tree.keywords if word.arg is not None}
+    return {
+        word.arg: _value(word.value) for word in tree.keywords if word.arg is not None
+    }
 
 
 def _value(node: ast.expr) -> Any:
@@ -220,12 +228,15 @@ def no_constant(name: str) -> Any:
     raise ValueError(name)
 
 
-# ------------------------------------------------------------------ what logs of requests share
+# ---------------------------------------------------------- what logs of requests share
 
 
 def not_default(told: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Sampling parameters that are not at their defaults; a tuple holds several defaults."""
-    kept = {n: told[n] for n in ("max_tokens", "temperature") if told.get(n) is not None}
+    """Sampling parameters that are not at their defaults; a tuple holds several
+    defaults."""
+    kept = {
+        n: told[n] for n in ("max_tokens", "temperature") if told.get(n) is not None
+    }
     for name, usual in defaults.items():
         value = told.get(name)
         at_default = value in usual if isinstance(usual, tuple) else value == usual

@@ -1,8 +1,9 @@
-"""Traffic where there is no recording: a few shapes of load, drawn from published statistics.
+"""Traffic where there is no recording: a few shapes of load, drawn from published
+statistics.
 
-A profile says how long prompts and answers are and what they have in common; when requests arrive
-(Poisson) and how long a client pauses is chosen for a small machine, and from no source.
-"""
+A profile says how long prompts and answers are and what they have in common; when
+requests arrive (Poisson) and how long a client pauses is chosen for a small machine,
+and from no source."""
 
 from __future__ import annotations
 
@@ -24,13 +25,16 @@ _ZIPF = 1.1
 
 
 class Spread(NamedTuple):
-    """A lognormal number of tokens: its median, and the standard deviation of its logarithm."""
+    """A lognormal number of tokens: its median, and the standard deviation of its
+    logarithm."""
 
     median: float
     sigma: float = 1.0
 
     def draw(self, chance: random.Random) -> int:
-        return max(1, round(self.median * math.exp(self.sigma * min(chance.gauss(0, 1), 2.0))))
+        return max(
+            1, round(self.median * math.exp(self.sigma * min(chance.gauss(0, 1), 2.0)))
+        )
 
 
 DOCUMENT: Final = Spread(400, 0.5)
@@ -40,13 +44,11 @@ DOCUMENT: Final = Spread(400, 0.5)
 class Profile:
     """A shape of load.
 
-    Attributes:
-        system: tokens with which all prompts begin.
-        asked, answered: new tokens of a prompt, and tokens of its answer.
-        turns: mean number of requests of a session, each of which has all before it in its prompt.
-        pause_s: mean time between two of them.
-        documents: how many there are, of which each first prompt of a session holds ``retrieved``.
-        source: where the numbers come from.
+    Attributes: system: tokens with which all prompts begin. asked, answered: new tokens
+        of a prompt, and tokens of its answer. turns: mean number of requests of a
+        session, each of which has all before it in its prompt. pause_s: mean time
+        between two of them. documents: how many there are, of which each first prompt
+        of a session holds ``retrieved``. source: where the numbers come from.
     """
 
     system: int
@@ -72,14 +74,17 @@ PROFILES: Final = {
         0,
         Spread(1500, 0.7),
         Spread(13),
-        "Azure's LLM inference trace of coding (Splitwise, ISCA 2024): medians 1500 and 13",
+        (
+            "Azure's LLM inference trace of coding (Splitwise, ISCA 2024): medians "
+            "1500 and 13"
+        ),
     ),
     "rag": Profile(
         128,
         Spread(100, 0.5),
         Spread(130),
-        "RAGCache (2024): 3 % of the documents are asked for in 60 % of the cases, and add 1000 "
-        "tokens and more to a question of 100",
+        "RAGCache (2024): 3 % of the documents are asked for in 60 % of the cases, and "
+        "add 1000 tokens and more to a question of 100",
         documents=1000,
     ),
     "agents": Profile(
@@ -87,8 +92,8 @@ PROFILES: Final = {
         # 90 % are below 5342 and 1671.
         Spread(857, 1.43),
         Spread(252, 1.48),
-        "TraceLab (2026), coding agents: tokens appended and generated in each step, eight steps "
-        "for each problem",
+        "TraceLab (2026), coding agents: tokens appended and generated in each step, "
+        "eight steps for each problem",
         turns=8.0,
         pause_s=1.0,
     ),
@@ -96,7 +101,8 @@ PROFILES: Final = {
 
 
 def trace_of(name: str, seed: int = 0, excerpt: Excerpt = WHOLE) -> Trace:
-    """The profile's requests in the order of their arrival, the same for the same seed."""
+    """The profile's requests in the order of their arrival, the same for the same
+    seed."""
     profile = PROFILES[name]
     chance = random.Random(f"{name} {seed}")  # noqa: S311 - no secret
     wanted = excerpt.first or REQUESTS
@@ -104,19 +110,26 @@ def trace_of(name: str, seed: int = 0, excerpt: Excerpt = WHOLE) -> Trace:
     begin_s = 0.0
     for number in range(MOST_SESSIONS):
         # Sessions begin in order: what begins later cannot be among the first ones.
-        if begin_s >= excerpt.end or (len(rows) >= wanted and rows[wanted - 1].at_s <= begin_s):
+        if begin_s >= excerpt.end or (
+            len(rows) >= wanted and rows[wanted - 1].at_s <= begin_s
+        ):
             break
-        found = [r for r in _session(profile, number, begin_s, chance) if excerpt.has(r.at_s)]
+        found = [
+            r for r in _session(profile, number, begin_s, chance) if excerpt.has(r.at_s)
+        ]
         rows = sorted([*rows, *found], key=lambda row: row.at_s)[:wanted]
         begin_s += chance.expovariate(1 / ARRIVAL_S)
     notes = [
-        f"The traffic is made up, with the lengths of the profile {name}: {profile.source}. "
-        "Arrivals are Poisson, two sessions a second, a choice of mmrepro's."
+        f"The traffic is made up, with the lengths of the profile {name}: "
+        f"{profile.source}. Arrivals are Poisson, two sessions a second, a choice of "
+        "mmrepro's."
     ]
     return Trace([replace(row, at_s=round(row.at_s, 3)) for row in rows], notes=notes)
 
 
-def _session(profile: Profile, number: int, at_s: float, chance: random.Random) -> Iterator[Row]:
+def _session(
+    profile: Profile, number: int, at_s: float, chance: random.Random
+) -> Iterator[Row]:
     blocks, sizes = [0], [profile.system]
     if profile.documents:
         for place in _popular(profile, chance):
@@ -126,7 +139,10 @@ def _session(profile: Profile, number: int, at_s: float, chance: random.Random) 
     stop = 1 / profile.turns
     own = number << 20
     while True:
-        blocks, sizes = [*blocks, (own := own + 1)], [*sizes, profile.asked.draw(chance)]
+        blocks, sizes = (
+            [*blocks, (own := own + 1)],
+            [*sizes, profile.asked.draw(chance)],
+        )
         answer = profile.answered.draw(chance)
         yield Row(at_s, sum(sizes), answer, blocks, f"s{number}", sizes)
         if chance.random() < stop:

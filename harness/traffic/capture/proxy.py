@@ -1,9 +1,9 @@
 """A proxy in front of a server that records what a client sends, as a HAR.
 
-Any method, path, header and body passes. Of a request only the model's name is replaced, by the one
-that is served. A streamed answer reaches the client piece by piece. What a client may send, at once
-and in all, is bounded; what a bound left out is told in the notes, and the proxy goes on.
-"""
+Any method, path, header and body passes. Of a request only the model's name is
+replaced, by the one that is served. A streamed answer reaches the client piece by
+piece. What a client may send, at once and in all, is bounded; what a bound left out is
+told in the notes, and the proxy goes on."""
 
 from __future__ import annotations
 
@@ -52,14 +52,25 @@ MAX_REQUESTS: Final = 10_000
 MAX_CONNECTIONS: Final = 400
 """Open at once."""
 RECEIVES_S: Final = 60.0
-"""Until the next request of a connection is there whole, and until an answer is taken on."""
+"""Until the next request of a connection is there whole, and until an answer is taken
+on."""
 LOOK_S, SETTLES_S, LINGERS_S = 0.2, 0.5, 2.0
 RETRY: Final = "x-stainless-retry-count"
 """Header with which the clients of OpenAI and Anthropic number what they send again."""
 _HOP: Final = frozenset(
     {
-        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
-        *("transfer-encoding", "upgrade", "expect", "content-length", "host", "accept-encoding"),
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "expect",
+        "content-length",
+        "host",
+        "accept-encoding",
         "proxy-connection",
     }
 )
@@ -74,12 +85,11 @@ _SEARCHED_ALONE: Final = 256 << 10
 class RecordingProxy:
     """Passes requests on to a server on this machine; a context manager.
 
-    Attributes:
-        retried: requests that a client's library sent again by itself; they are not recorded.
-        refused: protocols that it does not pass on, each once.
-        malformed: requests that it does not pass on either, by what is wrong with them.
-        hosts: that clients called; they are recorded as one.
-        slow: connections that were closed because a request did not come, or an answer was not
+    Attributes: retried: requests that a client's library sent again by itself; they are
+        not recorded. refused: protocols that it does not pass on, each once. malformed:
+        requests that it does not pass on either, by what is wrong with them. hosts:
+        that clients called; they are recorded as one. slow: connections that were
+        closed because a request did not come, or an answer was not
             taken, in ``RECEIVES_S``.
         crowded: connections that were closed because ``MAX_CONNECTIONS`` were open.
         cut: answers that are recorded in part.
@@ -95,7 +105,8 @@ class RecordingProxy:
         self.hosts: dict[str, None] = {}
         self.slow = self.crowded = self.cut = 0
         self.open: dict[int, float] = {}
-        """Number of a request without a complete answer: when something last came of it."""
+        """Number of a request without a complete answer: when something last came of
+        it."""
         self.searched_alone = threading.Lock()
         self._lock = threading.Lock()
         self._servers: list[_TcpServer | _UnixServer] = []
@@ -106,8 +117,8 @@ class RecordingProxy:
         return RecordedEntries(self.recording.requests)
 
     def listen(self, place: Path | int | socket.socket) -> None:
-        """Accept clients at a Unix socket, one that listens already or a path, or at a port of
-        127.0.0.1. Raises OSError."""
+        """Accept clients at a Unix socket, one that listens already or a path, or at a
+        port of 127.0.0.1. Raises OSError."""
         made: _TcpServer | _UnixServer
         if isinstance(place, Path):
             made = _UnixServer(str(place), _Handler)
@@ -138,9 +149,14 @@ class RecordingProxy:
     @property
     def notes(self) -> list[str]:
         """Sentences on what it did not record."""
-        said = [f"The client tried a {what}: that is left out." for what in self.refused]
+        said = [
+            f"The client tried a {what}: that is left out." for what in self.refused
+        ]
         if self.retried:
-            said.append(f"{self.retried} requests that the client's library repeats are left out.")
+            said.append(
+                f"{self.retried} requests that the client's library repeats are left "
+                "out."
+            )
         if len(self.hosts) > 1:
             named = ", ".join([*self.hosts][:_HOSTS_SHOWN])
             more = len(self.hosts) - _HOSTS_SHOWN
@@ -152,23 +168,28 @@ class RecordingProxy:
         ]
         if self.slow:
             said.append(
-                f"Connections closed after {RECEIVES_S:.0f} s without a whole request or a reader: "
-                f"{self.slow}."
+                f"Connections closed after {RECEIVES_S:.0f} s without a whole request "
+                f"or a reader: {self.slow}."
             )
         if self.crowded:
-            said.append(f"Connections refused because {MAX_CONNECTIONS} were open: {self.crowded}.")
+            said.append(
+                f"Connections refused because {MAX_CONNECTIONS} were open: "
+                f"{self.crowded}."
+            )
         if self.cut:
             said.append(f"Answers of which only the beginning is recorded: {self.cut}.")
         return said
 
     def write(self, file: Path) -> None:
         """Write what was recorded. Raises OSError."""
-        end = time.monotonic() + SETTLES_S  # the last answer is out, and its entry is not whole
+        end = (
+            time.monotonic() + SETTLES_S
+        )  # the last answer is out, and its entry is not whole
         while self.open and time.monotonic() < end:
             time.sleep(LOOK_S / 10)
         self.recording.write(file)
 
-    # ------------------------------------------------------------------ asked by the handlers
+    # ------------------------------------------------------------ asked by the handlers
 
     def begin(self, request: KeptRequest, *, again: bool) -> int:
         """Record a request, unless it is sent ``again``; returns its number. Raises
@@ -198,19 +219,23 @@ class RecordingProxy:
 
     def called(self, host: str) -> str:
         """The host as which a request is recorded, whose client called ``host``."""
-        host = re.sub(r"^(?:127\.0\.0\.1|0\.0\.0\.0|\[::1?\])(?=:|$)", "localhost", host)
+        host = re.sub(
+            r"^(?:127\.0\.0\.1|0\.0\.0\.0|\[::1?\])(?=:|$)", "localhost", host
+        )
         with self._lock:
             if len(self.hosts) < _MOST_HOSTS:
                 self.hosts[host] = None
             return next(iter(self.hosts))
 
     def served_name(self, body: bytes) -> bytes:
-        """``body`` with the served model's name in place of the client's; else byte for byte."""
+        """``body`` with the served model's name in place of the client's; else byte for
+        byte."""
         begin, name, end = self.name_in(body)
         return body[:begin] + name + body[end:]
 
     def name_in(self, body: bytes) -> tuple[int, bytes, int]:
-        """Where the client's name of the model begins, what takes its place, and where it ends."""
+        """Where the client's name of the model begins, what takes its place, and where
+        it ends."""
         found = _name_in_form(body) or _name_in_json(body)
         if found is None:
             return 0, b"", 0
@@ -221,7 +246,8 @@ class RecordingProxy:
 
 _TOKEN: Final = re.compile(
     rb'"model"\s*+:\s*+"(?P<name>(?:[^"\\]|\\.)*+)"'
-    # A string that lacks its end goes to the end of the text, and is not looked through again.
+    # A string that lacks its end goes to the end of the text, and is not looked through
+    # again.
     rb'|"(?:[^"\\]|\\.)*+\\?(?:"|\Z)'
     rb"|(?P<opens>[{\[]+)|(?P<closes>[}\]]+)",
     re.DOTALL,
@@ -272,8 +298,8 @@ def _name_in_form(body: bytes) -> tuple[int, int] | None:
 
 
 class _Bounded(socketserver.ThreadingMixIn):
-    """A server whose connections are bounded in number, and in the time that each may take to send
-    a request."""
+    """A server whose connections are bounded in number, and in the time that each may
+    take to send a request."""
 
     proxy: RecordingProxy
     daemon_threads, block_on_close = True, False
@@ -281,7 +307,8 @@ class _Bounded(socketserver.ThreadingMixIn):
 
     def __init__(self, *given: Any, **more: Any) -> None:
         self.due: dict[socket.socket, float] = {}
-        """Connections: the time by which a request is there. Others: no connection waits."""
+        """Connections: the time by which a request is there. Others: no connection
+        waits."""
         self.late: set[socket.socket] = set()
         """Connections that were closed for it."""
         self._connections: set[socket.socket] = set()
@@ -308,7 +335,8 @@ class _Bounded(socketserver.ThreadingMixIn):
             self._connections.discard(request)
 
     def service_actions(self) -> None:
-        """Asked by ``serve_forever`` every ``LOOK_S``: close connections that are too slow."""
+        """Asked by ``serve_forever`` every ``LOOK_S``: close connections that are too
+        slow."""
         now = time.monotonic()
         for connection, due in list(self.due.items()):
             if now > due and self.due.pop(connection, None) is not None:
@@ -347,9 +375,11 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Nothing."""
 
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Asked by the base class, for heads that it cannot read. Its message has the client's own
-        text in it, and is not used."""
+    def send_error(
+        self, code: int, message: str | None = None, explain: str | None = None
+    ) -> None:
+        """Asked by the base class, for heads that it cannot read. Its message has the
+        client's own text in it, and is not used."""
         self._refuse(code, _UNREADABLE_HEADS.get(code, "a head that cannot be read"))
 
     def _refuse(self, status: int, what: str) -> None:
@@ -380,8 +410,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._take_the_rest()
 
     def _take_the_rest(self) -> None:
-        """Read what a refused client still sends: the kernel discards our answer with the unread.
-        Raises OSError."""
+        """Read what a refused client still sends: the kernel discards our answer with
+        the unread. Raises OSError."""
         self.connection.shutdown(socket.SHUT_WR)
         self.connection.settimeout(LINGERS_S)
         end, left = time.monotonic() + LINGERS_S, MAX_BODY
@@ -430,8 +460,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.due.pop(self.connection, None)
 
     def _request(self) -> KeptRequest | None:
-        """The request, whole; None: it is refused, and that is answered. Raises MalformedRequest,
-        LineTooLong."""
+        """The request, whole; None: it is refused, and that is answered. Raises
+        MalformedRequest, LineTooLong."""
         proxy = self.server.proxy
         upgrade = " ".join(self.headers.get_all("Upgrade") or []).lower()
         if "websocket" in upgrade:
@@ -469,11 +499,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _url(self) -> str:
         parts = urlsplit(self.path)
-        host = parts.netloc.rpartition("@")[2] or self.headers.get("Host") or "localhost"
-        path = self.path if self.path.startswith("/") else urlunsplit(("", "", *parts[2:4], ""))
+        host = (
+            parts.netloc.rpartition("@")[2] or self.headers.get("Host") or "localhost"
+        )
+        path = (
+            self.path
+            if self.path.startswith("/")
+            else urlunsplit(("", "", *parts[2:4], ""))
+        )
         return f"http://{self.server.proxy.called(host)}{path}"
 
-    # ------------------------------------------------------------------ the server's answer
+    # -------------------------------------------------------------- the server's answer
 
     def _answer(self, number: int, request: KeptRequest) -> None:
         onward = http.client.HTTPConnection("127.0.0.1", self.server.proxy.port)
@@ -493,8 +529,13 @@ class _Handler(BaseHTTPRequestHandler):
             onward.close()
 
     def _send_on(self, onward: http.client.HTTPConnection, body: KeptBytes) -> None:
-        """Send the request with the served model's name. Raises OSError, HTTPException."""
-        path = self.path if self.path.startswith("/") else "/" + self.path.split("/", 3)[-1]
+        """Send the request with the served model's name. Raises OSError,
+        HTTPException."""
+        path = (
+            self.path
+            if self.path.startswith("/")
+            else "/" + self.path.split("/", 3)[-1]
+        )
         begin, name, end = self._name_in(body)
         length = body.length - (end - begin) + len(name)
         onward.putrequest(self.command, path, skip_accept_encoding=True)
@@ -534,7 +575,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return False
             time.sleep(LOOK_S)  # it already sends its next request
 
-    def _relay(self, number: int, request: KeptRequest, answer: http.client.HTTPResponse) -> None:
+    def _relay(
+        self, number: int, request: KeptRequest, answer: http.client.HTTPResponse
+    ) -> None:
         """Send the answer on, piece by piece, and record its beginning."""
         left, closed = False, ""
         request.status = answer.status
@@ -557,7 +600,9 @@ class _Handler(BaseHTTPRequestHandler):
                 break
             self.server.proxy.moved(number)
             keeps = keeps and self._keep(request.answer, piece)
-            left = not self._sent(piece if known else b"%x\r\n%s\r\n" % (len(piece), piece))
+            left = not self._sent(
+                piece if known else b"%x\r\n%s\r\n" % (len(piece), piece)
+            )
         if not (left or closed or known) and self.command != "HEAD":
             self._sent(b"0\r\n\r\n")
         with contextlib.suppress(RecordingFull):
@@ -566,7 +611,8 @@ class _Handler(BaseHTTPRequestHandler):
         request.error = CLIENT_LEFT if left else closed
 
     def _keep(self, kept: KeptBytes, piece: bytes) -> bool:
-        """Record a piece of an answer; False: it has reached its bound, or the recording has."""
+        """Record a piece of an answer; False: it has reached its bound, or the
+        recording has."""
         try:
             if kept.length >= MAX_ANSWER:
                 raise RecordingFull
@@ -588,7 +634,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_head(self, answer: http.client.HTTPResponse) -> None:
         """Raises OSError."""
         headers: list[tuple[str, str]] = [
-            (name, value) for name, value in answer.getheaders() if name.lower() not in _HOP
+            (name, value)
+            for name, value in answer.getheaders()
+            if name.lower() not in _HOP
         ]
         self.send_response_only(answer.status, answer.reason)
         for name, value in [*headers, _framing(answer.length)]:

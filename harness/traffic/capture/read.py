@@ -15,7 +15,14 @@ from urllib.parse import urlsplit
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import is_file, is_folder, is_there, open_to_read
 from mmrepro.traffic.capture.curl import CURL, curl_requests
-from mmrepro.traffic.capture.engine_logs import SGLANG, UNLOGGED, VLLM, SglangLog, VllmLog, messages
+from mmrepro.traffic.capture.engine_logs import (
+    SGLANG,
+    UNLOGGED,
+    VLLM,
+    SglangLog,
+    VllmLog,
+    messages,
+)
 from mmrepro.traffic.capture.exchanges import METHODS, Exchange, Hears
 from mmrepro.traffic.capture.har import Har, settled
 from mmrepro.traffic.capture.messages import Bodies, Captured, Contents, Unusable
@@ -30,7 +37,13 @@ from mmrepro.traffic.capture.mooncake import (
 )
 from mmrepro.traffic.capture.parsing import MAX_TEXT, BadJson, Line, events, lines
 from mmrepro.traffic.capture.profiles import PROFILES, trace_of
-from mmrepro.traffic.capture.recorded import SLACK_S, Latest, RecordedRequest, Tally, case_of
+from mmrepro.traffic.capture.recorded import (
+    SLACK_S,
+    Latest,
+    RecordedRequest,
+    Tally,
+    case_of,
+)
 from mmrepro.traffic.case.bodies import JSON_TYPE, members
 from mmrepro.traffic.case.files import read_case
 from mmrepro.traffic.case.model import (
@@ -48,10 +61,12 @@ from mmrepro.traffic.reading import GENERATE
 LIMIT = 20_000
 """Requests that are kept, the last ones."""
 FORMATS = (
-    "a HAR, an OpenAI batch file, a Mooncake trace, a script of curl commands, a request's JSON "
-    "body, a request log of vLLM or SGLang, or a case of mmrepro"
+    "a HAR, an OpenAI batch file, a Mooncake trace, a script of curl commands, a "
+    "request's JSON body, a request log of vLLM or SGLang, or a case of mmrepro"
 )
-RECIPE = "mitmdump --mode reverse:http://127.0.0.1:8000 --set hardump=FILE records a HAR"
+RECIPE = (
+    "mitmdump --mode reverse:http://127.0.0.1:8000 --set hardump=FILE records a HAR"
+)
 
 NAMES = {
     "har": "HAR",
@@ -75,15 +90,16 @@ def read(
     excerpt: Excerpt = WHOLE,
     seed: int = 0,
 ) -> Captured:
-    """The requests in ``file``: HAR, OpenAI Batch JSONL, a Mooncake trace, curl commands, a JSON
-    body, a vLLM or SGLang log, or a case, whatever its name is; or the name of a profile.
+    """The requests in ``file``: HAR, OpenAI Batch JSONL, a Mooncake trace, curl
+    commands, a JSON body, a vLLM or SGLang log, or a case, whatever its name is; or the
+    name of a profile.
 
-    Args:
-        server: what they are played on. A case of ours (its file, or a finding's folder) keeps its
+    Args: server: what they are played on. A case of ours (its file, or a finding's
+        folder) keeps its
             own.
         host: ``HOST[:PORT]`` whose requests are read, where a HAR has those of several.
-        concurrency: so many run at once, whatever the recording tells of that. None: as it tells;
-            one after the other where it does not.
+        concurrency: so many run at once, whatever the recording tells of that. None: as
+            it tells; one after the other where it does not.
         excerpt: the part that is wanted.
         seed: of prompts that are made up, for a trace or a profile.
 
@@ -92,7 +108,9 @@ def read(
     """
     if str(file) in PROFILES and not is_there(file):
         trace = trace_of(str(file), seed, excerpt)
-        return _of_trace(trace, server, Origin(format="profile", file=file.name), concurrency, seed)
+        return _of_trace(
+            trace, server, Origin(format="profile", file=file.name), concurrency, seed
+        )
     if is_folder(file):
         if not is_file(file / CASE_FILE):
             raise UsageError(f"{file} is a folder without a {CASE_FILE}.")
@@ -104,7 +122,9 @@ def read(
             if kind == "case":
                 case, below = read_case(file)
                 contents = Contents(below / IMAGES_DIR)
-                contents.has(i.sha256 for i in case.images.values() if isinstance(i, Content))
+                contents.has(
+                    i.sha256 for i in case.images.values() if isinstance(i, Content)
+                )
                 if excerpt:
                     places = excerpt.places([op.at_s for op in case.operations])
                     case = case.keeping({case.operations[place].id for place in places})
@@ -124,7 +144,9 @@ def read(
             if not heard:
                 raise _nothing_in(file.name)
         slack = SLACK_S if kind == "har" else 0.0
-        case, ordered = case_of(heard, server, bodies, concurrency=concurrency, slack=slack)
+        case, ordered = case_of(
+            heard, server, bodies, concurrency=concurrency, slack=slack
+        )
         origin = Origin(
             format=kind,
             file=tally.file,
@@ -136,10 +158,14 @@ def read(
         )
         title = f"{len(case.operations)} requests from a {NAMES[kind]}"
         case = case.model_copy(update={"origin": origin, "title": title})
-        bodies.contents.keep({i.sha256 for i in case.images.values() if isinstance(i, Content)})
+        bodies.contents.keep(
+            {i.sha256 for i in case.images.values() if isinstance(i, Content)}
+        )
         return Captured(case, bodies.contents)
     except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror or error}.") from error
+        raise UsageError(
+            f"{file} cannot be read: {error.strerror or error}."
+        ) from error
 
 
 def _digest(file: BufferedReader) -> str:
@@ -149,12 +175,17 @@ def _digest(file: BufferedReader) -> str:
 
 def _nothing_in(name: str) -> UsageError:
     return UsageError(
-        f"{name} has no request in that time.", hint="--window counts seconds from its first one"
+        f"{name} has no request in that time.",
+        hint="--window counts seconds from its first one",
     )
 
 
 def _of_trace(
-    trace: Trace, server: ServerWanted, origin: Origin, concurrency: int | None, seed: int
+    trace: Trace,
+    server: ServerWanted,
+    origin: Origin,
+    concurrency: int | None,
+    seed: int,
 ) -> Captured:
     """Raises UsageError."""
     if not trace.rows:
@@ -164,10 +195,14 @@ def _of_trace(
     case, ordered = case_of(heard, server, bodies, concurrency=concurrency)
     case = in_sessions(case, trace.rows)
     told = ordered if concurrency is not None else []
-    origin = origin.model_copy(update={"read": len(trace.rows), "notes": [*told, *notes]})
+    origin = origin.model_copy(
+        update={"read": len(trace.rows), "notes": [*told, *notes]}
+    )
     kind = f"{NAMES[origin.format]}{f' {origin.file}' * (origin.format == 'profile')}"
     title = f"{len(case.operations)} requests from a {kind}"
-    return Captured(case.model_copy(update={"origin": origin, "title": title}), bodies.contents)
+    return Captured(
+        case.model_copy(update={"origin": origin, "title": title}), bodies.contents
+    )
 
 
 def holds_case(place: Path) -> bool:
@@ -176,7 +211,9 @@ def holds_case(place: Path) -> bool:
         return is_file(place / CASE_FILE)
     try:
         with open_to_read(place) as opened:
-            begins = opened.read(1 << 10).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
+            begins = (
+                opened.read(1 << 10).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
+            )
             opened.seek(0)
             return begins and _json_kind(opened) == "case"
     except OSError:
@@ -194,10 +231,15 @@ def _requests(
             for one in har.requests():
                 found.add(one)
             if len(har.hosts) > 1:
-                shown = [f"{host} ({count})" for host, count in har.hosts.most_common(5)]
+                shown = [
+                    f"{host} ({count})" for host, count in har.hosts.most_common(5)
+                ]
                 more = f" and {len(har.hosts) - 5} more" if len(har.hosts) > 5 else ""
                 raise UsageError(
-                    f"{tally.file} has requests to several hosts: {', '.join(shown)}{more}.",
+                    (
+                        f"{tally.file} has requests to several hosts: "
+                        f"{', '.join(shown)}{more}."
+                    ),
                     hint=f"choose one: --host {har.hosts.most_common(1)[0][0]}",
                 )
             heard = settled(list(found), har.creator)
@@ -205,8 +247,14 @@ def _requests(
             for one in batch_requests(lines(file), bodies, tally):
                 found.add(one)
         case "curl" | "body":
-            text = file.read(MAX_TEXT).decode("utf-8", "surrogateescape").removeprefix("\ufeff")
-            given = curl_requests(text, folder) if tally.format == "curl" else _plain(text)
+            text = (
+                file.read(MAX_TEXT)
+                .decode("utf-8", "surrogateescape")
+                .removeprefix("\ufeff")
+            )
+            given = (
+                curl_requests(text, folder) if tally.format == "curl" else _plain(text)
+            )
             hears = Hears(bodies)
             for exchange in given:
                 tally.read += 1
@@ -221,11 +269,13 @@ def _requests(
         case _:
             SglangLog(bodies, tally, found).read(messages(lines(file)))
     if not found:
-        left = "; ".join(f"{count} × {why}" for why, count in tally.left_out.most_common(4))
+        left = "; ".join(
+            f"{count} × {why}" for why, count in tally.left_out.most_common(4)
+        )
         told = f" ({left})" if left else ""
         raise UsageError(
-            f"{tally.file} has no request that can be played, of {tally.read} that were "
-            f"read{told}.",
+            f"{tally.file} has no request that can be played, of {tally.read} that "
+            f"were read{told}.",
             hint=RECIPE,
         )
     return heard or list(found)
@@ -241,7 +291,10 @@ def _sniffed(file: BufferedReader, name: str) -> str:
         raise UsageError(f"{name} is empty.", hint=RECIPE)
     if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
         raise UsageError(
-            f"{name} is a pickle (a dump of SGLang's), which is not opened: reading one runs code.",
+            (
+                f"{name} is a pickle (a dump of SGLang's), which is not opened: "
+                "reading one runs code."
+            ),
             hint="record the log instead: --log-requests --log-requests-level 3",
         )
     if CURL.search(head.decode("utf-8", "replace")) and head[:1] != b"{":
@@ -272,7 +325,11 @@ def _json_kind(file: BufferedReader) -> str:
             elif event == "start_map" and depth == 1 and key == "log":
                 return "har"
             found = _by_keys(keys)
-            if found not in ("", "body") or count > MOST_EVENTS or (count and not depth):
+            if (
+                found not in ("", "body")
+                or count > MOST_EVENTS
+                or (count and not depth)
+            ):
                 return found
     except BadJson:
         pass
@@ -294,8 +351,17 @@ def _by_keys(keys: set[str]) -> str:
 # ------------------------------------------------------------------ bodies
 
 _OF_A_BODY: Final = {
-    *("messages", "prompt", "input", "text", "input_ids", "input_embeds", "token_ids", "query"),
-    *("text_1", "lora_name", "image_data"),
+    "messages",
+    "prompt",
+    "input",
+    "text",
+    "input_ids",
+    "input_embeds",
+    "token_ids",
+    "query",
+    "text_1",
+    "lora_name",
+    "image_data",
 }
 _BY_FIELDS: Final = (
     ({"messages", "max_tokens", "anthropic_version"}, "/v1/messages"),
@@ -310,8 +376,16 @@ _BY_FIELDS: Final = (
     ({"text_1"}, "/score"),
 )
 _OF_RESPONSES: Final = {
-    *("instructions", "max_output_tokens", "reasoning", "tools", "previous_response_id", "store"),
-    *("text", "stream", "background", "temperature"),
+    "instructions",
+    "max_output_tokens",
+    "reasoning",
+    "tools",
+    "previous_response_id",
+    "store",
+    "text",
+    "stream",
+    "background",
+    "temperature",
 }
 
 
@@ -329,7 +403,9 @@ def _plain(text: str) -> Iterator[Exchange | Unusable]:
         bodies = [text.strip("\n")]
     except (ValueError, RecursionError):
         bodies = [line for line in text.splitlines() if line.strip()]
-        if not all(line.startswith("{") and line.rstrip().endswith("}") for line in bodies):
+        if not all(
+            line.startswith("{") and line.rstrip().endswith("}") for line in bodies
+        ):
             bodies = [text.strip("\n")]  # one that is broken
     for one in bodies:
         names = set(re.findall(r'"(\w+)"\s*:', one))
@@ -384,13 +460,18 @@ def _operation(line: Line, bodies: Bodies, tally: Tally) -> Operation:
     if "response" in request and "body" not in request:
         raise UsageError(
             f"{tally.file} holds the answers of a batch, not its requests.",
-            hint="give the file that was uploaded: its lines have custom_id, url and body",
+            hint=(
+                "give the file that was uploaded: its lines have custom_id, "
+                "url and body"
+            ),
         )
     tally.dropped["custom_id"] += "custom_id" in request
     method = str(request.get("method", "POST")).upper()
     if method not in METHODS:
         raise Unusable("a method that is none of HTTP")
-    body = next((line.text[a:b] for name, a, b in members(line.text) if name == "body"), "")
+    body = next(
+        (line.text[a:b] for name, a, b in members(line.text) if name == "body"), ""
+    )
     written = request.get("body")
     if body == "null":
         body = ""
@@ -405,7 +486,9 @@ def _operation(line: Line, bodies: Bodies, tally: Tally) -> Operation:
         raise Unusable("an entry without an address") from error
     path = target._replace(scheme="", netloc="", fragment="").geturl()
     kind = [("Content-Type", JSON_TYPE)] if body else []
-    return bodies.request(method, path, [*kind, *told], body.encode("utf-8", "surrogateescape"))
+    return bodies.request(
+        method, path, [*kind, *told], body.encode("utf-8", "surrogateescape")
+    )
 
 
 # ------------------------------------------------------------------ what was lost
@@ -415,8 +498,11 @@ def notes(tally: Tally, bodies: Bodies) -> Iterator[str]:
     yield from bodies.notes()
     if tally.format == "vllm-log" and (count := tally.left_out[UNLOGGED]):
         yield (
-            f"{count} requests were refused, and vLLM logs a prompt only once it is accepted: "
-            "what a refused request leaves behind is not in this case."
+            f"{count} requests were refused, and vLLM logs a prompt only once it is "
+            "accepted: what a refused request leaves behind is not in this case."
         )
     if tally.format.endswith("-log"):
-        yield "Of a log, prompts stand after the chat template, unless it has whole bodies."
+        yield (
+            "Of a log, prompts stand after the chat template, unless it has "
+            "whole bodies."
+        )

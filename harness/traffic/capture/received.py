@@ -1,4 +1,5 @@
-"""The head and the body of a client's request, read within bounds; what is malformed is refused."""
+"""The head and the body of a client's request, read within bounds; what is malformed is
+refused."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class MalformedRequest(Exception):
 
 
 class BoundedHead:
-    """A stream whose lines have ``MAX_HEAD`` bytes in all, until ``begin`` is called again."""
+    """A stream whose lines have ``MAX_HEAD`` bytes in all, until ``begin`` is called
+    again."""
 
     def __init__(self, stream: BufferedIOBase) -> None:
         self._stream = stream
@@ -60,7 +62,8 @@ class BoundedHead:
 
 
 def check_head(method: str, target: str, headers: Message) -> None:
-    """Raises MalformedRequest: the head is none that HTTP has, or none that can be passed on."""
+    """Raises MalformedRequest: the head is none that HTTP has, or none that can be
+    passed on."""
     if method == "CONNECT":
         raise MalformedRequest(501, "a tunnel (CONNECT)")
     if not _TOKEN.fullmatch(method):
@@ -88,16 +91,22 @@ def check_head(method: str, target: str, headers: Message) -> None:
 def body_of(stream: BoundedHead, headers: Message) -> Iterator[bytes]:
     """The body in pieces, without its framing.
 
-    Raises:
-        MalformedRequest: its framing is wrong, it is longer than ``MAX_BODY``, or it ends early.
+    Raises: MalformedRequest: its framing is wrong, it is longer than ``MAX_BODY``, or
+        it ends early.
     """
-    codings = [one for value in headers.get_all("Transfer-Encoding") or [] for one in _list(value)]
+    codings = [
+        one
+        for value in headers.get_all("Transfer-Encoding") or []
+        for one in _list(value)
+    ]
     if codings == ["chunked"]:
         yield from _chunks(stream)
         return
     if codings not in ([], ["identity"]):
         raise MalformedRequest(501, "a body in another coding than chunked")
-    lengths = {one for value in headers.get_all("Content-Length") or [] for one in _list(value)}
+    lengths = {
+        one for value in headers.get_all("Content-Length") or [] for one in _list(value)
+    }
     if len(lengths) > 1:
         raise MalformedRequest(400, "two different Content-Lengths")
     length = lengths.pop() if lengths else "0"

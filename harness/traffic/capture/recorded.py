@@ -15,7 +15,8 @@ from mmrepro.traffic.case.files import MAX_CASE_BYTES
 from mmrepro.traffic.case.model import Case, Operation, Recorded, ServerWanted
 
 SLACK_S = 0.001
-"""Browsers write times in milliseconds: what ended so shortly after had ended before."""
+"""Browsers write times in milliseconds: what ended so shortly after had ended
+before."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class Waits:
 
 
 def waits(spans: Sequence[Span], slack: float = SLACK_S) -> list[Waits]:
-    """For each of ``spans``, which stand in the order of sending: it is sent behind the one before
-    it, and when all those have ended that had ended in the recording. What follows from other
-    waits is left out: the one waited for had itself waited for it.
+    """For each of ``spans``, which stand in the order of sending: it is sent behind the
+    one before it, and when all those have ended that had ended in the recording. What
+    follows from other waits is left out: the one waited for had itself waited for it.
     """
     found: list[Waits] = []
     running: list[tuple[float, int]] = []
@@ -68,14 +69,17 @@ def _implied(spans: Sequence[Span], place: int, by: int, slack: float) -> bool:
     """``by`` was sent after ``place`` had ended, so it waits for that itself."""
     end = spans[place].end
     return (
-        place < by and end is not None and max(end, spans[place].begin) <= spans[by].begin + slack
+        place < by
+        and end is not None
+        and max(end, spans[place].begin) <= spans[by].begin + slack
     )
 
 
 # ------------------------------------------------------------------ requests
 
 MAX_TEXT = MAX_CASE_BYTES // 2
-"""Characters of all requests that are kept, without their pictures: a case must stay readable."""
+"""Characters of all requests that are kept, without their pictures: a case must stay
+readable."""
 
 
 @dataclass
@@ -93,10 +97,10 @@ class Tally:
 class RecordedRequest:
     """One request.
 
-    ``begin`` and ``end`` are on one clock of the recording, of seconds or of lines; ``at_s`` is
-    wall-clock time where the recording tells it. ``running`` is how many others ran when it was
-    sent, where only that is known. ``pieces``: of its stream, before its client ``left``.
-    """
+    ``begin`` and ``end`` are on one clock of the recording, of seconds or of lines;
+    ``at_s`` is wall-clock time where the recording tells it. ``running`` is how many
+    others ran when it was sent, where only that is known. ``pieces``: of its stream,
+    before its client ``left``."""
 
     operation: Operation
     begin: float | None = None
@@ -166,8 +170,8 @@ def case_of(
     concurrency: int | None = None,
     slack: float = SLACK_S,
 ) -> tuple[Case, list[str]]:
-    """The case, and sentences on how its order came about. ``concurrency``: so many at once,
-    whatever the recording tells of that; None: as it tells."""
+    """The case, and sentences on how its order came about. ``concurrency``: so many at
+    once, whatever the recording tells of that; None: as it tells."""
     found = list(heard)
     notes: list[str] = []
     timed = [h for h in found if h.begin is not None]
@@ -178,26 +182,33 @@ def case_of(
         after = [one.barriers(names) for one in waits(spans, slack)]
         if unknown:
             notes.append(
-                f"{unknown} requests have no time that can be believed: each is sent behind the "
-                "one before it."
+                f"{unknown} requests have no time that can be believed: each is sent "
+                "behind the one before it."
             )
     else:
         after = [_behind(place, h, concurrency) for place, h in enumerate(found)]
         if concurrency is not None:
             notes.append(
-                f"The requests are sent in order, up to {concurrency} at once, as was asked for."
+                f"The requests are sent in order, up to {concurrency} at once, as was "
+                "asked for."
             )
         elif any(h.running is not None for h in found):
-            notes.append("The recording tells how many requests ran beside each, not which.")
+            notes.append(
+                "The recording tells how many requests ran beside each, not which."
+            )
         else:
-            notes.append("The recording tells no times: each request waits for the one before it.")
+            notes.append(
+                "The recording tells no times: each request waits for the one before "
+                "it."
+            )
     operations = _named(found, after)
     case = Case(server=server, images=bodies.images, operations=operations)
     return case.keeping({op.id for op in operations}), notes
 
 
 def _behind(place: int, heard: RecordedRequest, concurrency: int | None) -> list[str]:
-    """Of a recording without times: each after the one before, or beside so many others."""
+    """Of a recording without times: each after the one before, or beside so many
+    others."""
     if not place:
         return []
     running = heard.running if concurrency is None else concurrency - 1
@@ -206,7 +217,9 @@ def _behind(place: int, heard: RecordedRequest, concurrency: int | None) -> list
     return [f"r{place}.sent", f"running<={running}"]
 
 
-def _named(found: Sequence[RecordedRequest], after: Sequence[list[str]]) -> list[Operation]:
+def _named(
+    found: Sequence[RecordedRequest], after: Sequence[list[str]]
+) -> list[Operation]:
     moments = [h.begin if h.at_s is None else h.at_s for h in found]
     first = min((m for m in moments if m is not None), default=0.0)
     known: dict[str, str] = {}
@@ -238,8 +251,13 @@ _STRINGS = re.compile(r'"([A-Za-z0-9_:.-]{6,200})"')
 
 
 def _linked(operation: Operation, known: Mapping[str, str]) -> Operation:
-    """Names that a server gave in earlier answers (``known``: where) are taken from there anew."""
-    told = operation.body if operation.body is not None else json.dumps(operation.parameters)
+    """Names that a server gave in earlier answers (``known``: where) are taken from
+    there anew."""
+    told = (
+        operation.body
+        if operation.body is not None
+        else json.dumps(operation.parameters)
+    )
     segments = operation.path.split("/")
     found = {one for one in (*_STRINGS.findall(told), *segments) if one in known}
     if not found:
@@ -248,9 +266,13 @@ def _linked(operation: Operation, known: Mapping[str, str]) -> Operation:
     for value, name in names.items():
         told = told.replace(f'"{value}"', f'"${{{name}}}"')
         segments = [f"${{{name}}}" if one == value else one for one in segments]
-    body = {"parameters": json.loads(told)} if operation.body is None else {"body": told}
+    body = (
+        {"parameters": json.loads(told)} if operation.body is None else {"body": told}
+    )
     values = {name: known[value] for value, name in names.items()}
-    return operation.model_copy(update={**body, "path": "/".join(segments), "values": values})
+    return operation.model_copy(
+        update={**body, "path": "/".join(segments), "values": values}
+    )
 
 
 def _in_time(found: Sequence[RecordedRequest]) -> tuple[list[RecordedRequest], int]:

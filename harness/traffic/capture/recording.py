@@ -1,7 +1,8 @@
-"""What a proxy records: kept on disk while it runs, and written as a HAR piece by piece.
+"""What a proxy records: kept on disk while it runs, and written as a HAR piece by
+piece.
 
-A client may send more than memory holds, so no body is ever whole in it but where its reader asks.
-"""
+A client may send more than memory holds, so no body is ever whole in it but where its
+reader asks."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ def entry_of(
     headers = list(headers)
     entry = _entry(method, url, headers)
     if body:
-        entry["request"]["postData"] = {"mimeType": _content_type(headers), **_text(body)}
+        entry["request"]["postData"] = {
+            "mimeType": _content_type(headers),
+            **_text(body),
+        }
     return entry
 
 
@@ -53,7 +57,9 @@ def _entry(method: str, url: str, headers: Sequence[tuple[str, str]]) -> dict[st
 
 
 def _content_type(headers: Iterable[tuple[str, str]]) -> str:
-    return next((value for name, value in headers if name.lower() == "content-type"), "")
+    return next(
+        (value for name, value in headers if name.lower() == "content-type"), ""
+    )
 
 
 def _text(body: bytes) -> dict[str, str]:
@@ -68,7 +74,8 @@ class RecordingFull(Exception):
 
 
 class Spool:
-    """Bytes in one file without a name, gone with this object; no more than ``most`` in all.
+    """Bytes in one file without a name, gone with this object; no more than ``most`` in
+    all.
 
     Attributes:
         held: bytes that were taken.
@@ -92,7 +99,8 @@ class Spool:
             self.held += count
 
     def write(self, data: bytes) -> tuple[int, int]:
-        """Write what was reserved; returns where it lies, and its length. Raises RecordingFull."""
+        """Write what was reserved; returns where it lies, and its length. Raises
+        RecordingFull."""
         with self._lock:
             begin, at = self._end, 0
             try:
@@ -124,7 +132,8 @@ class KeptBytes:
         with self._lock:
             self._last += data
             self.length += len(data)
-            # Streams come in pieces of some bytes: a place in the file for each is too many.
+            # Streams come in pieces of some bytes: a place in the file for each is too
+            # many.
             if len(self._last) >= PIECE:
                 self._flush()
 
@@ -213,7 +222,8 @@ class KeptRequest:
     def written(self) -> Iterator[bytes]:
         """The entry as JSON, in pieces."""
         entry = self._without_bodies()
-        # Text that no client can know, in place of each body: there the JSON is taken apart.
+        # Text that no client can know, in place of each body: there the JSON is taken
+        # apart.
         marks: dict[str, KeptBytes] = {}
         if self.body.length:
             mark = secrets.token_hex(16)
@@ -255,7 +265,8 @@ class RecordedEntries(Sequence[dict[str, Any]]):
 
 
 class Recording:
-    """All requests of a recording, in the order in which they came; bounded in number and bytes."""
+    """All requests of a recording, in the order in which they came; bounded in number
+    and bytes."""
 
     def __init__(self, most_requests: int, most_bytes: int) -> None:
         self.most_requests = most_requests
@@ -266,7 +277,8 @@ class Recording:
     def begin(
         self, method: str, url: str, headers: Sequence[tuple[str, str]], body: KeptBytes
     ) -> KeptRequest:
-        """A request that has no answer yet; ``keep`` records it. Raises RecordingFull."""
+        """A request that has no answer yet; ``keep`` records it. Raises
+        RecordingFull."""
         head = KeptBytes(self.spool)
         head.add(json.dumps(_entry(method, url, headers)).encode())
         head.close()
@@ -289,7 +301,9 @@ class Recording:
 
 
 def _write(out: BinaryIO, requests: Sequence[KeptRequest]) -> None:
-    out.write(b'{"log": {"version": "1.2", "creator": {"name": "mmrepro"}, "entries": [')
+    out.write(
+        b'{"log": {"version": "1.2", "creator": {"name": "mmrepro"}, "entries": ['
+    )
     for number, request in enumerate(requests):
         out.write(b", " if number else b"")
         out.writelines(request.written())

@@ -1,8 +1,8 @@
 """A recording of a client's requests, made in a box of its own.
 
-What a client sends and a server answers is parsed there, so that a request which brings the parser
-down brings down nothing else. mmrepro reads how it stands from a pipe, and the finished HAR from a
-file that the box was given open: both bounded, both as data.
+What a client sends and a server answers is parsed there, so that a request which brings
+the parser down brings down nothing else. mmrepro reads how it stands from a pipe, and
+the finished HAR from a file that the box was given open: both bounded, both as data.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ READY_S, WRITTEN_S = 60.0, 120.0
 
 
 class BoxedRecording:
-    """A recording proxy in a box, between a client's box and a server's; a context manager.
+    """A recording proxy in a box, between a client's box and a server's; a context
+    manager.
 
     Attributes:
         model: the name that the server has for its model.
@@ -142,10 +143,13 @@ def _import_paths() -> list[Path]:
     """
     packages = (mmrepro, probes, reproducers)
     parts = [Path(package.__file__).parent for package in packages if package.__file__]
-    return [*parts, *(Path(path) for path in sys.path if path and Path(path).is_absolute())]
+    return [
+        *parts,
+        *(Path(path) for path in sys.path if path and Path(path).is_absolute()),
+    ]
 
 
-# ------------------------------------------------------------------------------- in the box
+# --------------------------------------------------------------------------- in the box
 
 
 def main() -> None:

@@ -14,7 +14,13 @@ from typing import Any, Final, TypeVar
 
 from mmrepro.traffic.capture.looks import look
 from mmrepro.traffic.capture.messages import Captured, Contents
-from mmrepro.traffic.capture.texts import Changes, Gathered, Vocabulary, places, rewritten
+from mmrepro.traffic.capture.texts import (
+    Changes,
+    Gathered,
+    Vocabulary,
+    places,
+    rewritten,
+)
 from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import (
     LEAVE_S,
@@ -34,13 +40,16 @@ U = TypeVar("U")
 _LIMIT = re.compile(
     r"maximum context length is (\d{1,9})|context length of (\d{1,9})", re.IGNORECASE
 )
-_LENGTH = re.compile(r"context length|too long|max_model_len|maximum.{0,40}length", re.IGNORECASE)
+_LENGTH = re.compile(
+    r"context length|too long|max_model_len|maximum.{0,40}length", re.IGNORECASE
+)
 _ANSWER: Final = ("max_tokens", "max_completion_tokens", "min_tokens")
 _UNIT = re.compile(r"<\|\w{1,40}\|>|.", re.DOTALL)
 PATCH: Final = 28
 """Side in pixels of what becomes about one token (Qwen2-VL)."""
 AROUND: Final = 24
-"""Tokens that a chat template puts around a conversation, and a third of it around a message."""
+"""Tokens that a chat template puts around a conversation, and a third of it around a
+message."""
 _STEPS: Final = 60
 
 
@@ -69,9 +78,12 @@ def _prompts(operation: Operation) -> tuple[list[str], list[list[int]]]:
 
 
 class Lengths:
-    """Counts tokens of requests, as a model's tokenizer and Qwen2-VL's patches make them."""
+    """Counts tokens of requests, as a model's tokenizer and Qwen2-VL's patches make
+    them."""
 
-    def __init__(self, case: Case, contents: Mapping[str, bytes], vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, case: Case, contents: Mapping[str, bytes], vocabulary: Vocabulary
+    ) -> None:
         self._vocabulary = vocabulary
         self._known: dict[str, Sequence[int]] = {}
         self.images = {n: _tokens(_size(n, case.images, contents)) for n in case.images}
@@ -88,22 +100,28 @@ class Lengths:
         operation = opened(operation)
         total = AROUND + AROUND // 3 * len(operation.messages or [])
         texts, ids = _prompts(operation)
-        total += sum(map(self.text, texts)) + sum(self.images[n] for n in operation.images)
+        total += sum(map(self.text, texts)) + sum(
+            self.images[n] for n in operation.images
+        )
         return total + sum(map(len, ids))
 
     def whole(self, operation: Operation) -> int:
         """With the answer that is asked for."""
         operation = opened(operation)
         asked = [operation.parameters.get(name) for name in _ANSWER[:2]]
-        return self.prompt(operation) + max((n for n in asked if type(n) is int), default=1)
+        return self.prompt(operation) + max(
+            (n for n in asked if type(n) is int), default=1
+        )
 
 
-def scale(captured: Captured, max_model_len: int, *, model: Path | None = None) -> Captured:
-    """Texts, answers and pictures shortened by one factor, so that the longest prompt that was
-    answered fits ``max_model_len``; what was too long stays too long.
+def scale(
+    captured: Captured, max_model_len: int, *, model: Path | None = None
+) -> Captured:
+    """Texts, answers and pictures shortened by one factor, so that the longest prompt
+    that was answered fits ``max_model_len``; what was too long stays too long.
 
-    Args:
-        model: folder with the ``tokenizer.json`` whose tokens count, as of ``anonymise``.
+    Args: model: folder with the ``tokenizer.json`` whose tokens count, as of
+        ``anonymise``.
 
     Raises:
         UsageError: there is no such tokenizer.
@@ -111,7 +129,9 @@ def scale(captured: Captured, max_model_len: int, *, model: Path | None = None) 
     case, contents = captured.case, captured.contents
     vocabulary = Vocabulary(model, case.server.model)
     lengths = Lengths(case, contents, vocabulary)
-    refusals = (_LIMIT.search(op.recorded.text) for op in case.operations if op.recorded)
+    refusals = (
+        _LIMIT.search(op.recorded.text) for op in case.operations if op.recorded
+    )
     limit = next((int(one[1] or one[2]) for one in refusals if one), None)
     refused = {op.id for op in case.operations if _too_long(op, lengths, limit)}
     answered = [op for op in case.operations if op.id not in refused]
@@ -133,13 +153,16 @@ def scale(captured: Captured, max_model_len: int, *, model: Path | None = None) 
     notes = list(case.origin.notes)
     if factor < 1:
         notes.append(
-            f"Lengths of texts and answers, and areas of pictures, are scaled by {factor:.3g}, so "
-            f"that what was answered fits {max_model_len} tokens; what began alike still does."
+            "Lengths of texts and answers, and areas of pictures, are scaled by "
+            f"{factor:.3g}, so that what was answered fits {max_model_len} tokens; "
+            "what began alike still does."
         )
     if refused:
         notes.append(f"{len(refused)} requests that were too long are too long again.")
     if over:
-        notes.append(f"{len(over)} requests could not be made to fit: {', '.join(over[:5])}.")
+        notes.append(
+            f"{len(over)} requests could not be made to fit: {', '.join(over[:5])}."
+        )
     origin = case.origin.model_copy(update={"notes": notes, "scaled": factor < 1})
     shown = scaled.case.model_copy(update={"operations": operations, "origin": origin})
     return replace(scaled, case=shown)
@@ -153,8 +176,11 @@ def _too_long(operation: Operation, lengths: Lengths, limit: int | None) -> bool
     return longer or bool(_LENGTH.search(recorded.text))
 
 
-def _lengthened(operation: Operation, lengths: Lengths, max_model_len: int) -> Operation:
-    """Its last text goes on, until it does not fit: what it shares with others stays."""
+def _lengthened(
+    operation: Operation, lengths: Lengths, max_model_len: int
+) -> Operation:
+    """Its last text goes on, until it does not fit: what it shares with others
+    stays."""
     missing = max_model_len + AROUND * 4 - lengths.prompt(operation)
     if missing <= 0:
         return operation
@@ -186,8 +212,8 @@ class _Units:
         self._parted = places(self._texts), places(self._prompts)
 
     def shorter(self, factor: float) -> _Prompts:
-        """Between two places at which others part, the first of the units stay: what began alike
-        still does, and what parted still parts with the same one."""
+        """Between two places at which others part, the first of the units stay: what
+        began alike still does, and what parted still parts with the same one."""
         texts = {
             "".join(units): "".join(_between(units, parted, factor, _letters))
             for units, parted in zip(self._texts, self._parted[0], strict=True)
@@ -225,7 +251,9 @@ def _letters(units: Sequence[str], factor: float) -> list[str]:
     return kept
 
 
-def _scaled(case: Case, contents: Mapping[str, bytes], units: _Units, factor: float) -> Captured:
+def _scaled(
+    case: Case, contents: Mapping[str, bytes], units: _Units, factor: float
+) -> Captured:
     kept = Contents()
     if factor >= 1:
         for name, data in contents.items():
@@ -235,7 +263,9 @@ def _scaled(case: Case, contents: Mapping[str, bytes], units: _Units, factor: fl
     smaller = _Smaller(contents, kept, factor)
     operations = [_fewer(rewritten(op, changes), factor) for op in case.operations]
     images = {name: smaller.image(image) for name, image in case.images.items()}
-    return Captured(case.model_copy(update={"operations": operations, "images": images}), kept)
+    return Captured(
+        case.model_copy(update={"operations": operations, "images": images}), kept
+    )
 
 
 def _fewer(operation: Operation, factor: float) -> Operation:
@@ -267,7 +297,9 @@ def _barrier(text: str, factor: float) -> str:
 # ---------------------------------------------------------------------- pictures
 
 
-def _size(name: str, images: Mapping[str, Image], contents: Mapping[str, bytes]) -> tuple[int, int]:
+def _size(
+    name: str, images: Mapping[str, Image], contents: Mapping[str, bytes]
+) -> tuple[int, int]:
     image: Any = images[name]
     if isinstance(image, Content):
         return look(contents[image.sha256]).size or (0, 0)
@@ -285,7 +317,9 @@ def _tokens(size: tuple[int, int]) -> int:
 class _Smaller:
     """Pictures of a smaller area; those that differ still do."""
 
-    def __init__(self, contents: Mapping[str, bytes], kept: Contents, factor: float) -> None:
+    def __init__(
+        self, contents: Mapping[str, bytes], kept: Contents, factor: float
+    ) -> None:
         self._contents, self._kept, self._factor = contents, kept, factor
         self._made: dict[str, str] = {}
 
@@ -305,7 +339,9 @@ class _Smaller:
         return image
 
     def _sides(self, size: tuple[int, int]) -> tuple[int, int]:
-        width, height = (min(n, max(PATCH, round(n * math.sqrt(self._factor)))) for n in size)
+        width, height = (
+            min(n, max(PATCH, round(n * math.sqrt(self._factor)))) for n in size
+        )
         return width, height
 
     def _resized(self, data: bytes) -> str:

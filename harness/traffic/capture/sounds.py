@@ -1,5 +1,5 @@
-"""Noise in the place of sounds, films and files: of the same length, and of the same kind where one
-can be made without a decoder."""
+"""Noise in the place of sounds, films and files: of the same length, and of the same
+kind where one can be made without a decoder."""
 
 from __future__ import annotations
 
@@ -12,32 +12,70 @@ Made = tuple[bytes, bool]
 
 _SIGNATURES: Final = (
     # How files of a kind begin; the rest of a header may say whose it is.
-    *(b"OggS", b"fLaC", b"\x1a\x45\xdf\xa3", b"#!AMR", b"FLV\x01", b"MThd", b"FORM", b"ADIF"),
-    *(b"\xff\xf1", b"\xff\xf9", b"\x00\x00\x01\xba", b"\x00\x00\x01\xb3", b"\x30\x26\xb2\x75"),
-    *(b"%PDF-", b"PK\x03\x04", b"\x1f\x8b", b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM"),
-    *(b"II*\x00", b"MM\x00*", b"RIFF"),
+    b"OggS",
+    b"fLaC",
+    b"\x1a\x45\xdf\xa3",
+    b"#!AMR",
+    b"FLV\x01",
+    b"MThd",
+    b"FORM",
+    b"ADIF",
+    b"\xff\xf1",
+    b"\xff\xf9",
+    b"\x00\x00\x01\xba",
+    b"\x00\x00\x01\xb3",
+    b"\x30\x26\xb2\x75",
+    b"%PDF-",
+    b"PK\x03\x04",
+    b"\x1f\x8b",
+    b"\x89PNG",
+    b"\xff\xd8\xff",
+    b"GIF8",
+    b"BM",
+    b"II*\x00",
+    b"MM\x00*",
+    b"RIFF",
 )
 _BRANDS: Final = frozenset(
     {
-        *(b"isom", b"iso2", b"iso5", b"iso6", b"mp41", b"mp42", b"avc1", b"qt  ", b"M4A "),
-        *(b"M4V ", b"M4B ", b"3gp4", b"3gp5", b"dash", b"heic", b"avif"),
+        b"isom",
+        b"iso2",
+        b"iso5",
+        b"iso6",
+        b"mp41",
+        b"mp42",
+        b"avc1",
+        b"qt  ",
+        b"M4A ",
+        b"M4V ",
+        b"M4B ",
+        b"3gp4",
+        b"3gp5",
+        b"dash",
+        b"heic",
+        b"avif",
     }
 )
 """Of MP4 and its kin."""
 _MOST_FORMAT: Final = 40
 """Bytes of a WAV's format: an extensible one has as many."""
-_RATES: Final = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
+_RATES: Final = {
+    3: (44100, 48000, 32000),
+    2: (22050, 24000, 16000),
+    0: (11025, 12000, 8000),
+}
 """Samples a second, by the version of MPEG."""
 _LAYER_3: Final = {
     True: (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
     False: (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
 }
-"""Thousands of bits a second of MPEG 1, and of the other ones: ISO/IEC 11172-3 and 13818-3."""
+"""Thousands of bits a second of MPEG 1, and of the other ones: ISO/IEC 11172-3 and
+13818-3."""
 
 
 def noise_like(data: bytes, chance: random.Random) -> Made:
-    """Bytes that tell nothing of ``data`` but its kind, length and, of a WAV or MP3, how it sounds
-    to a decoder: so many channels and samples."""
+    """Bytes that tell nothing of ``data`` but its kind, length and, of a WAV or MP3,
+    how it sounds to a decoder: so many channels and samples."""
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE" and (wave := _wave(data, chance)):
         return wave, True
     if (frames := _frames(data)) is not None:
@@ -73,7 +111,8 @@ def _format(body: bytes) -> bytes:
 
 
 def _frames(data: bytes) -> bytes | None:
-    """Silent frames of MP3, of the same rates and as long together; None if it is none."""
+    """Silent frames of MP3, of the same rates and as long together; None if it is
+    none."""
     at = 0
     if data[:3] == b"ID3" and len(data) > 10:  # titles and names stand before the sound
         size = 0
@@ -81,7 +120,9 @@ def _frames(data: bytes) -> bytes | None:
             size = size << 7 | part & 0x7F
         at = 10 + size
     header = data[at : at + 4]
-    if len(header) < 4 or header[0] != 0xFF or header[1] & 0xE6 != 0xE2:  # a frame of layer III
+    if (
+        len(header) < 4 or header[0] != 0xFF or header[1] & 0xE6 != 0xE2
+    ):  # a frame of layer III
         return None
     version, bits, rate = header[1] >> 3 & 3, header[2] >> 4, header[2] >> 2 & 3
     if version == 1 or not 0 < bits < 15 or rate == 3:
@@ -89,7 +130,9 @@ def _frames(data: bytes) -> bytes | None:
     bitrate = _LAYER_3[version == 3][bits - 1] * 1000
     length = (144 if version == 3 else 72) * bitrate // _RATES[version][rate]
     # No check sum and no padding follow; side information of zeros is silence.
-    frame = bytes([0xFF, header[1] | 1, header[2] & 0xFC, header[3] & 0xC0]) + bytes(length - 4)
+    frame = bytes([0xFF, header[1] | 1, header[2] & 0xFC, header[3] & 0xC0]) + bytes(
+        length - 4
+    )
     whole = frame * (len(data) // length + 1)
     return whole[: len(data)]
 

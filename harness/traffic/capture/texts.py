@@ -26,28 +26,70 @@ from collections.abc import Hashable, Iterator
 from typing import TypeVar
 
 _SHOWN: Final = ("image_data", "audio_data", "video_data", "file_data")
-ROLES: Final = frozenset({"system", "user", "assistant", "tool", "developer", "function"})
+ROLES: Final = frozenset(
+    {"system", "user", "assistant", "tool", "developer", "function"}
+)
 _PROTOCOL: Final = frozenset(  # their values are the interface's words, not somebody's
     {
-        *("type", "reasoning_effort", "service_tier", "detail", "format", "encoding_format"),
+        "type",
+        "reasoning_effort",
+        "service_tier",
+        "detail",
+        "format",
+        "encoding_format",
         "truncation",
     }
 )
-_WORDS: Final = frozenset({"auto", "none", "required", "low", "medium", "high", "minimal"})
+_WORDS: Final = frozenset(
+    {"auto", "none", "required", "low", "medium", "high", "minimal"}
+)
 _NAMES: Final = frozenset({"name", "id", "tool_call_id", "title", "required", "$ref"})
 _SCHEMA: Final = frozenset(
     {
-        *("type", "properties", "required", "items", "enum", "const", "description", "title"),
-        *("additionalProperties", "anyOf", "oneOf", "allOf", "not", "$defs", "$ref", "format"),
-        *("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "default"),
-        *("pattern", "strict", "examples", "function", "name", "parameters", "json_schema"),
+        "type",
+        "properties",
+        "required",
+        "items",
+        "enum",
+        "const",
+        "description",
+        "title",
+        "additionalProperties",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "not",
+        "$defs",
+        "$ref",
+        "format",
+        "minimum",
+        "maximum",
+        "minLength",
+        "maxLength",
+        "minItems",
+        "maxItems",
+        "default",
+        "pattern",
+        "strict",
+        "examples",
+        "function",
+        "name",
+        "parameters",
+        "json_schema",
         "schema",
     }
 )
 _CODE: Final = frozenset(
     {
-        *("pattern", "regex", "guided_regex", "stop_regex", "ebnf", "grammar", "guided_grammar"),
-        *("structural_tag", "chat_template"),
+        "pattern",
+        "regex",
+        "guided_regex",
+        "stop_regex",
+        "ebnf",
+        "grammar",
+        "guided_grammar",
+        "structural_tag",
+        "chat_template",
     }
 )
 _SEGMENTS: Final = frozenset(  # of the paths of engines' interfaces
@@ -278,57 +320,60 @@ _ENDINGS: Final = frozenset(
         "bin",
     ]
 )
-_OPEN_WORDS: Final = frozenset(  # values of headers and queries that are the interface's
-    [
-        "true",
-        "false",
-        "none",
-        "null",
-        "auto",
-        "json",
-        "text",
-        "gzip",
-        "deflate",
-        "identity",
-        "br",
-        "close",
-        "keep-alive",
-        "no-cache",
-        "asc",
-        "desc",
-        "default",
-        "low",
-        "medium",
-        "high",
-        "minimal",
-        "yes",
-        "no",
-        "on",
-        "off",
-        "all",
-        "any",
-        "wait",
-        "abort",
-        "keep",
-        "drain",
-        "tags",
-        "level",
-        "lora",
-        "weights",
-        "kv_cache",
-        "get",
-        "post",
-        "user",
-        "assistant",
-        "batch",
-        "fine-tune",
-        "vision",
-        "evals",
-    ]
+_OPEN_WORDS: Final = (
+    frozenset(  # values of headers and queries that are the interface's
+        [
+            "true",
+            "false",
+            "none",
+            "null",
+            "auto",
+            "json",
+            "text",
+            "gzip",
+            "deflate",
+            "identity",
+            "br",
+            "close",
+            "keep-alive",
+            "no-cache",
+            "asc",
+            "desc",
+            "default",
+            "low",
+            "medium",
+            "high",
+            "minimal",
+            "yes",
+            "no",
+            "on",
+            "off",
+            "all",
+            "any",
+            "wait",
+            "abort",
+            "keep",
+            "drain",
+            "tags",
+            "level",
+            "lora",
+            "weights",
+            "kv_cache",
+            "get",
+            "post",
+            "user",
+            "assistant",
+            "batch",
+            "fine-tune",
+            "vision",
+            "evals",
+        ]
+    )
 )
 _NUMBER: Final = re.compile(r"-?\d{0,6}(?:\.\d{1,6})?")
 _FIELD_WORD: Final = re.compile(
-    r"-?\d{0,6}(?:\.\d{1,6})?|[a-z]{2,3}(?:-[A-Za-z]{2,4})?|text|json|verbose_json|diarized_json"
+    r"-?\d{0,6}(?:\.\d{1,6})?|[a-z]{2,3}(?:-[A-Za-z]{2,4})?|text|json|verbose_json"
+    r"|diarized_json"
     r"|b64_json|url|auto|low|medium|high|word|segment|disabled|float|base64|none"
 )
 """Numbers, languages, formats."""
@@ -337,7 +382,11 @@ _MEDIA_TYPE: Final = re.compile(
     r"[a-z]{1,20}/[\w.+-]{1,60}(?:; ?charset=[\w-]{1,20})?", re.IGNORECASE
 )
 _STRUCTURED: Final = (
-    *("tools", "tool_choice", "response_format", "guided_json", "structured_outputs"),
+    "tools",
+    "tool_choice",
+    "response_format",
+    "guided_json",
+    "structured_outputs",
 )
 
 
@@ -396,7 +445,8 @@ class Gathered(Changes):
 
 
 def rewritten(operation: Operation, by: Changes) -> Operation:
-    """The operation with each of its texts as ``by`` gives it; its body is taken apart."""
+    """The operation with each of its texts as ``by`` gives it; its body is taken
+    apart."""
     if operation.body is not None and "\\u" in operation.body:
         operation = operation.model_copy(update={"body": _whole(operation.body)})
     operation = opened(operation)
@@ -407,7 +457,9 @@ def rewritten(operation: Operation, by: Changes) -> Operation:
             for name, value in _coded(operation.parameters, by).items()
         }
     }
-    update["headers"] = {n: _open(n, value, by) for n, value in operation.headers.items()}
+    update["headers"] = {
+        n: _open(n, value, by) for n, value in operation.headers.items()
+    }
     update["path"] = _path(operation.path, by)
     update["query"] = _query(operation.query, by)
     if operation.model:
@@ -415,7 +467,9 @@ def rewritten(operation: Operation, by: Changes) -> Operation:
     if operation.messages is not None:
         update["messages"] = [_message(m, by) for m in operation.messages]
     if prompt is not None:
-        update["prompt"] = by.prompt(prompt) if isinstance(prompt, str) else by.ids(prompt)
+        update["prompt"] = (
+            by.prompt(prompt) if isinstance(prompt, str) else by.ids(prompt)
+        )
     if operation.body is not None:  # it is no JSON
         update["body"] = _broken(operation.body, by)
     if operation.data is not None:
@@ -425,14 +479,17 @@ def rewritten(operation: Operation, by: Changes) -> Operation:
     return operation.model_copy(update=update)
 
 
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"\s*:|"(?P<said>(?:[^"\\]|\\.)+)(?:"|$)', re.DOTALL)
+_STRING = re.compile(
+    r'"(?:[^"\\]|\\.)*"\s*:|"(?P<said>(?:[^"\\]|\\.)+)(?:"|$)', re.DOTALL
+)
 """A name, or a string; the last one may lack its end."""
 _HOST = re.compile(r"https?://[^/?#]*/?")
 """The part of an address that says which machine it is."""
 
 
 def _open(name: str, value: str, by: Changes) -> str:
-    """The value of a header, or in a query: what is one of the protocol's own words stays."""
+    """The value of a header, or in a query: what is one of the protocol's own words
+    stays."""
     if name.lower() in ("content-type", "accept"):
         found = _MEDIA_TYPE.match(value)
         return found[0] if found else "*/*"
@@ -452,8 +509,8 @@ def _query(query: str, by: Changes) -> str:
 
 
 def _path(path: str, by: Changes) -> str:
-    """The interface's own segments stay, and those that stand for a value of an answer; ids, users
-    and whatever else somebody names have other names."""
+    """The interface's own segments stay, and those that stand for a value of an answer;
+    ids, users and whatever else somebody names have other names."""
     parts = []
     for part in path.split("/"):
         own = not part or part in _SEGMENTS or "${" in part
@@ -479,7 +536,8 @@ def _whole(text: str) -> str:
 
 
 def _broken(text: str, by: Changes) -> str:
-    """Of what is nearly JSON: the strings, but for names; of anything else all of it."""
+    """Of what is nearly JSON: the strings, but for names; of anything else all of
+    it."""
     if not text.lstrip().startswith(("{", "[")):
         return by.text(text)
 
@@ -534,7 +592,8 @@ def _part(part: Part, by: Changes) -> Part:
 
 
 def _is_own(value: str) -> bool:
-    """Whether a text is an address of this machine, whose host says nothing of anybody."""
+    """Whether a text is an address of this machine, whose host says nothing of
+    anybody."""
     return value.startswith(("http://", "https://")) and is_local(value)
 
 
@@ -550,7 +609,11 @@ def _raw(name: str, value: Any, by: Changes) -> Any:
         return host[0] + _path(place, by) + question + _query(query, by)
     if name == "text":
         return by.prompt(value)
-    is_data = name in ("url", "data", *_SHOWN) or value[:5].lower() == "data:" or len(value) > 1000
+    is_data = (
+        name in ("url", "data", *_SHOWN)
+        or value[:5].lower() == "data:"
+        or len(value) > 1000
+    )
     return by.data(value) if is_data else by.text(value)
 
 
@@ -600,8 +663,14 @@ def _plain(name: str, value: Any, by: Changes) -> Any:
         names = by.name if name == "metadata" else str  # whose keys somebody makes up
         return {names(k): _plain(k, v, by) for k, v in _coded(value, by).items()}
     if isinstance(value, list):
-        whole = name in ("prompt", "input_ids") and all(type(item) is int for item in value)
-        return by.ids(value) if whole and value else [_plain(name, item, by) for item in value]
+        whole = name in ("prompt", "input_ids") and all(
+            type(item) is int for item in value
+        )
+        return (
+            by.ids(value)
+            if whole and value
+            else [_plain(name, item, by) for item in value]
+        )
     if not isinstance(value, str) or name in _PROTOCOL | _CODE or value in _WORDS:
         return value
     if name in ("prompt", "text", "content"):
@@ -618,14 +687,17 @@ _ENOUGH_WORDS: Final = 400
 _MOST_WORDS: Final = 4000
 _WORD = re.compile(r"[a-z]{3,8}")
 _FILLER = re.compile(r"<t\d+>")
-_SIGNS: Final = "".join(sorted(set(string.digits + string.punctuation) - set("<>|\\\"'")))
+_SIGNS: Final = "".join(
+    sorted(set(string.digits + string.punctuation) - set("<>|\\\"'"))
+)
 
 
 class Vocabulary:
-    """A tokenizer, and pieces of text that are a token each, whatever pieces stand beside them.
+    """A tokenizer, and pieces of text that are a token each, whatever pieces stand
+    beside them.
 
-    Words where it knows many. Else (one token a byte) signs and digits, of which no word comes
-    about by chance.
+    Words where it knows many. Else (one token a byte) signs and digits, of which no
+    word comes about by chance.
 
     Args:
         model: folder with ``tokenizer.json``; None: the tiny models' tokenizer.
@@ -633,7 +705,9 @@ class Vocabulary:
         avoid: words, in small letters, that are no pieces.
     """
 
-    def __init__(self, model: Path | None, kind: str, avoid: Collection[str] = ()) -> None:
+    def __init__(
+        self, model: Path | None, kind: str, avoid: Collection[str] = ()
+    ) -> None:
         self._tokenizer = _tokenizer(model, kind)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = {i: token.content for i, token in added.items() if token.special}
@@ -657,7 +731,9 @@ class Vocabulary:
         for _ in range(8):
             if (piece := chance.choice(self.pieces)) not in used:
                 return piece
-        left = [p for p in self.pieces if p not in used] or [p for p in self._more if p not in used]
+        left = [p for p in self.pieces if p not in used] or [
+            p for p in self._more if p not in used
+        ]
         return chance.choice(left) if left else None
 
     def text(self, pieces: Sequence[str]) -> str:
@@ -705,7 +781,10 @@ def _tokenizer(model: Path | None, kind: str) -> Tokenizer:
     except Exception as error:  # the library raises nothing narrower
         raise UsageError(
             f"{model} has no {FILE} that can be read, which lengths are counted with.",
-            hint="name a folder with a tokenizer, or leave it away for the tiny models' own",
+            hint=(
+                "name a folder with a tokenizer, or leave it away for the tiny "
+                "models' own"
+            ),
         ) from error
 
 
@@ -726,8 +805,9 @@ def _tokenizer_of(server_model: str) -> Tokenizer:
 
 
 def encoded_by(server_model: str, text: str) -> list[int]:
-    """Ids of a text's tokens, without special ones at its ends, by the model of a case's server (a
-    tiny one's name, or a folder). Raises UsageError: there is no such tokenizer."""
+    """Ids of a text's tokens, without special ones at its ends, by the model of a
+    case's server (a tiny one's name, or a folder). Raises UsageError: there is no such
+    tokenizer."""
     return list(_tokenizer_of(server_model).encode(text, add_special_tokens=False).ids)
 
 
@@ -737,7 +817,8 @@ T = TypeVar("T", bound=Hashable)
 
 
 def branches(texts: Sequence[Sequence[T]]) -> Iterator[tuple[Sequence[T], int]]:
-    """Each of ``texts``, sorted and each once, and how many units it shares with the one before."""
+    """Each of ``texts``, sorted and each once, and how many units it shares with the
+    one before."""
     before: Sequence[T] = ()
     for units in texts:
         yield units, common(before, units)
@@ -764,7 +845,13 @@ def places(texts: Sequence[Sequence[T]]) -> list[list[int]]:
         stack: list[int] = []
         step = order.step
         for place in order:
-            near = shared[place] if step > 0 else shared[place + 1] if place + 1 < len(texts) else 0
+            near = (
+                shared[place]
+                if step > 0
+                else shared[place + 1]
+                if place + 1 < len(texts)
+                else 0
+            )
             while stack and stack[-1] >= near:
                 stack.pop()
             if near:

@@ -1,4 +1,5 @@
-"""What of an operation goes over the wire, and an operation's body as JSON, whoever wrote it."""
+"""What of an operation goes over the wire, and an operation's body as JSON, whoever
+wrote it."""
 
 from __future__ import annotations
 
@@ -12,23 +13,42 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from mmrepro.engines.models.tiny import named_in, with_folders
-from mmrepro.traffic.case.model import COMPLETIONS, FormPart, Layout, Message, Operation, Part
+from mmrepro.traffic.case.model import (
+    COMPLETIONS,
+    FormPart,
+    Layout,
+    Message,
+    Operation,
+    Part,
+)
 from mmrepro.traffic.drive import Picture
 
 BOUNDARY: Final = "mmrepro-7f3b1c0d9a5e4826"
 JSON_TYPE: Final = "application/json"
 _NAMES_A_MODEL: Final = re.compile(
-    r"/v\d+/(?!.*lora_adapter|loads?$|encode$).+|/(?:score|rerank|pooling|classify|tokenize|detokenize)"
+    r"/v\d+/(?!.*lora_adapter|loads?$|encode$).+|/(?:score|rerank|pooling|classify"
+    r"|tokenize|detokenize)"
 )
-"""Paths whose requests name a model; what others are asked (``/generate``) names none."""
+"""Paths whose requests name a model; what others are asked (``/generate``) names
+none."""
 _MODEL = re.compile(r'"model"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _HOLE: Final = r"\$\{(?P<name>[A-Za-z][A-Za-z0-9_-]{0,63})\}"
-BODIES: Final = ("body", "data", "form", "layout", "messages", "prompt", "parameters", "stream")
+BODIES: Final = (
+    "body",
+    "data",
+    "form",
+    "layout",
+    "messages",
+    "prompt",
+    "parameters",
+    "stream",
+)
 """Fields of an operation that say what its body is."""
 
 
 class NoValue(Exception):
-    """An earlier answer does not have what an operation takes from it; the text says what."""
+    """An earlier answer does not have what an operation takes from it; the text says
+    what."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +67,11 @@ def wire(
     model: str,
     answers: Mapping[str, str] | None = None,
 ) -> Wire:
-    """The request for a server that serves ``model``. ``answers``: by operation, whole texts of
-    earlier answers. Raises NoValue."""
-    told = {name: _value(said, answers or {}) for name, said in operation.values.items()}
+    """The request for a server that serves ``model``. ``answers``: by operation, whole
+    texts of earlier answers. Raises NoValue."""
+    told = {
+        name: _value(said, answers or {}) for name, said in operation.values.items()
+    }
     target = operation.path + (f"?{operation.query}" if operation.query else "")
     headers = {name: _filled(value, told) for name, value in operation.headers.items()}
     sent = body(operation, pictures, model)
@@ -66,8 +88,8 @@ def wire(
 
 
 def placed(operation: Operation, cache: Path | None) -> Operation:
-    """With the folder of each tiny model or adapter that its body names as ``{tiny:NAME}``; see
-    :func:`with_folders`."""
+    """With the folder of each tiny model or adapter that its body names as
+    ``{tiny:NAME}``; see :func:`with_folders`."""
     text = operation.model_dump_json()
     if not named_in([text]):
         return operation
@@ -77,9 +99,9 @@ def placed(operation: Operation, cache: Path | None) -> Operation:
 def body(operation: Operation, pictures: Mapping[str, Picture], model: str) -> bytes:
     """The request's body for a server that serves ``model``; the same bytes each time.
 
-    Without a layout a stream asks for its usage, unless the operation's own parameters say
-    otherwise. What the operation says itself goes before parameters of the same name.
-    """
+    Without a layout a stream asks for its usage, unless the operation's own parameters
+    say otherwise. What the operation says itself goes before parameters of the same
+    name."""
     if operation.data is not None:
         return base64.b64decode(operation.data)
     named = model if operation.model is None else operation.model
@@ -93,10 +115,14 @@ def body(operation: Operation, pictures: Mapping[str, Picture], model: str) -> b
     layout = operation.layout or Layout(keys=[])
     ordered = {name: fields[name] for name in layout.keys if name in fields} | fields
     separators = (",", ":") if layout.compact else None
-    return json.dumps(ordered, separators=separators, ensure_ascii=layout.ascii).encode()
+    return json.dumps(
+        ordered, separators=separators, ensure_ascii=layout.ascii
+    ).encode()
 
 
-def _fields(operation: Operation, pictures: Mapping[str, Picture], model: str) -> dict[str, Any]:
+def _fields(
+    operation: Operation, pictures: Mapping[str, Picture], model: str
+) -> dict[str, Any]:
     fields: dict[str, Any] = dict(operation.parameters)
     fields.pop("stream", None)
     fields.pop("model", None)
@@ -126,7 +152,9 @@ def names_a_model(operation: Operation) -> bool:
 
 
 def _beside(message: Message) -> dict[str, Any]:
-    return {k: value for k, value in message.more.items() if k not in ("role", "content")}
+    return {
+        k: value for k, value in message.more.items() if k not in ("role", "content")
+    }
 
 
 def _content(content: str | list[Part] | None, pictures: Mapping[str, Picture]) -> Any:
@@ -189,8 +217,8 @@ _DECODER = json.JSONDecoder()
 
 
 def members(text: str) -> Iterator[tuple[str, int, int]]:
-    """Name, begin and end of each value of a JSON object, in order, also one that comes twice.
-    Raises ValueError: it is none."""
+    """Name, begin and end of each value of a JSON object, in order, also one that comes
+    twice. Raises ValueError: it is none."""
 
     def after(at: int, signs: str) -> int:
         at = _space(text, at)
@@ -215,7 +243,7 @@ def _space(text: str, at: int) -> int:
     return found.end() if found else at
 
 
-# ------------------------------------------------------------------ values of earlier answers
+# ------------------------------------------------------------ values of earlier answers
 
 
 def _value(said: str, answers: Mapping[str, str]) -> Any:
@@ -262,7 +290,8 @@ def _filled(text: str, told: Mapping[str, Any]) -> str:
 
 
 def _filled_json(text: str, told: Mapping[str, Any]) -> str:
-    """A text that is nothing but the name becomes the value, a number too; else its text."""
+    """A text that is nothing but the name becomes the value, a number too; else its
+    text."""
 
     def filled(hole: re.Match[str]) -> str:
         if (name := hole["name"] or hole["inner"]) not in told:
@@ -273,12 +302,12 @@ def _filled_json(text: str, told: Mapping[str, Any]) -> str:
     return re.sub(f'"{_HOLE}"|{_HOLE.replace("?P<name>", "?P<inner>")}', filled, text)
 
 
-# ------------------------------------------------------------------ as JSON, whoever wrote it
+# ------------------------------------------------------------ as JSON, whoever wrote it
 
 
 def opened(operation: Operation) -> Operation:
-    """The operation with a body that was kept as it is taken apart, where that is an object of
-    JSON; pictures stay in it as they are. What its bytes were is lost."""
+    """The operation with a body that was kept as it is taken apart, where that is an
+    object of JSON; pictures stay in it as they are. What its bytes were is lost."""
     if operation.body is None:
         return operation
     try:
@@ -290,7 +319,11 @@ def opened(operation: Operation) -> Operation:
     keys = list(fields)
     fields.pop("model", None)
     stream = fields.pop("stream", None)
-    update: dict[str, Any] = {"body": None, "stream": stream is True, "layout": Layout(keys=keys)}
+    update: dict[str, Any] = {
+        "body": None,
+        "stream": stream is True,
+        "layout": Layout(keys=keys),
+    }
     if are_messages(fields.get("messages")):
         update["messages"] = [_message(one) for one in fields.pop("messages")]
     if operation.path == COMPLETIONS and is_prompt(fields.get("prompt")):
@@ -300,7 +333,11 @@ def opened(operation: Operation) -> Operation:
 
 def _message(message: dict[str, Any]) -> Message:
     content = message.get("content")
-    more = {name: value for name, value in message.items() if name not in ("role", "content")}
+    more = {
+        name: value
+        for name, value in message.items()
+        if name not in ("role", "content")
+    }
     if isinstance(content, list):
         content = [
             Part(text=part["text"])
@@ -327,5 +364,7 @@ def _is_message(value: object) -> bool:
 def is_prompt(value: object) -> bool:
     """Text, or ids of tokens; several prompts in one request are kept as they are."""
     return isinstance(value, str) or (
-        isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+        isinstance(value, list)
+        and bool(value)
+        and all(type(item) is int for item in value)
     )

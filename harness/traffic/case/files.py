@@ -1,4 +1,5 @@
-"""A case on disk: ``case.json`` and its pictures, read or made byte for byte the same each time."""
+"""A case on disk: ``case.json`` and its pictures, read or made byte for byte the same
+each time."""
 
 from __future__ import annotations
 
@@ -39,13 +40,16 @@ MAX_IMAGE_BYTES = 64 << 20
 
 
 def read_case(file: Path) -> tuple[Case, Path]:
-    """The case in ``file``, or in the folder ``file``, and the folder that its pictures lie below.
-    Raises UsageError: it cannot be read, is too large, or is no case; says where in the file."""
+    """The case in ``file``, or in the folder ``file``, and the folder that its pictures
+    lie below. Raises UsageError: it cannot be read, is too large, or is no case; says
+    where in the file."""
     file = file / CASE_FILE if is_folder(file) else file
     try:
         data = read_file(file, MAX_CASE_BYTES)
     except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror or error}.") from error
+        raise UsageError(
+            f"{file} cannot be read: {error.strerror or error}."
+        ) from error
     try:
         return parsed(Case, data, most_values=MOST_VALUES), file.parent
     except Unfit as error:
@@ -53,14 +57,20 @@ def read_case(file: Path) -> tuple[Case, Path]:
 
 
 def case_text(case: Case) -> str:
-    """``case.json``: to be read and compared by people, so what is at its default is left out."""
+    """``case.json``: to be read and compared by people, so what is at its default is
+    left out."""
     return json.dumps(_plain(case), indent=1, ensure_ascii=False) + "\n"
 
 
-def write_case(case: Case, folder: Path, contents: Mapping[str, bytes] | None = None) -> Path:
-    """Write ``case.json``, and of ``contents`` (by SHA-256) the pictures that the case has. Raises
+def write_case(
+    case: Case, folder: Path, contents: Mapping[str, bytes] | None = None
+) -> Path:
+    """Write ``case.json``, and of ``contents`` (by SHA-256) the pictures that the case
+    has. Raises
     UnwritableOutput: the folder cannot be written."""
-    wanted = {image.sha256 for image in case.images.values() if isinstance(image, Content)}
+    wanted = {
+        image.sha256 for image in case.images.values() if isinstance(image, Content)
+    }
     contents = contents or {}
     given = sorted(wanted & contents.keys())
     file = folder / CASE_FILE
@@ -70,12 +80,15 @@ def write_case(case: Case, folder: Path, contents: Mapping[str, bytes] | None = 
             write_file(folder / IMAGES_DIR / name, contents[name])
         write_file(file, case_text(case))
     except OSError as error:
-        raise UnwritableOutput(f"{folder} cannot be written: {error.strerror or error}.") from error
+        raise UnwritableOutput(
+            f"{folder} cannot be written: {error.strerror or error}."
+        ) from error
     return file
 
 
 def read_contents(case: Case, folder: Path | None) -> dict[str, bytes]:
-    """The pictures of ``case`` that lie below ``folder``, by SHA-256, for ``write_case``. Raises
+    """The pictures of ``case`` that lie below ``folder``, by SHA-256, for
+    ``write_case``. Raises
     UsageError: one of them cannot be read."""
     contents = {}
     for name, image in case.images.items():
@@ -91,17 +104,25 @@ def read_content(name: str, image: Content, folder: Path | None) -> bytes:
         data = read_file(file, MAX_IMAGE_BYTES)
     except OSError as error:
         raise UsageError(
-            f"The image {name} is kept by content, and {file} cannot be read: {error.strerror}.",
+            (
+                f"The image {name} is kept by content, and {file} cannot be read: "
+                f"{error.strerror}."
+            ),
             hint=f"put {IMAGES_DIR}/ beside {CASE_FILE}",
         ) from error
     if hashlib.sha256(data).hexdigest() != image.sha256:
-        raise UsageError(f"The image {name} is not what {file} holds: its SHA-256 is another.")
+        raise UsageError(
+            f"The image {name} is not what {file} holds: its SHA-256 is another."
+        )
     return data
 
 
 def case_digest(case: Case) -> str:
-    """SHA-256 of what decides a play: not its title, its origin, or what a recording showed."""
-    plain = _plain(case) | {"schema_version": 1}  # a play is the same, whatever its document is
+    """SHA-256 of what decides a play: not its title, its origin, or what a recording
+    showed."""
+    plain = _plain(case) | {
+        "schema_version": 1
+    }  # a play is the same, whatever its document is
     for name in ("title", "origin"):
         plain.pop(name, None)
     for operation in plain.get("operations", []):
@@ -119,17 +140,21 @@ def _plain(case: Case) -> dict[str, Any]:
     return plain
 
 
-# ---------------------------------------------------------------------------------------- pictures
+# ----------------------------------------------------------------------------- pictures
 
-FAMILIES = {"pad-value": ("mmrepro.scenarios.data", "pad_value_pair", ("A.png", "B.png"))}
-"""Collision family: package that ships it, folder in it, files of the members. Data, not code."""
+FAMILIES = {
+    "pad-value": ("mmrepro.scenarios.data", "pad_value_pair", ("A.png", "B.png"))
+}
+"""Collision family: package that ships it, folder in it, files of the members. Data,
+not code."""
 MAX_PIXELS = 64 << 20
 """As Pillow's own bound against small files of enormous pictures, roughly."""
 
 
 def pictures(case: Case, folder: Path | None) -> dict[str, Picture]:
-    """By name; ``folder`` is the one that holds ``images``. Raises UsageError: the file of a
-    picture is missing or another one, or a picture is to be made from one that is none."""
+    """By name; ``folder`` is the one that holds ``images``. Raises UsageError: the file
+    of a picture is missing or another one, or a picture is to be made from one that is
+    none."""
     made: dict[str, Picture] = {}
     for name, image in case.images.items():
         made[name] = _made(name, image, case, made, folder)
@@ -165,7 +190,8 @@ def _made(
 
 
 def _near(name: str, image: Near, of: Pixels) -> Picture:
-    """One channel of each chosen pixel is another one; as many as there are, if more are asked."""
+    """One channel of each chosen pixel is another one; as many as there are, if more
+    are asked."""
     import numpy as np
     from PIL import Image as Pillow
 
@@ -190,12 +216,14 @@ def _pixels(name: str, of: Picture) -> Pixels:
             return opened.convert("RGB")
     except (OSError, ValueError, SyntaxError, Pillow.DecompressionBombError) as error:
         raise UsageError(
-            f"The image {name} cannot be made of {of.name}, which cannot be decoded: {error}."
+            f"The image {name} cannot be made of {of.name}, which cannot be decoded: "
+            f"{error}."
         ) from error
 
 
 def _whole(name: str, data: bytes, media_type: str) -> Picture:
-    """Sent as it is, be it a picture or not: a broken one may be what a case is about."""
+    """Sent as it is, be it a picture or not: a broken one may be what a case is
+    about."""
     from PIL import Image as Pillow
 
     try:

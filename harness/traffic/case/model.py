@@ -1,9 +1,9 @@
 """A case: a server and the requests that are played on it, as readable JSON.
 
-What runs beside what is said by barriers ("after r3's first token", "when two run"), never in
-milliseconds: a case plays the same on a slower machine. The times of a recording are kept beside
-it, and count only with ``--time real``.
-"""
+What runs beside what is said by barriers ("after r3's first token", "when two run"),
+never in
+milliseconds: a case plays the same on a slower machine. The times of a recording are
+kept beside it, and count only with ``--time real``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ from typing import Annotated, Any, Final, Literal, Self
 from mmrepro.base.records import Record
 from mmrepro.base.text.addresses import goes_out
 from mmrepro.engines.models.tiny import TINY
-from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 CASE_FILE = "case.json"
 CASE_DIR = "case"
 """Below a bisection's folder: the case that its runs replay."""
 SCRIPT_FILE = "reproduce.py"
 CASE_VERSION: Final = 2
-"""A case of version 1 is one of version 2 without what an operation may have since: it is read as
-such."""
+"""A case of version 1 is one of version 2 without what an operation may have since: it
+is read as such."""
 IMAGES_DIR = "images"
 """Beside ``case.json``: pictures kept by content."""
 CHAT = "/v1/chat/completions"
@@ -32,7 +38,9 @@ LEAVE_S = re.compile(r"^(\d{1,4}(?:\.\d{1,3})?)s$")
 """``leave`` of a client that goes away so many seconds after its request was sent."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
-VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+VariableName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")
+]
 Size = Annotated[
     tuple[Annotated[int, Field(ge=1, le=8192)], Annotated[int, Field(ge=1, le=8192)]],
     Field(description="width and height in pixels"),
@@ -58,7 +66,8 @@ class Noise(Record):
 
 
 class Tiles(Record):
-    """Tiles of one seed; other rows and columns are another layout of the same pixels."""
+    """Tiles of one seed; other rows and columns are another layout of the same
+    pixels."""
 
     kind: Literal["tiles"] = "tiles"
     seed: int
@@ -125,13 +134,15 @@ _BARRIER = re.compile(
 class Barrier(Record):
     """One barrier, read from its text.
 
-    Of an operation: ``r1.sent``, ``r1.first-token``, ``r1.tokens>=4``, ``r1.end``; of all:
-    ``running>=2`` and ``running<=2`` (requests sent by this case and not yet ended). Tokens are
-    counted by the client, pieces of a stream; a request that does not stream has none before it
-    ends. The end of an operation fulfils all its barriers.
-    """
+    Of an operation: ``r1.sent``, ``r1.first-token``, ``r1.tokens>=4``, ``r1.end``; of
+    all: ``running>=2`` and ``running<=2`` (requests sent by this case and not yet
+    ended). Tokens are counted by the client, pieces of a stream; a request that does
+    not stream has none before it ends. The end of an operation fulfils all its
+    barriers."""
 
-    op: Annotated[str, Field(description='operation; "" of the barriers over all, and of leave')]
+    op: Annotated[
+        str, Field(description='operation; "" of the barriers over all, and of leave')
+    ]
     event: Literal["sent", "first-token", "tokens", "end", "running>=", "running<="]
     count: int = 0
 
@@ -141,8 +152,8 @@ class Barrier(Record):
         found = _BARRIER.match(text)
         if found is None or (found["sign"] and found["op"]):
             raise ValueError(
-                f"{text!r} is no barrier; barriers are r1.sent, r1.first-token, r1.tokens>=4, "
-                "r1.end, running>=2 and running<=2"
+                f"{text!r} is no barrier; barriers are r1.sent, r1.first-token, "
+                "r1.tokens>=4, r1.end, running>=2 and running<=2"
             )
         sign = f"running{found['sign']}" if found["sign"] else ""
         event: Any = found["event"] or sign or "tokens"
@@ -159,12 +170,17 @@ class Part(Record):
     text: str | None = None
     image: Annotated[Name | None, Field(description="name in the case's images")] = None
     uuid: Annotated[
-        str | None, Field(description="of an image: the name that vLLM's caches shall give it")
+        str | None,
+        Field(description="of an image: the name that vLLM's caches shall give it"),
     ] = None
-    detail: Annotated[str | None, Field(description="of an image: low, high, auto …")] = None
+    detail: Annotated[
+        str | None, Field(description="of an image: low, high, auto …")
+    ] = None
     raw: Annotated[
         dict[str, Any] | None,
-        Field(description="any other part, sent as it is; no address but of this machine"),
+        Field(
+            description="any other part, sent as it is; no address but of this machine"
+        ),
     ] = None
 
     @model_validator(mode="after")
@@ -175,7 +191,9 @@ class Part(Record):
             if getattr(self, name) is not None and self.image is None:
                 raise ValueError(f"a {name} is an image's")
         if self.raw is not None and (address := _address(self.raw)):
-            raise ValueError(f"a part holds the address {address[:80]!r}, which a server may fetch")
+            raise ValueError(
+                f"a part holds the address {address[:80]!r}, which a server may fetch"
+            )
         return self
 
 
@@ -204,14 +222,21 @@ class Message(Record):
         str | list[Part] | None,
         Field(description="a plain text goes over the wire as one, and null as null"),
     ]
-    more: Annotated[dict[str, Any], Field(description="other fields, e.g. tool_calls")] = {}
+    more: Annotated[
+        dict[str, Any], Field(description="other fields, e.g. tool_calls")
+    ] = {}
 
     def parts(self) -> list[Part]:
-        return [Part(text=self.content)] if isinstance(self.content, str) else self.content or []
+        return (
+            [Part(text=self.content)]
+            if isinstance(self.content, str)
+            else self.content or []
+        )
 
 
 class Recorded(Record):
-    """What the recording's server answered; only shown, and held against what a play shows."""
+    """What the recording's server answered; only shown, and held against what a play
+    shows."""
 
     status: int | None = None
     finish_reason: str | None = None
@@ -255,27 +280,42 @@ class Expect(Record):
         StringConstraints(pattern=r"^[1-5](?:\d\d|xx)$"),
         Field(description="200, or 4xx"),
     ] = None
-    text: Annotated[str | None, Field(description="regular expression, found in each answer")] = (
-        None
-    )
+    text: Annotated[
+        str | None, Field(description="regular expression, found in each answer")
+    ] = None
     not_text: Annotated[str | None, Field(description="the same, found in none")] = None
     tokens: Annotated[
         int | str | list[int] | None,
-        Field(description="of each answer: how many (16, <=16, >=1), or which, by their ids"),
+        Field(
+            description=(
+                "of each answer: how many (16, <=16, >=1), or which, by their ids"
+            )
+        ),
     ] = None
     json_schema: Annotated[
         dict[str, Any] | bool | None, Field(description="that each answer's text fits")
     ] = None
     same_as: Annotated[
         Name | None,
-        Field(description="operation with the same answer: text, tool calls, reasoning, end"),
+        Field(
+            description=(
+                "operation with the same answer: text, tool calls, reasoning, end"
+            )
+        ),
     ] = None
     only: Annotated[
-        list[int | str] | None, Field(description="each token is one of these: ids, or texts")
+        list[int | str] | None,
+        Field(description="each token is one of these: ids, or texts"),
     ] = None
-    never: Annotated[list[int | str] | None, Field(description="no token is one of these")] = None
-    finish: Annotated[str | None, Field(description="reason with which each answer ends")] = None
-    ends_after: Annotated[list[Name], Field(description="operations that end before it")] = []
+    never: Annotated[
+        list[int | str] | None, Field(description="no token is one of these")
+    ] = None
+    finish: Annotated[
+        str | None, Field(description="reason with which each answer ends")
+    ] = None
+    ends_after: Annotated[
+        list[Name], Field(description="operations that end before it")
+    ] = []
 
     @field_validator("status", mode="before")
     @classmethod
@@ -288,9 +328,15 @@ class Expect(Record):
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
-        if isinstance(self.tokens, str) and not re.fullmatch(r"(?:[<>]=)?\d{1,9}", self.tokens):
-            raise ValueError(f"tokens {self.tokens!r} is none of 16, <=16, >=1 and [1, 2, 3]")
+                raise ValueError(
+                    f"{pattern!r} is no regular expression: {error}"
+                ) from error
+        if isinstance(self.tokens, str) and not re.fullmatch(
+            r"(?:[<>]=)?\d{1,9}", self.tokens
+        ):
+            raise ValueError(
+                f"tokens {self.tokens!r} is none of 16, <=16, >=1 and [1, 2, 3]"
+            )
         return self
 
     @property
@@ -302,16 +348,19 @@ class Expect(Record):
 class Operation(Record):
     """One request, when it is sent, and when its client goes away.
 
-    Its body is what ``messages``, ``prompt``, ``parameters`` and ``stream`` say, or one of
-    ``body``, ``data`` and ``form``.
-    """
+    Its body is what ``messages``, ``prompt``, ``parameters`` and ``stream`` say, or one
+    of ``body``, ``data`` and ``form``."""
 
     id: Name
-    after: Annotated[list[str], Field(description="barriers that must all hold; [] at once")] = []
+    after: Annotated[
+        list[str], Field(description="barriers that must all hold; [] at once")
+    ] = []
     method: Literal["POST", "GET", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS"] = "POST"
     path: Annotated[str, StringConstraints(pattern=r"^/[^\s?#]*$")] = CHAT
     query: Annotated[
-        str, StringConstraints(pattern=r"^[^\s#]*$"), Field(description="what stands behind ?")
+        str,
+        StringConstraints(pattern=r"^[^\s#]*$"),
+        Field(description="what stands behind ?"),
     ] = ""
     headers: Annotated[
         dict[Annotated[str, StringConstraints(pattern=r"^[!-9;-~]+$")], str],
@@ -319,21 +368,33 @@ class Operation(Record):
     ] = {}
     model: Annotated[
         str | None,
-        Field(description="that the body names; null: the served one; empty: it names none"),
+        Field(
+            description=(
+                "that the body names; null: the served one; empty: it names none"
+            )
+        ),
     ] = None
     body: Annotated[
-        str | None, Field(description="the body's text, sent as it is, but for the model's name")
+        str | None,
+        Field(description="the body's text, sent as it is, but for the model's name"),
     ] = None
-    data: Annotated[str | None, Field(description="Base64 of a body that is no text")] = None
+    data: Annotated[
+        str | None, Field(description="Base64 of a body that is no text")
+    ] = None
     form: Annotated[list[FormPart] | None, Field(description="a multipart body")] = None
-    layout: Annotated[Layout | None, Field(description="null: as mmrepro writes it")] = None
-    messages: Annotated[list[Message] | None, Field(description="of a chat completion")] = None
+    layout: Annotated[
+        Layout | None, Field(description="null: as mmrepro writes it")
+    ] = None
+    messages: Annotated[
+        list[Message] | None, Field(description="of a chat completion")
+    ] = None
     prompt: Annotated[
         str | Annotated[list[int], Field(fail_fast=True)] | None,
         Field(description="of a plain completion"),
     ] = None
     parameters: Annotated[
-        dict[str, Any], Field(description="other fields of the body: max_tokens, n, cache_salt …")
+        dict[str, Any],
+        Field(description="other fields of the body: max_tokens, n, cache_salt …"),
     ] = {}
     stream: bool = False
     leave: Annotated[
@@ -344,7 +405,10 @@ class Operation(Record):
         ),
     ] = ""
     values: Annotated[
-        dict[Name, Annotated[str, StringConstraints(pattern=r"^[A-Za-z][\w-]*(?:\.[\w-]+)*$")]],
+        dict[
+            Name,
+            Annotated[str, StringConstraints(pattern=r"^[A-Za-z][\w-]*(?:\.[\w-]+)*$")],
+        ],
         Field(
             description="name, and where its value stands in an earlier answer: r1.id; ${name} in "
             "path, query, headers and body is replaced by it"
@@ -363,16 +427,30 @@ class Operation(Record):
             if barrier.op == self.id:
                 raise ValueError(f"{self.id} waits for itself: {text}")
             if not barrier.op and not barrier.event.startswith("running"):
-                raise ValueError(f"{self.id} waits for {text}, which names no operation")
+                raise ValueError(
+                    f"{self.id} waits for {text}, which names no operation"
+                )
         if self.leave and not LEAVE_S.match(self.leave):
             own = Barrier.parse(self.leave)
             if own.op or own.event in ("end", "running>=", "running<="):
-                raise ValueError("leave is sent, first-token, tokens>=K or seconds, as 2s")
-        structured = self.messages is not None or self.prompt is not None or bool(self.parameters)
-        given = [structured, self.body is not None, self.data is not None, self.form is not None]
+                raise ValueError(
+                    "leave is sent, first-token, tokens>=K or seconds, as 2s"
+                )
+        structured = (
+            self.messages is not None
+            or self.prompt is not None
+            or bool(self.parameters)
+        )
+        given = [
+            structured,
+            self.body is not None,
+            self.data is not None,
+            self.form is not None,
+        ]
         if sum(given) > 1:
             raise ValueError(
-                f"{self.id} has one of body, data and form, or messages, prompt and parameters"
+                f"{self.id} has one of body, data and form, or messages, prompt and "
+                "parameters"
             )
         _bytes(self.data)
         return self
@@ -385,20 +463,28 @@ class Operation(Record):
     @property
     def sources(self) -> list[str]:
         """Operations whose answers it takes values from."""
-        return list(dict.fromkeys(value.partition(".")[0] for value in self.values.values()))
+        return list(
+            dict.fromkeys(value.partition(".")[0] for value in self.values.values())
+        )
 
     @property
     def images(self) -> list[str]:
         """Names of its images, in order, with repetitions."""
-        return [p.image for m in self.messages or [] for p in m.parts() if p.image is not None]
+        return [
+            p.image
+            for m in self.messages or []
+            for p in m.parts()
+            if p.image is not None
+        ]
 
 
 ANOTHER_SERVER = re.compile(
-    r"/(?:sleep|pause\w*|release_\w+|terminate|scale_elastic_ep|.*weights?\b.*|update_weights_\w+"
+    r"/(?:sleep|pause\w*|release_\w+|terminate|scale_elastic_ep|.*weights?\b.*"
+    r"|update_weights_\w+"
     r"|\w*_weight_\w+|merge_lora\w*|set_lora\w*|load_model|resume_memory_occupation)"
 )
-"""Paths of requests after which a server answers others otherwise, or not at all, as it is asked
-to."""
+"""Paths of requests after which a server answers others otherwise, or not at all, as it
+is asked to."""
 
 
 # ---------------------------------------------------------------------- the case
@@ -419,7 +505,9 @@ class ServerWanted(Record):
     mitigation: Annotated[
         str,
         # Names alone: a path ending in .py would be a scenario file, which is run.
-        StringConstraints(pattern=r"^(?:[A-Za-z0-9][A-Za-z0-9_-]*/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"),
+        StringConstraints(
+            pattern=r"^(?:[A-Za-z0-9][A-Za-z0-9_-]*/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
+        ),
         Field(
             description="a known scenario's mitigation, SCENARIO/NAME, that keeps a known fatal "
             'failure away; "": none'
@@ -438,9 +526,12 @@ class Origin(Record):
     file: Annotated[str, Field(description="name of the file, without folders")] = ""
     sha256: Annotated[str, Field(description="of that file")] = ""
     read: Annotated[int, Field(description="entries that were read")] = 0
-    left_out: Annotated[dict[str, int], Field(description="entries left out: why, how many")] = {}
+    left_out: Annotated[
+        dict[str, int], Field(description="entries left out: why, how many")
+    ] = {}
     dropped: Annotated[
-        dict[str, int], Field(description="what was never kept: header, cookie, credential")
+        dict[str, int],
+        Field(description="what was never kept: header, cookie, credential"),
     ] = {}
     notes: Annotated[list[str], Field(description="sentences on what was changed")] = []
     anonymised: bool = False
@@ -448,10 +539,12 @@ class Origin(Record):
 
 
 class Case(Record):
-    """A server and the requests that are played on it, in the order in which they are sent."""
+    """A server and the requests that are played on it, in the order in which they are
+    sent."""
 
     schema_version: Annotated[
-        Literal[2], BeforeValidator(lambda version: CASE_VERSION if version == 1 else version)
+        Literal[2],
+        BeforeValidator(lambda version: CASE_VERSION if version == 1 else version),
     ] = CASE_VERSION
     title: str = ""
     server: ServerWanted
@@ -469,7 +562,9 @@ class Case(Record):
             for text in op.after:
                 before = Barrier.parse(text).op
                 if before and before not in seen:
-                    what = "comes later in the file" if before in ids else "is not there"
+                    what = (
+                        "comes later in the file" if before in ids else "is not there"
+                    )
                     raise ValueError(f"{op.id} waits for {text}, but {before} {what}")
             if missing := set(op.images) - self.images.keys():
                 raise ValueError(f"{op.id}: there is no image {min(missing)}")
@@ -478,21 +573,30 @@ class Case(Record):
                 raise ValueError(f"{op.id} takes a value from {early[0]}, which {what}")
             others = op.expect.others if op.expect is not None else []
             if missing := set(others) - ids:
-                raise ValueError(f"{op.id} is held against {min(missing)}, which is not there")
+                raise ValueError(
+                    f"{op.id} is held against {min(missing)}, which is not there"
+                )
             seen.add(op.id)
         made: set[str] = set()
         for name, image in self.images.items():
             of = getattr(image, "of", None)
             if of is not None and of not in made:
-                raise ValueError(f"the image {name} is made of {of}, which does not come before it")
-            if isinstance(image, Relayout) and not isinstance(self.images[image.of], Tiles):
-                raise ValueError(f"the image {name} is a relayout of {of}, which is not of tiles")
+                raise ValueError(
+                    f"the image {name} is made of {of}, which does not come before it"
+                )
+            if isinstance(image, Relayout) and not isinstance(
+                self.images[image.of], Tiles
+            ):
+                raise ValueError(
+                    f"the image {name} is a relayout of {of}, which is not of tiles"
+                )
             made.add(name)
         return self
 
     @property
     def changes_server(self) -> bool:
-        """Whether it asks the server for what makes it another one: other weights, or sleep."""
+        """Whether it asks the server for what makes it another one: other weights, or
+        sleep."""
         return any(ANOTHER_SERVER.fullmatch(op.path) for op in self.operations)
 
     def operation(self, id: str) -> Operation:
@@ -500,11 +604,12 @@ class Case(Record):
         return {op.id: op for op in self.operations}[id]
 
     def keeping(self, ids: Collection[str]) -> Case:
-        """The case with only these operations; nothing else starts earlier relative to the rest.
+        """The case with only these operations; nothing else starts earlier relative to
+        the rest.
 
-        Who waited for one that is gone waits for what that one waited for, and images that nobody
-        needs are gone as well. Who takes a value from one that is gone is gone with it.
-        """
+        Who waited for one that is gone waits for what that one waited for, and images
+        that nobody needs are gone as well. Who takes a value from one that is gone is
+        gone with it."""
         ids = set(ids)
         for op in self.operations:
             if not ids.issuperset(op.sources):
@@ -519,9 +624,13 @@ class Case(Record):
             inherited[op.id] = after = list(dict.fromkeys(after))
             if op.id in ids:
                 expect = op.expect if op.expect is None else _held(op.expect, ids)
-                operations.append(op.model_copy(update={"after": after, "expect": expect}))
+                operations.append(
+                    op.model_copy(update={"after": after, "expect": expect})
+                )
         names = {name for op in operations for name in op.images}
-        for name, image in reversed(self.images.items()):  # what is made of others comes later
+        for name, image in reversed(
+            self.images.items()
+        ):  # what is made of others comes later
             if name in names and (of := getattr(image, "of", None)) is not None:
                 names.add(of)
         images = {name: image for name, image in self.images.items() if name in names}

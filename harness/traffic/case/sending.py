@@ -1,4 +1,5 @@
-"""The operations of a case while they are sent, their clients, and what came of them."""
+"""The operations of a case while they are sent, their clients, and what came of
+them."""
 
 from __future__ import annotations
 
@@ -45,22 +46,29 @@ class Reading(Record):
         dict[str, float], Field(description="all of /metrics, summed over label sets")
     ] = {}
     threads: int | None = None
-    files: Annotated[int | None, Field(description="open descriptors, all processes")] = None
+    files: Annotated[
+        int | None, Field(description="open descriptors, all processes")
+    ] = None
     rss_bytes: int | None = None
-    shm: Annotated[dict[str, int], Field(description="its files in /dev/shm: name, bytes")] = {}
+    shm: Annotated[
+        dict[str, int], Field(description="its files in /dev/shm: name, bytes")
+    ] = {}
 
     def first(self, names: Iterable[str]) -> float | None:
-        """The first metric of ``names`` that the server has; None: it has none of them."""
-        return next((self.metrics[name] for name in names if name in self.metrics), None)
+        """The first metric of ``names`` that the server has; None: it has none of
+        them."""
+        return next(
+            (self.metrics[name] for name in names if name in self.metrics), None
+        )
 
 
 class Played(Record):
     """One play of a case on one fresh server.
 
-    ``evidence`` holds every request (its label is the operation's id; the canary's are ``canary
-    before`` and ``canary after``) and what was looked at; ``before`` and ``after`` are readings of
-    the idle server around the operations, ``blocks`` further ones, taken idle, after equal blocks
-    of requests where the play was asked for them.
+    ``evidence`` holds every request (its label is the operation's id; the canary's are
+    ``canary before`` and ``canary after``) and what was looked at; ``before`` and
+    ``after`` are readings of the idle server around the operations, ``blocks`` further
+    ones, taken idle, after equal blocks of requests where the play was asked for them.
     """
 
     state: PlayState
@@ -69,38 +77,65 @@ class Played(Record):
     before: Reading | None = None
     after: Reading | None = None
     blocks: list[Reading] = []
-    stuck: Annotated[list[str], Field(description="operations without an answer at the end")] = []
-    unsent: Annotated[list[str], Field(description="operations that were never sent")] = []
+    stuck: Annotated[
+        list[str], Field(description="operations without an answer at the end")
+    ] = []
+    unsent: Annotated[
+        list[str], Field(description="operations that were never sent")
+    ] = []
     exit_code: int | None = None
     ends_itself: Annotated[
-        bool, Field(description="died: its log says what ended it, or that it ends its processes")
+        bool,
+        Field(
+            description=(
+                "died: its log says what ended it, or that it ends its processes"
+            )
+        ),
     ] = False
     stack: Annotated[
         list[ThreadStack],
         Field(description="hung: the core's threads as they stand, busiest first"),
     ] = []
-    log_file: Annotated[str, Field(description="the engine's log, below the play's folder")] = ""
+    log_file: Annotated[
+        str, Field(description="the engine's log, below the play's folder")
+    ] = ""
     causes: Annotated[
-        list[str], Field(description="first exceptions in the log, or why it did not start")
+        list[str],
+        Field(description="first exceptions in the log, or why it did not start"),
     ] = []
     frames: Annotated[
         list[str],
-        Field(description="innermost first: function names of that exception's traceback"),
+        Field(
+            description="innermost first: function names of that exception's traceback"
+        ),
     ] = []
-    start_s: Annotated[float, Field(description="seconds from the start to ready")] = 0.0
-    seconds: Annotated[float, Field(description="of the whole play, with start and stop")] = 0.0
-    device: Annotated[str, Field(description="that the server ran on: cpu or cuda")] = "cpu"
+    start_s: Annotated[float, Field(description="seconds from the start to ready")] = (
+        0.0
+    )
+    seconds: Annotated[
+        float, Field(description="of the whole play, with start and stop")
+    ] = 0.0
+    device: Annotated[str, Field(description="that the server ran on: cpu or cuda")] = (
+        "cpu"
+    )
     loop_ended: Annotated[
         str, Field(description="by the log: the exception that ended the engine's loop")
     ] = ""
     bodies: Annotated[
         dict[str, str],
-        Field(description="by operation, its answer as it came, where the play was asked for them"),
+        Field(
+            description=(
+                "by operation, its answer as it came, where the play was asked for them"
+            )
+        ),
     ] = {}
     headers: Annotated[
-        dict[str, dict[str, str]], Field(description="by operation, those of its answer, likewise")
+        dict[str, dict[str, str]],
+        Field(description="by operation, those of its answer, likewise"),
     ] = {}
-    deadline_s: Annotated[float, Field(description="silence from then on is a hang")] = 0.0
+    deadline_s: Annotated[
+        float, Field(description="silence from then on is a hang")
+    ] = 0.0
     early: Annotated[
         bool, Field(description="judged before the deadline, by what stands still")
     ] = False
@@ -116,9 +151,9 @@ Time = Literal["fast", "real", "order"]
 class Barriers:
     """What was sent, what came and what has ended, and so who is next.
 
-    A barrier that can never hold any more counts as held: the end of an operation fulfils all of
-    its own, and where nothing runs and nobody may go, the first in the file goes. So every
-    operation is sent at last, whatever the barriers say.
+    A barrier that can never hold any more counts as held: the end of an operation
+    fulfils all of its own, and where nothing runs and nobody may go, the first in the
+    file goes. So every operation is sent at last, whatever the barriers say.
 
     Attributes:
         unsent: operations that were not sent yet, in the order of the file, by id.
@@ -126,17 +161,24 @@ class Barriers:
     """
 
     def __init__(
-        self, operations: Sequence[Operation], time: Time = "fast", ended: Collection[str] = ()
+        self,
+        operations: Sequence[Operation],
+        time: Time = "fast",
+        ended: Collection[str] = (),
     ) -> None:
         """``ended``: operations before these, all of which have ended."""
         self.time = time
         self.unsent = {op.id: op for op in operations}
         self.running: set[str] = set()
         self._waits = {
-            op.id: [*map(Barrier.parse, [*op.after, *(f"{one}.end" for one in op.sources)])]
+            op.id: [
+                *map(Barrier.parse, [*op.after, *(f"{one}.end" for one in op.sources)])
+            ]
             for op in operations
         }
-        self._first_at = min((op.at_s for op in operations if op.at_s is not None), default=0.0)
+        self._first_at = min(
+            (op.at_s for op in operations if op.at_s is not None), default=0.0
+        )
         self._written: set[str] = set()
         self._pieces: dict[str, int] = {}
         self._ended = set(ended)
@@ -146,8 +188,8 @@ class Barriers:
     def ready(self, elapsed_s: float = math.inf) -> list[Operation]:
         """Those that may be sent now, in the order of the file; they run from now on.
 
-        ``elapsed_s``: since the first one was sent; with ``real`` time later ones wait for theirs.
-        """
+        ``elapsed_s``: since the first one was sent; with ``real`` time later ones wait
+        for theirs."""
         going = []
         while (op := self._next(elapsed_s)) is not None:
             del self.unsent[op.id]
@@ -166,8 +208,11 @@ class Barriers:
         return None if self.running or later else next(iter(due), None)
 
     def next_due_s(self, elapsed_s: float) -> float | None:
-        """When the next one's time comes, after ``elapsed_s``; None: no time is waited for."""
-        later = (due for op in self.unsent.values() if (due := self._due_s(op)) > elapsed_s)
+        """When the next one's time comes, after ``elapsed_s``; None: no time is waited
+        for."""
+        later = (
+            due for op in self.unsent.values() if (due := self._due_s(op)) > elapsed_s
+        )
         return min(later, default=None)
 
     def written(self, id: str) -> None:
@@ -211,7 +256,8 @@ class Barriers:
 
 GIVE_UP_S = 5.0
 DYING_S = 1.0
-"""Seconds, at most, from a broken connection until the end of the server's process is seen."""
+"""Seconds, at most, from a broken connection until the end of the server's process is
+seen."""
 MOST_BODY = 64 << 10
 """Characters of an answer that are kept as they came."""
 
@@ -219,12 +265,13 @@ MOST_BODY = 64 << 10
 class Sending:
     """What is under way to one server.
 
-    Attributes:
-        pending: by label, requests that have no answer yet, and since when nothing came of them,
+    Attributes: pending: by label, requests that have no answer yet, and since when
+        nothing came of them,
             monotonic seconds.
         alive: asked before anything is sent; once it says no, nothing more is.
         unsent: ids of operations that will not be sent any more.
-        progress: number that grows whenever a client sees anything; ``progressed``: when.
+        progress: number that grows whenever a client sees anything; ``progressed``:
+            when.
         times: by operation, monotonic seconds: sent, each piece of its answer, ended.
         headers: by operation, those of its answer, where bodies are kept.
         stopped: by ``stop``.
@@ -240,7 +287,12 @@ class Sending:
         bodies: bool = False,
     ) -> None:
         """``bodies``: keep each answer as it came, and its headers."""
-        self.traffic, self.pictures, self.deadline_s, self.time = traffic, pictures, deadline_s, at
+        self.traffic, self.pictures, self.deadline_s, self.time = (
+            traffic,
+            pictures,
+            deadline_s,
+            at,
+        )
         self.pending: dict[str, tuple[asyncio.Task[RequestRecord], float]] = {}
         self.unsent: list[str] = []
         self.progress, self.progressed = 0, time.monotonic()
@@ -275,7 +327,8 @@ class Sending:
         self.unsent += barriers.unsent
 
     async def _lives(self) -> bool:
-        """Whether the server runs; where a connection broke, that is known a moment later."""
+        """Whether the server runs; where a connection broke, that is known a moment
+        later."""
         while alive := self.alive():
             if self.stopped.is_set() or time.monotonic() > self._broke + DYING_S:
                 break
@@ -284,16 +337,24 @@ class Sending:
 
     @property
     def bodies(self) -> dict[str, str]:
-        """Answers as they came, by operation, cut at :data:`MOST_BODY`; {}: none are kept."""
-        return {id: text[:MOST_BODY] for id, text in self._answers.items()} if self._all else {}
+        """Answers as they came, by operation, cut at :data:`MOST_BODY`; {}: none are
+        kept."""
+        return (
+            {id: text[:MOST_BODY] for id, text in self._answers.items()}
+            if self._all
+            else {}
+        )
 
     def stop(self) -> None:
         """Send nothing more, and wait for nothing."""
         self.stopped.set()
         self._changed.set()
 
-    async def ask(self, label: str, data: bytes, path: str, text: str) -> RequestRecord | None:
-        """A request of that ``text`` beside the operations; None: it has no answer, and waits."""
+    async def ask(
+        self, label: str, data: bytes, path: str, text: str
+    ) -> RequestRecord | None:
+        """A request of that ``text`` beside the operations; None: it has no answer, and
+        waits."""
         watch = Watch(sent=self._moved, piece=lambda _: self._moved())
         sending = self.traffic.send(
             label, data, watch, path=path, text=text, deadline_s=self.deadline_s
@@ -305,7 +366,8 @@ class Sending:
         return task.result() if task.done() else None
 
     def hold(self) -> None:
-        """Nobody gives up: what is to be looked at may be over when a client goes away."""
+        """Nobody gives up: what is to be looked at may be over when a client goes
+        away."""
         for task, _ in self.pending.values():
             self.traffic.hold(task)
 
@@ -345,7 +407,9 @@ class Sending:
 
         models = cache_root() / MODELS_DIR
         try:
-            sent = wire(placed(op, models), self.pictures, self.traffic.model, self._answers)
+            sent = wire(
+                placed(op, models), self.pictures, self.traffic.model, self._answers
+            )
         except NoValue as why:
             self.traffic.recorder.event(f"{op.id} is not sent: {why}", level="warning")
             self.unsent.append(op.id)
@@ -356,8 +420,12 @@ class Sending:
         left_after = LEAVE_S.match(op.leave)
         leave_s = float(left_after[1]) if left_after else None
         watch = Watch(written, piece, leave_at(op), leave_s, heard, headed)
-        texts = [p.text for m in told.messages or [] for p in m.parts() if p.text is not None]
-        limit = told.parameters.get("max_tokens", told.parameters.get("max_completion_tokens"))
+        texts = [
+            p.text for m in told.messages or [] for p in m.parts() if p.text is not None
+        ]
+        limit = told.parameters.get(
+            "max_tokens", told.parameters.get("max_completion_tokens")
+        )
         sending = self.traffic.send(
             op.id,
             sent.body,
@@ -405,15 +473,15 @@ class Sending:
 
 
 def leave_at(op: Operation) -> int | None:
-    """At how many pieces its client goes away; 0: once it is sent; None: it stays, or goes by the
-    clock."""
+    """At how many pieces its client goes away; 0: once it is sent; None: it stays, or
+    goes by the clock."""
     if not op.leave or LEAVE_S.match(op.leave):
         return None
     barrier = Barrier.parse(op.leave)
     return {"sent": 0, "first-token": 1}.get(barrier.event, barrier.count)
 
 
-# ------------------------------------------------------------------------------------ as a trigger
+# ------------------------------------------------------------------------- as a trigger
 
 LOOK_S = 0.1
 
@@ -421,8 +489,9 @@ LOOK_S = 0.1
 async def play_case(drive: Drive, folder: Path) -> bool:
     """Send the requests of the case in ``folder`` by its barriers, called by their ids.
 
-    A request without an answer, while nothing else moves, ends it: the request waits on, as with
-    ``Drive.ask``, and what would come later is not sent. Whether all of it was sent.
+    A request without an answer, while nothing else moves, ends it: the request waits
+    on, as with ``Drive.ask``, and what would come later is not sent. Whether all of it
+    was sent.
 
     Raises:
         UsageError: there is no case, or a picture of it is missing.
@@ -432,7 +501,10 @@ async def play_case(drive: Drive, folder: Path) -> bool:
     performing = asyncio.ensure_future(sending.perform(case.operations))
     try:
         while not (await asyncio.wait({performing}, timeout=LOOK_S))[0]:
-            if sending.pending and time.monotonic() - sending.progressed > drive.suspect_s:
+            if (
+                sending.pending
+                and time.monotonic() - sending.progressed > drive.suspect_s
+            ):
                 sending.stop()
                 sending.hold()
     finally:

@@ -1,4 +1,5 @@
-"""What a person types to have the server of a case: the engine, its model, its own command."""
+"""What a person types to have the server of a case: the engine, its model, its own
+command."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from mmrepro.traffic.case.model import SCRIPT_FILE, Barrier, Case
 MODEL_DIR: Final = BESIDE
 CPU_OPTIONS: Final = {
     "sglang": (
-        *("--device", "--attention-backend", "--mm-attention-backend"),
+        "--device",
+        "--attention-backend",
+        "--mm-attention-backend",
         "--disable-overlap-schedule",
     )
 }
@@ -22,7 +25,8 @@ CPU_OPTIONS: Final = {
 
 
 def in_order(case: Case) -> bool:
-    """Whether each request is sent when the one before has ended, whatever else it waits for."""
+    """Whether each request is sent when the one before has ended, whatever else it
+    waits for."""
     for before, op in zip(case.operations, case.operations[1:], strict=False):
         ended = {b.op for b in map(Barrier.parse, op.after) if b.event == "end"}
         if before.id not in ended and "running<=0" not in op.after:
@@ -30,23 +34,56 @@ def in_order(case: Case) -> bool:
     return True
 
 
-def server_command(case: Case, settings: list[Setting], model: str, port: int = 8000) -> str:
-    """The engine's own command for the server that the case needs, variables before it."""
+def server_command(
+    case: Case, settings: list[Setting], model: str, port: int = 8000
+) -> str:
+    """The engine's own command for the server that the case needs, variables before
+    it."""
     server = case.server
     length = str(server.max_model_len)
     begin = {
-        "vllm": ["vllm", "serve", model, "--max-model-len", length, "--port", str(port)],
+        "vllm": [
+            "vllm",
+            "serve",
+            model,
+            "--max-model-len",
+            length,
+            "--port",
+            str(port),
+        ],
         "sglang": [
-            *("python3", "-m", "sglang.launch_server", "--model-path", model),
-            *("--context-length", length, "--port", str(port)),
+            "python3",
+            "-m",
+            "sglang.launch_server",
+            "--model-path",
+            model,
+            "--context-length",
+            length,
+            "--port",
+            str(port),
         ],
         "lmdeploy": [
-            *("lmdeploy", "serve", "api_server", model, "--backend", "pytorch"),
-            *("--session-len", length, "--server-port", str(port)),
+            "lmdeploy",
+            "serve",
+            "api_server",
+            model,
+            "--backend",
+            "pytorch",
+            "--session-len",
+            length,
+            "--server-port",
+            str(port),
         ],
         "minivllm": [
-            *("python3", "-m", "minivllm.server", "--model", model),
-            *("--max-model-len", length, "--port", str(port)),
+            "python3",
+            "-m",
+            "minivllm.server",
+            "--model",
+            model,
+            "--max-model-len",
+            length,
+            "--port",
+            str(port),
         ],
     }.get(server.engine, [server.engine, "--model", model, "--port", str(port)])
     env = {s.name: s.value for s in settings if _of_use(s)} | server.env
@@ -69,22 +106,33 @@ _PRIVATE: Final = ("NO_USAGE_STATS", "DO_NOT_TRACK", "LOGGING", "OFFLINE", "SAGE
 
 
 def _of_use(setting: Setting) -> bool:
-    """A variable that is neither a path of this machine nor something that only mmrepro wants."""
+    """A variable that is neither a path of this machine nor something that only mmrepro
+    wants."""
     if not re.fullmatch(r"[A-Z][A-Z0-9_]*", setting.name) or "/" in setting.value:
         return False
     return not any(word in setting.name for word in _PRIVATE)
 
 
 def server_steps(case: Case, settings: list[Setting], project: str = "") -> list[str]:
-    """What a reader types to have the server: the engine, the model, the server's command."""
+    """What a reader types to have the server: the engine, the model, the server's
+    command."""
     server = case.server
     written = server.model in TINY
     # A folder by its last part: where it lay is of no use to others.
-    own = f"./{Path(server.model).name}" if "/" in server.model.strip("/") else server.model
+    own = (
+        f"./{Path(server.model).name}"
+        if "/" in server.model.strip("/")
+        else server.model
+    )
     model = MODEL_DIR if written else own
     lines = [f"pip install {project or server.engine}=={server.release}"]
     if server.engine == "minivllm":
-        lines = ["export PYTHONPATH=reproducers   # of the sources of mmrepro: minivllm is there"]
+        lines = [
+            (
+                "export PYTHONPATH=reproducers   # of the sources of mmrepro: "
+                "minivllm is there"
+            )
+        ]
     if written and case.operations:
         lines.append(f"python3 {SCRIPT_FILE} --write-model {MODEL_DIR}")
     return [*lines, server_command(case, settings, model)]

@@ -1,4 +1,5 @@
-"""What was seen: the model of evidence, the recorder that collects it, the running sampler."""
+"""What was seen: the model of evidence, the recorder that collects it, the running
+sampler."""
 
 from mmrepro.traffic.evidence.model import (
     ChoiceSeen as ChoiceSeen,

@@ -20,8 +20,8 @@ FILES_EACH = 3
 
 
 class Missing(Exception):
-    """Evidence that a check needs is not there; the text says what. It makes a condition unknown,
-    once, in the evaluator."""
+    """Evidence that a check needs is not there; the text says what. It makes a
+    condition unknown, once, in the evaluator."""
 
 
 _Noted = ContextVar[list[str] | None]
@@ -41,7 +41,8 @@ def _noting(kind: _Noted) -> Iterator[list[str]]:
 
 
 def files_read() -> AbstractContextManager[list[str]]:
-    """Collects the raw files (below ``evidence/``) behind what is asked of evidence meanwhile."""
+    """Collects the raw files (below ``evidence/``) behind what is asked of evidence
+    meanwhile."""
     return _noting(_files)
 
 
@@ -59,13 +60,22 @@ def _note(names: Iterable[str], kind: _Noted = _files) -> None:
 class ImageSent(Record):
     """An image by its digest: the picture itself is not kept in the incident."""
 
-    sha256: Annotated[str, Field(description="SHA-256 of the encoded file's bytes, hex")]
+    sha256: Annotated[
+        str, Field(description="SHA-256 of the encoded file's bytes, hex")
+    ]
     width: int
     height: int
     bytes: int
-    name: Annotated[str, Field(description="the scenario's name for it, e.g. X or fill-7")] = ""
+    name: Annotated[
+        str, Field(description="the scenario's name for it, e.g. X or fill-7")
+    ] = ""
     pixels: Annotated[
-        str, Field(description="SHA-256 of its pixels and size, of one colour of that alone, hex")
+        str,
+        Field(
+            description=(
+                "SHA-256 of its pixels and size, of one colour of that alone, hex"
+            )
+        ),
     ] = ""
     coarse: Annotated[str, Field(description="4 x 4 mean colours of it, RGB, hex")] = ""
 
@@ -85,18 +95,27 @@ class ChoiceSeen(Record):
     text: Annotated[str, Field(description="cut at 4000")] = ""
     finish_reason: str | None = None
     pieces: Annotated[int, Field(description="of a stream that carried content")] = 0
-    finishes: Annotated[int, Field(description="pieces of a stream with a finish reason")] = 0
+    finishes: Annotated[
+        int, Field(description="pieces of a stream with a finish reason")
+    ] = 0
     tokens: Annotated[list[str], Field(description="if logprobs were asked for")] = []
     logprobs: list[float] = []
     top: Annotated[
         list[list[tuple[str, float]]],
-        Field(description="the likeliest tokens in each one's place, if they were asked for"),
+        Field(
+            description=(
+                "the likeliest tokens in each one's place, if they were asked for"
+            )
+        ),
     ] = []
     token_ids: Annotated[list[int], Field(description="if the server tells them")] = []
     text_offsets: Annotated[
-        list[int], Field(description="of tokens in the text, of a plain completion's logprobs")
+        list[int],
+        Field(description="of tokens in the text, of a plain completion's logprobs"),
     ] = []
-    reasoning: Annotated[str, Field(description="told beside the text, cut at 4000")] = ""
+    reasoning: Annotated[
+        str, Field(description="told beside the text, cut at 4000")
+    ] = ""
     tool_calls: list[ToolCall] = []
 
 
@@ -114,12 +133,18 @@ class RequestRecord(Record):
     sent: Moment
     images: list[ImageSent] = []
     prompt_chars: int = 0
-    prompt_head: Annotated[str, Field(description="first 200 characters of the text")] = ""
+    prompt_head: Annotated[
+        str, Field(description="first 200 characters of the text")
+    ] = ""
     max_tokens: int | None = None
     stream: bool = False
-    status: Annotated[int | None, Field(description="HTTP status; None without an answer")] = None
+    status: Annotated[
+        int | None, Field(description="HTTP status; None without an answer")
+    ] = None
     latency_s: float = 0.0
-    ttft_s: Annotated[float | None, Field(description="time to first token, streaming only")] = None
+    ttft_s: Annotated[
+        float | None, Field(description="time to first token, streaming only")
+    ] = None
     deadline_s: float
     timed_out: bool = False
     text: Annotated[str, Field(description="the completion's text, cut at 4000")] = ""
@@ -127,32 +152,49 @@ class RequestRecord(Record):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: Annotated[
-        int | None, Field(description="prompt tokens taken from the KV cache, if the server tells")
+        int | None,
+        Field(description="prompt tokens taken from the KV cache, if the server tells"),
     ] = None
     tokens: Annotated[
         list[str], Field(description="of the answer, if logprobs were asked for")
     ] = []
-    logprobs: Annotated[list[float], Field(description="of those tokens, natural logarithm")] = []
-    error: Annotated[str, Field(description="error body or transport error, cut at 2000")] = ""
+    logprobs: Annotated[
+        list[float], Field(description="of those tokens, natural logarithm")
+    ] = []
+    error: Annotated[
+        str, Field(description="error body or transport error, cut at 2000")
+    ] = ""
     choices: Annotated[list[ChoiceSeen], Field(description="by index")] = []
-    pieces: Annotated[int, Field(description="of a stream, with content; all choices")] = 0
-    done: Annotated[bool | None, Field(description="a stream said [DONE]; None: no stream")] = None
-    after_done: Annotated[int, Field(description="lines of data that came after [DONE]")] = 0
+    pieces: Annotated[
+        int, Field(description="of a stream, with content; all choices")
+    ] = 0
+    done: Annotated[
+        bool | None, Field(description="a stream said [DONE]; None: no stream")
+    ] = None
+    after_done: Annotated[
+        int, Field(description="lines of data that came after [DONE]")
+    ] = 0
     usages: Annotated[int, Field(description="times that the usage was told")] = 0
     total_tokens: int | None = None
     left: Annotated[
-        bool, Field(description="the client went away on purpose, before the answer's end")
+        bool,
+        Field(description="the client went away on purpose, before the answer's end"),
     ] = False
 
     @property
     def answered(self) -> bool:
         """A well-formed completion came back in time."""
-        return self.status == 200 and not self.timed_out and not self.error and not self.left
+        return (
+            self.status == 200
+            and not self.timed_out
+            and not self.error
+            and not self.left
+        )
 
     @property
     def cut_short(self) -> bool:
-        """A stream that began well and has no end: all that it can show of an exception in vLLM's
-        core."""
+        """A stream that began well and has no end: all that it can show of an exception
+        in vLLM's core."""
         known = self.path.endswith("/completions")
         return self.answered and self.stream and known and self.finish_reason is None
 
@@ -172,7 +214,9 @@ class RequestRecord(Record):
         status = "no HTTP answer" if self.status is None else str(self.status)
         tail = f" ({self.error[:160]})" if self.error else ""
         if self.cached_tokens is not None:
-            tail += f", {self.cached_tokens} of {self.prompt_tokens} prompt tokens cached"
+            tail += (
+                f", {self.cached_tokens} of {self.prompt_tokens} prompt tokens cached"
+            )
         return f"{self.label}: {status} in {self.latency_s:.2f} s{tail}"
 
     @property
@@ -188,7 +232,8 @@ class RequestRecord(Record):
 
 
 BUILD, BUILD_NOTICE = "environment", "environment notice"
-"""Sources of an event while an environment is built; a notice is still to be seen afterwards."""
+"""Sources of an event while an environment is built; a notice is still to be seen
+afterwards."""
 
 
 class Event(Record):
@@ -205,13 +250,19 @@ class SeriesPoint(Record):
     """One reading of the running sampler (about four a second)."""
 
     mono: float
-    cpu_pct: Annotated[dict[str, float], Field(description="process role: % of one core")] = {}
-    metrics: Annotated[dict[str, float], Field(description="a few gauges and counters")] = {}
+    cpu_pct: Annotated[
+        dict[str, float], Field(description="process role: % of one core")
+    ] = {}
+    metrics: Annotated[
+        dict[str, float], Field(description="a few gauges and counters")
+    ] = {}
     gpu_pct: Annotated[
-        dict[str, float], Field(description="GPU's number: utilisation, %; a point of its own")
+        dict[str, float],
+        Field(description="GPU's number: utilisation, %; a point of its own"),
     ] = {}
     gpu_bytes: Annotated[
-        dict[str, float], Field(description="GPU's number (MIG: 0/1): memory that processes hold")
+        dict[str, float],
+        Field(description="GPU's number (MIG: 0/1): memory that processes hold"),
     ] = {}
 
 
@@ -235,10 +286,15 @@ class Evidence(Record):
     reproducers: list[ReproducerResult] = []
     facts: Annotated[
         dict[str, str | int | float | bool | None],
-        Field(description="what the scenario measured itself, e.g. a counter before and after"),
+        Field(
+            description=(
+                "what the scenario measured itself, e.g. a counter before and after"
+            )
+        ),
     ] = {}
     engine_exit: Annotated[
-        int | None, Field(description="exit code if the server ended by itself; negative: signal")
+        int | None,
+        Field(description="exit code if the server ended by itself; negative: signal"),
     ] = None
     never_ready: Annotated[
         str, Field(description='why the run\'s own server was never ready; "": it was')
@@ -252,7 +308,11 @@ class Evidence(Record):
 
     def labelled(self, label: str) -> list[RequestRecord]:
         """Requests whose label is ``label`` or starts with ``label`` and a space."""
-        return [r for r in self.requests if r.label == label or r.label.startswith(label + " ")]
+        return [
+            r
+            for r in self.requests
+            if r.label == label or r.label.startswith(label + " ")
+        ]
 
     def results(
         self, data_type: type[P], *phases: Phase, partial: bool = False
@@ -261,8 +321,8 @@ class Evidence(Record):
 
         Without phases: of all but "control", which tells of another server.
 
-        Args:
-            partial: also what a probe had when it failed or ran out of time. Good to show, never
+        Args: partial: also what a probe had when it failed or ran out of time. Good to
+            show, never
                 to judge: half a log does not tell that a line is absent.
         """
         self.reads(data_type.model_fields["kind"].default)
@@ -272,12 +332,15 @@ class Evidence(Record):
                 and (result.ok or partial)
                 and (result.phase in phases if phases else result.phase != "control")
             ):
-                file = getattr(result.data, "file", "")  # a log is no copy: it is named itself
+                file = getattr(
+                    result.data, "file", ""
+                )  # a log is no copy: it is named itself
                 _note(result.raw[:FILES_EACH] or ([Path(file).name] if file else []))
                 yield result, result.data
 
     def why_missing(self, probe: str, *phases: Phase) -> str:
-        """Why there is no usable result of ``probe``: for a condition that is unknown."""
+        """Why there is no usable result of ``probe``: for a condition that is
+        unknown."""
         ran = False
         self.reads(probe)
         for result in self.__dict__["probes"]:
@@ -285,7 +348,11 @@ class Evidence(Record):
                 if not result.ok:
                     return f"probe {probe}: {result.status}: {result.reason}"
                 ran = True
-        return f"probe {probe} ran but does not tell" if ran else f"probe {probe} was not run"
+        return (
+            f"probe {probe} ran but does not tell"
+            if ran
+            else f"probe {probe} was not run"
+        )
 
     def reproducer(self, name: str) -> ReproducerResult | None:
         found = next((r for r in self.reproducers if r.name == name), None)
@@ -295,7 +362,8 @@ class Evidence(Record):
 
 
 class Held(Evidence):
-    """Evidence that was held against itself: whoever reads what is doubted of it, is noted.
+    """Evidence that was held against itself: whoever reads what is doubted of it, is
+    noted.
 
     ``_doubts``: why, by kind of probe data or by field; ``*``: all of it.
     """
@@ -312,7 +380,9 @@ class Held(Evidence):
     def reads(self, what: str | None) -> None:
         if what in ("probes", None):
             fields = Evidence.model_fields
-            _note((w for name, w in self._doubts.items() if name not in fields), _doubted)
+            _note(
+                (w for name, w in self._doubts.items() if name not in fields), _doubted
+            )
         else:
             _note((self._doubts[n] for n in (what, "*") if n in self._doubts), _doubted)
 

@@ -1,5 +1,5 @@
-"""Where a run's evidence accumulates, from several threads and tasks, and the readings at a steady
-pace that its timeline is drawn from."""
+"""Where a run's evidence accumulates, from several threads and tasks, and the readings
+at a steady pace that its timeline is drawn from."""
 
 import itertools
 import threading
@@ -22,8 +22,8 @@ Listener = Callable[[Event], None]
 
 
 class Recorder:
-    """Collects evidence; every event is also told to ``listener`` (the progress display). ``mask``
-    is for whoever writes raw files to ``dir``."""
+    """Collects evidence; every event is also told to ``listener`` (the progress
+    display). ``mask`` is for whoever writes raw files to ``dir``."""
 
     def __init__(
         self, run_dir: Path, listener: Listener | None = None, *, mask: Mask = unmasked
@@ -36,8 +36,12 @@ class Recorder:
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
 
-    def event(self, text: str, *, source: str = "harness", level: Level = "info") -> None:
-        event = Event(at=Moment.now(), phase=self.phase, source=source, text=text, level=level)
+    def event(
+        self, text: str, *, source: str = "harness", level: Level = "info"
+    ) -> None:
+        event = Event(
+            at=Moment.now(), phase=self.phase, source=source, text=text, level=level
+        )
         with self._lock:
             self.evidence.events.append(event)
         if self._listener is not None:
@@ -77,12 +81,14 @@ def _level(record: RequestRecord) -> Level:
 INTERVAL_S = 0.25
 METRICS_EVERY = 2
 GPU_INTERVAL_S = 0.5
-"""NVML measures utilisation over a span of its own, 1/6 s to 1 s by its documentation."""
+"""NVML measures utilisation over a span of its own, 1/6 s to 1 s by its
+documentation."""
 SHOWN = ("running", "waiting", "finished")
 
 
 class Pace:
-    """A thread that takes a reading every ``interval_s`` seconds until it is stopped."""
+    """A thread that takes a reading every ``interval_s`` seconds until it is
+    stopped."""
 
     def __init__(self, recorder: Recorder, name: str, interval_s: float) -> None:
         self.recorder = recorder
@@ -103,8 +109,8 @@ class Pace:
 
 
 class GpuSampler(Pace):
-    """Utilisation and memory of every GPU, twice a second. A thread of its own: a GPU that is lost
-    may keep whoever asks waiting."""
+    """Utilisation and memory of every GPU, twice a second. A thread of its own: a GPU
+    that is lost may keep whoever asks waiting."""
 
     def __init__(self, recorder: Recorder, binding: Any = None) -> None:
         super().__init__(recorder, "gpu-sampler", GPU_INTERVAL_S)
@@ -120,18 +126,24 @@ class GpuSampler(Pace):
 
     def _point(self, nvml: Nvml) -> None:
         mono, seen = time.monotonic(), nvml.sample()
-        pct = {str(gpu): float(pct) for gpu, (pct, _) in seen.items() if pct is not None}
-        held = {str(gpu): float(held) for gpu, (_, held) in seen.items() if held is not None}
+        pct = {
+            str(gpu): float(pct) for gpu, (pct, _) in seen.items() if pct is not None
+        }
+        held = {
+            str(gpu): float(held) for gpu, (_, held) in seen.items() if held is not None
+        }
         if len(pct) < len(seen):  # MIG, perhaps
             for (gpu, number), used in nvml.sample_slices().items():
                 held |= {f"{gpu}/{number}": float(used)} if used is not None else {}
         if pct or held:
-            self.recorder.point(SeriesPoint(mono=round(mono, 3), gpu_pct=pct, gpu_bytes=held))
+            self.recorder.point(
+                SeriesPoint(mono=round(mono, 3), gpu_pct=pct, gpu_bytes=held)
+            )
 
 
 class Sampler(Pace):
-    """CPU by role four times a second and a few metrics twice a second; ``gpu``: a sampler that
-    goes along."""
+    """CPU by role four times a second and a few metrics twice a second; ``gpu``: a
+    sampler that goes along."""
 
     def __init__(
         self,
@@ -169,7 +181,9 @@ class Sampler(Pace):
         count = 0
         while not self._stop.wait(self.interval_s):
             count += 1
-            point = SeriesPoint(mono=round(time.monotonic(), 3), cpu_pct=self._meter.read())
+            point = SeriesPoint(
+                mono=round(time.monotonic(), 3), cpu_pct=self._meter.read()
+            )
             if self._with_metrics.is_set() and count % METRICS_EVERY == 0:
                 point.metrics = self._metrics()
             self.recorder.point(point)
@@ -181,12 +195,16 @@ class Sampler(Pace):
         except (OSError, ValueError):
             return {}
         wanted = {name for names in self.names.values() for name in names}
-        lines = [ln for ln in text.splitlines() if ln.split("{")[0].split(" ")[0] in wanted]
+        lines = [
+            ln for ln in text.splitlines() if ln.split("{")[0].split(" ")[0] in wanted
+        ]
         samples, _ = parse_metrics("\n".join(lines) + "\n")
         found = {}
         for short, names in self.names.items():
             for name in names:
-                values = [s.value for s in samples if s.name == name and s.value is not None]
+                values = [
+                    s.value for s in samples if s.name == name and s.value is not None
+                ]
                 if values:
                     found[short] = sum(values)
                     break

@@ -1,4 +1,5 @@
-"""For stand-ins: a line of the log, and a change to a module at the moment it is imported."""
+"""For stand-ins: a line of the log, and a change to a module at the moment it is
+imported."""
 
 import os
 import sys
@@ -12,7 +13,9 @@ Change = Callable[[ModuleType], None]
 
 def say(stand_in: str, what: str) -> None:
     """One whole line in one write: several processes share the log."""
-    os.write(2, f"\nmmrepro stand-in {stand_in}: {what} (process {os.getpid()})\n".encode())
+    os.write(
+        2, f"\nmmrepro stand-in {stand_in}: {what} (process {os.getpid()})\n".encode()
+    )
 
 
 class _ChangingLoader(Loader):
@@ -53,10 +56,11 @@ _finder = _Finder()
 
 
 def after_import(name: str, change: Change) -> None:
-    """Call ``change`` with module ``name`` once it has been imported; now, if it is already.
+    """Call ``change`` with module ``name`` once it has been imported; now, if it is
+    already.
 
-    What ``change`` raises fails the engine's import: a stand-in never half works in silence.
-    """
+    What ``change`` raises fails the engine's import: a stand-in never half works in
+    silence."""
     if name in sys.modules:
         change(sys.modules[name])
         return

@@ -1,10 +1,10 @@
 """Starts the stand-ins of a run in every Python process of the engine.
 
-``MMREPRO_STAND_INS`` names their folders, separated like PATH. The folders are on ``PYTHONPATH`` as
-well, so that a package in one of them is found before the installed one. A folder's ``standin.py``
-is run here, in order. A stand-in that fails ends the process: `site` would print the error and
-go on, and the run would be judged without what its report lists.
-"""
+``MMREPRO_STAND_INS`` names their folders, separated like PATH. The folders are on
+``PYTHONPATH`` as well, so that a package in one of them is found before the installed
+one. A folder's ``standin.py`` is run here, in order. A stand-in that fails ends the
+process: `site` would print the error and go on, and the run would be judged without
+what its report lists."""
 
 import importlib.util
 import os

@@ -1,15 +1,16 @@
-"""Stand-in: holds the buffers of vLLM's GPUModelRunner against the multimodal prefill contract.
+"""Stand-in: holds the buffers of vLLM's GPUModelRunner against the multimodal prefill
+contract.
 
 It replaces nothing and changes no value. At each step it reads, on the host, what
-``GPUModelRunner._prepare_inputs`` has just written (block table, slots, positions, query_start_loc,
-seq_lens), and, in the order of the device's stream, how many tokens the mask marks when the image
-embeddings are merged (``_merge_multimodal_embeddings``). The mask is counted on the device and the
-count comes back by a copy that nobody waits for: waiting would order the host behind the device
-and hide the very race that is looked for. The invariants are minivllm's own (``contract.py``).
+``GPUModelRunner._prepare_inputs`` has just written (block table, slots, positions,
+query_start_loc, seq_lens), and, in the order of the device's stream, how many tokens
+the mask marks when the image embeddings are merged (``_merge_multimodal_embeddings``).
+The mask is counted on the device and the count comes back by a copy that nobody waits
+for: waiting would order the host behind the device and hide the very race that is
+looked for. The invariants are minivllm's own (``contract.py``).
 
-Seen to fit vLLM 0.11.0 (mask only) to 0.14.0; what a release does not have is said once, in the
-log, and not checked.
-"""
+Seen to fit vLLM 0.11.0 (mask only) to 0.14.0; what a release does not have is said
+once, in the log, and not checked."""
 
 import functools
 import importlib.util
@@ -29,7 +30,8 @@ MERGE = "_merge_multimodal_embeddings"
 
 
 def _contract() -> Any:
-    """minivllm's contract.py by its path: the package itself stays out of this engine."""
+    """minivllm's contract.py by its path: the package itself stays out of this
+    engine."""
     path = Path(__file__).parents[2] / "minivllm" / "contract.py"
     spec = importlib.util.spec_from_file_location("mmrepro_contract", path)
     assert spec is not None
@@ -48,7 +50,8 @@ def say(text: str) -> None:
 
 
 class Counts:
-    """Marked tokens on their way from the device; a thread looks whether they have arrived."""
+    """Marked tokens on their way from the device; a thread looks whether they have
+    arrived."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,7 +60,8 @@ class Counts:
         threading.Thread(target=self._poll, name="contract-probe", daemon=True).start()
 
     def add(self, mask: Any, rows: int, where: str) -> None:
-        """Have ``mask`` counted where the stream is now; ``rows`` embeddings go into it."""
+        """Have ``mask`` counted where the stream is now; ``rows`` embeddings go into
+        it."""
         import torch
 
         arrived = torch.full((1,), -1, dtype=torch.int64, pin_memory=mask.is_cuda)
@@ -110,7 +114,10 @@ class Watch:
     def stepped(self) -> None:
         self.steps += 1
         if self.steps & (self.steps - 1) == 0:  # 1, 2, 4, 8, …
-            say(f"{self.steps} steps and {self.marked} masks seen, {self.violations} violations")
+            say(
+                f"{self.steps} steps and {self.marked} masks seen, {self.violations} "
+                "violations"
+            )
 
 
 watch = Watch()
@@ -143,10 +150,14 @@ def watch_merge(module: ModuleType) -> None:
         rows, width = rows_of(given["multimodal_embeddings"])
         if rows:
             hidden = int(given["inputs_embeds"].shape[-1])
-            shapes = contract.StepView(sequences=[], rows=rows, width=width, hidden_size=hidden)
+            shapes = contract.StepView(
+                sequences=[], rows=rows, width=width, hidden_size=hidden
+            )
             watch.tell(contract.check(shapes), f"step {watch.steps}")
             counts = counts or Counts()
-            counts.add(given["is_multimodal"], rows, f"step {watch.steps}, on the device")
+            counts.add(
+                given["is_multimodal"], rows, f"step {watch.steps}, on the device"
+            )
         return original(*args, **kwargs)
 
     setattr(module, MERGE, merge)
@@ -157,7 +168,9 @@ def view(runner: Any, scheduled: dict[str, int], total: int) -> Any:
     batch = runner.input_batch
     names = list(batch.req_ids)
     starts = [int(n) for n in batch.num_computed_tokens_cpu[: len(names)]]
-    ends = [start + int(scheduled[name]) for start, name in zip(starts, names, strict=True)]
+    ends = [
+        start + int(scheduled[name]) for start, name in zip(starts, names, strict=True)
+    ]
     table = getattr(batch.block_table, "block_tables", [batch.block_table])[0]
     size = int(table.block_size)
     held = _host(table, "block_table")
@@ -165,8 +178,11 @@ def view(runner: Any, scheduled: dict[str, int], total: int) -> Any:
         None if held is None else held[row, : -(-end // size)].tolist()
         for row, end in enumerate(ends)
     ]
-    # Releases that compute the slots on the device leave the host's side of the buffer unwritten.
-    slots = _host(table, "slot_mapping") if hasattr(table, "compute_slot_mapping") else None
+    # Releases that compute the slots on the device leave the host's side of the buffer
+    # unwritten.
+    slots = (
+        _host(table, "slot_mapping") if hasattr(table, "compute_slot_mapping") else None
+    )
     starts_q, lens = _host(runner, "query_start_loc"), _host(runner, "seq_lens")
     if lens is not None and lens[: len(names)].tolist() != ends:
         said = f"seq_lens are {lens[: len(names)].tolist()}, not {ends}"
@@ -174,7 +190,9 @@ def view(runner: Any, scheduled: dict[str, int], total: int) -> Any:
     return contract.StepView(
         sequences=[
             contract.SequenceView(name, start, end, blocks)
-            for name, start, end, blocks in zip(names, starts, ends, tables, strict=True)
+            for name, start, end, blocks in zip(
+                names, starts, ends, tables, strict=True
+            )
         ],
         block_size=size,
         num_blocks=int(getattr(runner.cache_config, "num_gpu_blocks", 0) or 0),
@@ -206,11 +224,15 @@ def watch_runner(module: ModuleType) -> None:
     prepare, execute = cls._prepare_inputs, cls.execute_model
 
     @functools.wraps(prepare)
-    def prepare_inputs(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    def prepare_inputs(
+        self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         result = prepare(self, scheduler_output, *args, **kwargs)
         try:
             scheduled = scheduler_output.num_scheduled_tokens
-            step = view(self, scheduled, int(scheduler_output.total_num_scheduled_tokens))
+            step = view(
+                self, scheduled, int(scheduler_output.total_num_scheduled_tokens)
+            )
         except (AttributeError, KeyError, IndexError, TypeError) as error:
             watch.absent(f"step as it is read here ({type(error).__name__}: {error})")
             return result

@@ -1,10 +1,10 @@
 """Stand-in: an in-order asynchronous device stream under vLLM's CPU model runner.
 
-On a GPU the host launches work and goes on; the work runs later, in order. vLLM's CPU backend does
-everything at once, so that what the host does too early goes unseen. This stand-in queues the work
-on device memory instead, and runs it as late as the engine's own waiting allows (``queue.py``). No
-line of the engine changes; only the order in which device work runs relative to the host.
-"""
+On a GPU the host launches work and goes on; the work runs later, in order. vLLM's CPU
+backend does everything at once, so that what the host does too early goes unseen. This
+stand-in queues the work on device memory instead, and runs it as late as the engine's
+own waiting allows (``queue.py``). No line of the engine changes; only the order in
+which device work runs relative to the host."""
 
 from types import ModuleType
 from typing import Any
@@ -26,17 +26,21 @@ def wait_lazily(module: ModuleType) -> None:
 
 
 def keep_scheduling(module: ModuleType) -> None:
-    """From 0.14.0 on a CPU has no asynchronous scheduling, for nothing is there to overlap with.
+    """From 0.14.0 on a CPU has no asynchronous scheduling, for nothing is there to
+    overlap with.
 
-    By 0.22.0 its worker is a process of its own as well: a thread of it fetches what a step gives
-    as soon as it can, where the engine's own process fetches it when it is needed.
-    """
+    By 0.22.0 its worker is a process of its own as well: a thread of it fetches what a
+    step gives as soon as it can, where the engine's own process fetches it when it is
+    needed."""
     platform: Any = module.CpuPlatform
     original = platform.check_and_update_config
 
     def check(cls: object, vllm_config: Any) -> None:
         scheduler, parallel = vllm_config.scheduler_config, vllm_config.parallel_config
-        asked, executor = scheduler.async_scheduling, parallel.distributed_executor_backend
+        asked, executor = (
+            scheduler.async_scheduling,
+            parallel.distributed_executor_backend,
+        )
         original(vllm_config)
         scheduler.async_scheduling = asked
         if executor == "uni":

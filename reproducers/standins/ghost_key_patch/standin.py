@@ -1,8 +1,8 @@
-"""Stand-in: the two-part fix of vllm#43595, applied to the engine's LRUCache as it is imported.
+"""Stand-in: the two-part fix of vllm#43595, applied to the engine's LRUCache as it is
+imported.
 
-Only ``LRUCache.touch`` and ``LRUCache.popitem`` change; ``MMREPRO_GHOST_KEY_PATCH`` names the ones
-that do, separated by commas (both, if it is not set).
-"""
+Only ``LRUCache.touch`` and ``LRUCache.popitem`` change; ``MMREPRO_GHOST_KEY_PATCH``
+names the ones that do, separated by commas (both, if it is not set)."""
 
 import os
 import sys

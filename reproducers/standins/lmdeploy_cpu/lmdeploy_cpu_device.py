@@ -1,8 +1,9 @@
-"""torch's device ``cuda`` as the CPU: what asks for it gets the CPU; streams and events are empty.
+"""torch's device ``cuda`` as the CPU: what asks for it gets the CPU; streams and events
+are empty.
 
-Device work is done when a call returns, so waiting for a stream or an event is waiting for nothing.
-Whatever of torch.cuda is not named here still fails as it does without a driver.
-"""
+Device work is done when a call returns, so waiting for a stream or an event is waiting
+for nothing. Whatever of torch.cuda is not named here still fails as it does without a
+driver."""
 
 from __future__ import annotations
 
@@ -16,14 +17,41 @@ from typing import Any
 
 NAME = "CPU in place of a CUDA device (mmrepro stand-in)"
 CAPABILITY = (8, 6)
-"""The device says it is of this compute capability: bfloat16 and a newer attention are there."""
+"""The device says it is of this compute capability: bfloat16 and a newer attention are
+there."""
 
 FACTORIES = (
-    *("tensor", "as_tensor", "empty", "zeros", "ones", "full", "arange", "linspace", "eye"),
-    *("rand", "randn", "randint", "randperm", "empty_like", "zeros_like", "ones_like"),
-    *("full_like", "rand_like", "randn_like", "empty_strided", "tril_indices", "triu_indices"),
+    "tensor",
+    "as_tensor",
+    "empty",
+    "zeros",
+    "ones",
+    "full",
+    "arange",
+    "linspace",
+    "eye",
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "rand_like",
+    "randn_like",
+    "empty_strided",
+    "tril_indices",
+    "triu_indices",
 )
-METHODS = ("new_tensor", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
+METHODS = (
+    "new_tensor",
+    "new_empty",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "new_empty_strided",
+)
 
 
 def _is_cuda(value: Any) -> bool:
@@ -35,14 +63,18 @@ def _is_cuda(value: Any) -> bool:
 def _redirected(function: Callable[..., Any], *, first_argument: bool = False) -> Any:
     """``function`` with a device ``cuda`` turned into ``cpu``.
 
-    first_argument: ``x.to(device)`` takes the device by position; so may it be a dtype or a tensor.
-    """
+    first_argument: ``x.to(device)`` takes the device by position; so may it be a dtype
+    or a tensor."""
 
     @functools.wraps(function)
     def redirected(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("device") is not None and _is_cuda(kwargs["device"]):
             kwargs["device"] = "cpu"
-        if first_argument and len(args) > 1 and isinstance(args[1], (int, str, _device_type())):
+        if (
+            first_argument
+            and len(args) > 1
+            and isinstance(args[1], (int, str, _device_type()))
+        ):
             args = (args[0], "cpu" if _is_cuda(args[1]) else args[1], *args[2:])
         return function(*args, **kwargs)
 

@@ -1,8 +1,8 @@
-"""Operators for LMDeploy on a CPU: its own ``default`` backend, and paged attention in torch.
+"""Operators for LMDeploy on a CPU: its own ``default`` backend, and paged attention in
+torch.
 
-Which blocks a sequence has, and in which order, is decided by LMDeploy; the attention here writes
-and reads exactly those. What it does not compute it refuses.
-"""
+Which blocks a sequence has, and in which order, is decided by LMDeploy; the attention
+here writes and reads exactly those. What it does not compute it refuses."""
 
 import functools
 from typing import Any
@@ -22,7 +22,8 @@ def _refuse(what: str) -> None:
 
 
 class PagedAttention(AttentionImpl):
-    """Attention over paged caches of shape [blocks, block size, KV heads, head size]."""
+    """Attention over paged caches of shape [blocks, block size, KV heads, head
+    size]."""
 
     def forward(
         self,
@@ -37,16 +38,27 @@ class PagedAttention(AttentionImpl):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Tensors are [tokens, heads, head size], the sequences of a step one after the other."""
-        if k_scales_zeros is not None or v_scales_zeros is not None or attn_metadata.quant_policy:
+        """Tensors are [tokens, heads, head size], the sequences of a step one after the
+        other."""
+        if (
+            k_scales_zeros is not None
+            or v_scales_zeros is not None
+            or attn_metadata.quant_policy
+        ):
             _refuse("quantised KV cache")
         if self.alibi:
             _refuse("ALiBi")
         if self.logit_softcapping:
             _refuse("soft cap of logits")
-        if kwargs.get("learnable_sink") is not None or kwargs.get("nsa_indices") is not None:
+        if (
+            kwargs.get("learnable_sink") is not None
+            or kwargs.get("nsa_indices") is not None
+        ):
             _refuse("attention sink or sparse index")
-        keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)  # views of the paged pool
+        keys, values = (
+            k_cache.flatten(0, 1),
+            v_cache.flatten(0, 1),
+        )  # views of the paged pool
         block_size = k_cache.size(1)
         out = query.new_zeros((*query.shape[:-1], self.v_head_size))
         meta = attn_metadata
@@ -56,8 +68,8 @@ class PagedAttention(AttentionImpl):
             )
             blocks = meta.block_offsets[i].long()
             if (total - 1) // block_size >= blocks.numel():
-                # Newer releases prepare a step before they know that a sequence has ended: its
-                # blocks are gone and nobody reads its row.
+                # Newer releases prepare a step before they know that a sequence has
+                # ended: its blocks are gone and nobody reads its row.
                 continue
             position = torch.arange(total)
             slots = blocks[position // block_size] * block_size + position % block_size
@@ -71,9 +83,8 @@ class PagedAttention(AttentionImpl):
     def _one(self, query: Any, keys: Any, values: Any) -> Any:
         """One sequence; its queries are the last positions of the keys.
 
-        In plain float32: torch 2.4's fused attention gives NaN for 5683 bfloat16 queries of 4 heads
-        of 64 (seen with LMDeploy 0.6.4).
-        """
+        In plain float32: torch 2.4's fused attention gives NaN for 5683 bfloat16
+        queries of 4 heads of 64 (seen with LMDeploy 0.6.4)."""
         new, total = query.size(0), keys.size(0)
         q, k, v = (t.transpose(0, 1).float() for t in (query, keys, values))
         if self.num_heads != self.num_kv_heads:

@@ -1,8 +1,8 @@
-"""Stand-in: LMDeploy's PyTorch engine on a CPU. The ``cuda`` device becomes the CPU, and the
-operators come from LMDeploy's own default backend, paged attention aside.
+"""Stand-in: LMDeploy's PyTorch engine on a CPU. The ``cuda`` device becomes the CPU,
+and the operators come from LMDeploy's own default backend, paged attention aside.
 
-Scheduler, block manager, cache arithmetic, engine loop and HTTP server are LMDeploy's own.
-"""
+Scheduler, block manager, cache arithmetic, engine loop and HTTP server are LMDeploy's
+own."""
 
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -24,7 +24,9 @@ def choose_backend(module: Any) -> None:
     def get_backend(*args: Any, **kwargs: Any) -> Any:
         chosen = original(*args, **kwargs)
         if chosen.get_name() != "cuda":
-            raise RuntimeError(f"the stand-in has no operators for device {chosen.get_name()}")
+            raise RuntimeError(
+                f"the stand-in has no operators for device {chosen.get_name()}"
+            )
         from lmdeploy_cpu_ops import backend
 
         return backend()
@@ -44,14 +46,17 @@ def no_triton_checker(module: Any) -> None:
 
 
 def no_triton_device(module: Any) -> None:
-    """0.15.0 asks Triton for its device as it imports kernels, of which none is launched here."""
+    """0.15.0 asks Triton for its device as it imports kernels, of which none is
+    launched here."""
     from lmdeploy.version import __version__
 
     if not __version__.startswith("0.15."):
         return
     from triton.runtime.driver import driver
 
-    driver.set_active(SimpleNamespace(get_current_target=lambda: SimpleNamespace(backend="cpu")))
+    driver.set_active(
+        SimpleNamespace(get_current_target=lambda: SimpleNamespace(backend="cpu"))
+    )
 
 
 after_import("torch", redirect)

@@ -2,11 +2,13 @@
 
 Each value becomes a line of the server's log: ``mmrepro-witness-EVENT {json}``. Events:
 
-* ``budget``: what the engine's own sizing of the KV cache returned, function by function.
+* ``budget``: what the engine's own sizing of the KV cache returned, function by
+  function.
 * ``limit``: the configuration of the cache and the longest prompt that follows from it.
-* ``request``: tokens of a request, the instance's limit, and the status that the engine answered.
-* ``vision``: how long the vision encoder took, and how long the request's text and image together
-  were prepared.
+* ``request``: tokens of a request, the instance's limit, and the status that the engine
+  answered.
+* ``vision``: how long the vision encoder took, and how long the request's text and
+  image together were prepared.
 """
 
 import functools
@@ -42,7 +44,9 @@ def plain(value: Any) -> Any:
     """Numbers as they are, tuples as lists; anything else by its text."""
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
-    return value if isinstance(value, (int, float, str)) or value is None else str(value)
+    return (
+        value if isinstance(value, (int, float, str)) or value is None else str(value)
+    )
 
 
 def watch_sizing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,7 +82,9 @@ def in_model_agent(module: Any) -> None:
 
 def in_executor(module: Any) -> None:
     """Where it is sized later."""
-    module.ExecutorBase.update_configs = watch_sizing(module.ExecutorBase.update_configs)
+    module.ExecutorBase.update_configs = watch_sizing(
+        module.ExecutorBase.update_configs
+    )
 
 
 CACHE_CONFIG = (
@@ -108,7 +114,9 @@ def in_instance(module: Any) -> None:
     original = module.EngineInstance.async_stream_infer
 
     @functools.wraps(original)
-    async def async_stream_infer(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    async def async_stream_infer(
+        self: Any, *args: Any, **kwargs: Any
+    ) -> AsyncIterator[Any]:
         bound = inspect.signature(original).bind(self, *args, **kwargs)
         began, status, generated = time.perf_counter(), None, 0
         try:

@@ -1,11 +1,11 @@
 """A KV connector of vLLM whose transfers never arrive: the prefill server is gone.
 
-It runs inside vLLM (``kv_connector_module_path``). A request whose prompt was computed elsewhere
-(``do_remote_prefill`` of its ``kv_transfer_params``) waits for its KV cache, as with NIXL or
-Mooncake; nothing is ever sent. ``gives_up_s`` of ``kv_connector_extra_config``: seconds after which
-it reports that a transfer has failed, as a transport with a deadline of its own does; 0: never. Any
-other request is computed here.
-"""
+It runs inside vLLM (``kv_connector_module_path``). A request whose prompt was computed
+elsewhere (``do_remote_prefill`` of its ``kv_transfer_params``) waits for its KV cache,
+as with NIXL or Mooncake; nothing is ever sent. ``gives_up_s`` of
+``kv_connector_extra_config``: seconds after which it reports that a transfer has
+failed, as a transport with a deadline of its own does; 0: never. Any other request is
+computed here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class Asked(KVConnectorMetadata):
 
 
 class LostTransfer(KVConnectorBase_V1):
-    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+    def __init__(
+        self, vllm_config: Any, role: Any, kv_cache_config: Any = None
+    ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self.gives_up_s = float(extra.get("gives_up_s", 0))
@@ -34,12 +36,16 @@ class LostTransfer(KVConnectorBase_V1):
         self.under_way: dict[str, tuple[float, list[int]]] = {}
         self.failed: set[int] = set()
 
-    def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
+    def get_num_new_matched_tokens(
+        self, request: Any, computed: int
+    ) -> tuple[int, bool]:
         remote = (request.kv_transfer_params or {}).get("do_remote_prefill")
         count = request.num_prompt_tokens - 1 - computed
         return (count, True) if remote and count > 0 else (0, False)
 
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+    def update_state_after_alloc(
+        self, request: Any, blocks: Any, num_external_tokens: int
+    ) -> None:
         if num_external_tokens > 0:
             self.asked[request.request_id] = blocks.get_block_ids()[0]
 
@@ -51,9 +57,15 @@ class LostTransfer(KVConnectorBase_V1):
         for one, blocks in self._get_connector_metadata().blocks.items():
             self.under_way[one] = time.monotonic(), blocks
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+    def get_finished(
+        self, finished_req_ids: set[str]
+    ) -> tuple[set[str] | None, set[str] | None]:
         limit = time.monotonic() - self.gives_up_s
-        over = {one for one, (at, _) in self.under_way.items() if self.gives_up_s and at < limit}
+        over = {
+            one
+            for one, (at, _) in self.under_way.items()
+            if self.gives_up_s and at < limit
+        }
         for one in over:
             self.failed.update(self.under_way.pop(one)[1])
         return None, over or None

@@ -1,8 +1,8 @@
 """Stand-in: the barrier of vllm#28706 and vllm#31373, as a patch.
 
-vLLM 0.12.0 and 0.13.0 record the event after which the host may reuse its buffers before
-``_preprocess`` has queued the copy of ``is_mm_embed``. Here it is recorded once more after it.
-"""
+vLLM 0.12.0 and 0.13.0 record the event after which the host may reuse its buffers
+before ``_preprocess`` has queued the copy of ``is_mm_embed``. Here it is recorded once
+more after it."""
 
 import sys
 from types import ModuleType
@@ -11,7 +11,8 @@ from typing import Any
 from mmrepro_boot import after_import
 
 SAID = "mmrepro: the event was recorded after GPUModelRunner._preprocess"
-"""Of the first time in each process: of an engine that never got there it is not said."""
+"""Of the first time in each process: of an engine that never got there it is not
+said."""
 told: list[bool] = []
 
 

@@ -1,8 +1,8 @@
-"""Stand-in: memory that is to be page-locked stays as it is. Locking it asks for a CUDA driver.
+"""Stand-in: memory that is to be page-locked stays as it is. Locking it asks for a CUDA
+driver.
 
-``pin_memory`` of torch's functions is left out, and ``Tensor.pin_memory`` gives the tensor itself.
-Values, shapes and who shares what with whom stay the engine's own.
-"""
+``pin_memory`` of torch's functions is left out, and ``Tensor.pin_memory`` gives the
+tensor itself. Values, shapes and who shares what with whom stay the engine's own."""
 
 import functools
 import sys
@@ -12,11 +12,21 @@ from typing import Any
 from mmrepro_boot import after_import, say
 
 NAME = "plain_memory"
-MAKERS = ("tensor", "empty", "zeros", "ones", "full", "arange", "empty_like", "zeros_like")
+MAKERS = (
+    "tensor",
+    "empty",
+    "zeros",
+    "ones",
+    "full",
+    "arange",
+    "empty_like",
+    "zeros_like",
+)
 
 
 def forked() -> None:
-    """Called in each forked process of the engine: what is loaded there was loaded before."""
+    """Called in each forked process of the engine: what is loaded there was loaded
+    before."""
     if "torch" in sys.modules:
         say(NAME, "loaded")
 

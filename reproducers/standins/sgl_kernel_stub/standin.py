@@ -2,9 +2,8 @@
 
 Every name of ``sgl_kernel`` and of its submodules can be imported, as can those of
 ``torch.ops.sgl_kernel`` that SGLang looks up while it is imported (0.5.23:
-layers/attention/linear/gdn_backend.py takes ``fused_gdn_gating_cpu``). Nothing computes: whatever
-is called writes a line that mmrepro counts, and raises.
-"""
+layers/attention/linear/gdn_backend.py takes ``fused_gdn_gating_cpu``). Nothing
+computes: whatever is called writes a line that mmrepro counts, and raises."""
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ PACKAGE = "sgl_kernel"
 
 
 def forked() -> None:
-    """Called in each forked process of the engine: what is loaded there was loaded before."""
+    """Called in each forked process of the engine: what is loaded there was loaded
+    before."""
     if PACKAGE in sys.modules:
         say(NAME, "loaded")
 
@@ -41,7 +41,9 @@ class Missing:
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         say(NAME, f"called {self._name}")
-        raise RuntimeError(f"{self._name} was called, but this is mmrepro's stand-in without it")
+        raise RuntimeError(
+            f"{self._name} was called, but this is mmrepro's stand-in without it"
+        )
 
 
 class StubModule(ModuleType):
@@ -52,8 +54,8 @@ class StubModule(ModuleType):
 
 
 class Operators(StubModule):
-    """``torch.ops.sgl_kernel``: SGLang tells by ``hasattr`` whether the AMX backend is there, so
-    that only the operators which it looks up unasked are answered for."""
+    """``torch.ops.sgl_kernel``: SGLang tells by ``hasattr`` whether the AMX backend is
+    there, so that only the operators which it looks up unasked are answered for."""
 
     def __getattr__(self, name: str) -> Missing:
         if not name.endswith("_cpu"):

@@ -1,7 +1,7 @@
 """Stand-in: one mistake of SGLang, mended as its module is imported.
 
-``MMREPRO_SGLANG_PATCH`` names which. Each says when it is there and when it made a difference.
-"""
+``MMREPRO_SGLANG_PATCH`` names which. Each says when it is there and when it made a
+difference."""
 
 import os
 from collections.abc import Callable
@@ -28,14 +28,26 @@ def own_hash(module: ModuleType) -> None:
 
 
 def exact_rid(module: ModuleType) -> None:
-    """An abort is of the request that is called so: others are called otherwise meanwhile."""
+    """An abort is of the request that is called so: others are called otherwise
+    meanwhile."""
     cls: Any = module.Scheduler
     original = cls.abort_request
 
     def abort_request(self: Any, asked: Any) -> Any:
-        batches = (self.running_batch, self.last_batch, getattr(self, "cur_batch", None))
-        known = [*self.waiting_queue, *(r for b in batches if b is not None for r in b.reqs)]
-        others = {id(r): r for r in known if r.rid != asked.rid and r.rid.startswith(asked.rid)}
+        batches = (
+            self.running_batch,
+            self.last_batch,
+            getattr(self, "cur_batch", None),
+        )
+        known = [
+            *self.waiting_queue,
+            *(r for b in batches if b is not None for r in b.reqs),
+        ]
+        others = {
+            id(r): r
+            for r in known
+            if r.rid != asked.rid and r.rid.startswith(asked.rid)
+        }
         others = {} if asked.abort_all else others
         for req in others.values():
             say(NAME, f"called, {req.rid} is not {asked.rid}")
@@ -50,15 +62,21 @@ def exact_rid(module: ModuleType) -> None:
 
 
 def top_logprobs(module: ModuleType) -> None:
-    """More top_logprobs than the vocabulary has tokens are refused before the scheduler."""
+    """More top_logprobs than the vocabulary has tokens are refused before the
+    scheduler."""
     cls: Any = module.TokenizerManager
     original = cls._validate_one_request
 
     def validate(self: Any, obj: Any, *rest: Any) -> Any:
-        asked, there = getattr(obj, "top_logprobs_num", None), self.model_config.vocab_size
+        asked, there = (
+            getattr(obj, "top_logprobs_num", None),
+            self.model_config.vocab_size,
+        )
         if isinstance(asked, int) and asked > there:
             say(NAME, f"called, {asked} top_logprobs refused")
-            raise ValueError(f"top_logprobs is {asked}, and the vocabulary has {there} tokens")
+            raise ValueError(
+                f"top_logprobs is {asked}, and the vocabulary has {there} tokens"
+            )
         return original(self, obj, *rest)
 
     cls._validate_one_request = validate
@@ -79,7 +97,8 @@ def session_embeds(module: ModuleType) -> None:
 
 
 def extra_key_from_hash(module: ModuleType) -> None:
-    """What a request is cached under has the whole hash of each of its pictures in it."""
+    """What a request is cached under has the whole hash of each of its pictures in
+    it."""
     cls: Any = module.Req
     original = cls.extend_image_inputs
 
@@ -123,7 +142,8 @@ def patch(module: ModuleType) -> None:
 
 
 def forked() -> None:
-    """Called in each forked process of the engine: what is loaded there was loaded before."""
+    """Called in each forked process of the engine: what is loaded there was loaded
+    before."""
     say(NAME, f"loaded {CHOSEN}")
 
 

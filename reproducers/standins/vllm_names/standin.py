@@ -1,9 +1,9 @@
 """Stand-in: the names that older SGLang releases import from ``vllm``.
 
 Where SGLang finds neither CUDA nor AMX, it replaces its own layers by vLLM's (0.5.6:
-layers/layernorm.py:472, layers/activation.py:389). The stand-in gives it its own classes back,
-whose ``forward_native`` is plain torch. What has no such counterpart raises when it is called.
-"""
+layers/layernorm.py:472, layers/activation.py:389). The stand-in gives it its own
+classes back, whose ``forward_native`` is plain torch. What has no such counterpart
+raises when it is called."""
 
 import sys
 from collections.abc import Sequence
@@ -18,7 +18,10 @@ from mmrepro_boot import say
 NAME = "vllm_names"
 
 OWN_CLASSES = {
-    "vllm.model_executor.layers.activation": ("activation", ("SiluAndMul", "GeluAndMul")),
+    "vllm.model_executor.layers.activation": (
+        "activation",
+        ("SiluAndMul", "GeluAndMul"),
+    ),
     "vllm.model_executor.layers.layernorm": ("layernorm", ("RMSNorm", "GemmaRMSNorm")),
 }
 PACKAGES = ("vllm", "vllm.model_executor", "vllm.model_executor.layers")
@@ -26,14 +29,17 @@ OPERATORS = "vllm._custom_ops"
 
 
 def forked() -> None:
-    """Called in each forked process of the engine: what is loaded there was loaded before."""
+    """Called in each forked process of the engine: what is loaded there was loaded
+    before."""
     for name in OWN_CLASSES.keys() & sys.modules.keys():
         say(NAME, f"loaded {name}")
 
 
 def rotary_embedding(*args: Any, **kwargs: Any) -> NoReturn:
     say(NAME, "called vllm._custom_ops.rotary_embedding")
-    raise RuntimeError("vLLM's rotary_embedding was called, but this is mmrepro's stand-in")
+    raise RuntimeError(
+        "vLLM's rotary_embedding was called, but this is mmrepro's stand-in"
+    )
 
 
 class Finder(MetaPathFinder, Loader):

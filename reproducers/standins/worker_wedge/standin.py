@@ -1,10 +1,11 @@
 """Stand-in: one worker of several stops for good in the step of a marked request.
 
-``MMREPRO_WEDGE``: ``python`` (sleeps in Python), ``c`` (sleeps in C with the GIL), ``stopped``
-(SIGSTOP), ``killed`` (SIGKILL) or ``raises``. ``MMREPRO_WEDGE_RANK``: the worker's rank, or
-``dp1``: the workers of the replica with that index (data parallel). The request is marked by its
-``seed``. No line of the engine is changed: ``Worker.execute_model`` is wrapped.
-"""
+``MMREPRO_WEDGE``: ``python`` (sleeps in Python), ``c`` (sleeps in C with the GIL),
+``stopped`` (SIGSTOP), ``killed`` (SIGKILL) or ``raises``. ``MMREPRO_WEDGE_RANK``: the
+worker's rank, or
+``dp1``: the workers of the replica with that index (data parallel). The request is
+marked by its ``seed``. No line of the engine is changed: ``Worker.execute_model`` is
+wrapped."""
 
 import ctypes
 import os
@@ -59,7 +60,9 @@ def patch(module: ModuleType) -> None:
     cls: Any = module.Worker
     real = cls.execute_model
 
-    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    def execute_model(
+        self: Any, scheduler_output: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         if RANK in names(self) and is_marked(scheduler_output):
             wedge(self.rank)
         return real(self, scheduler_output, *args, **kwargs)

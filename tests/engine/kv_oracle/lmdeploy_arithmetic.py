@@ -1,9 +1,10 @@
-"""Runs LMDeploy's own cache arithmetic on given numbers; under its interpreter, without a server.
+"""Runs LMDeploy's own cache arithmetic on given numbers; under its interpreter, without
+a server.
 
-stdin: a JSON list of cases; stdout, last line: a JSON list of [block bytes, blocks, prefill tokens,
-longest prompt], or [block bytes, the error's words]. The device's memory is the case's number, and
-the layout of a block is that of LMDeploy's default backend; all else is LMDeploy's.
-"""
+stdin: a JSON list of cases; stdout, last line: a JSON list of [block bytes, blocks,
+prefill tokens, longest prompt], or [block bytes, the error's words]. The device's
+memory is the case's number, and the layout of a block is that of LMDeploy's default
+backend; all else is LMDeploy's."""
 
 import json
 import sys
@@ -43,7 +44,8 @@ def cache_of(case, **more):
 
 
 def longest(cache):
-    """``Engine._get_max_session_len`` itself, with nothing but the two configs that it reads."""
+    """``Engine._get_max_session_len`` itself, with nothing but the two configs that it
+    reads."""
     from types import SimpleNamespace
 
     from lmdeploy.pytorch.engine.engine import Engine
@@ -73,7 +75,8 @@ def old(case):
 
 
 def new(case):
-    """0.18.0: the executor asks its workers for free memory and for the size of a block."""
+    """0.18.0: the executor asks its workers for free memory and for the size of a
+    block."""
     from lmdeploy.messages import QuantPolicy
     from lmdeploy.pytorch.engine.cache_engine import plan, schema
     from lmdeploy.pytorch.engine.config_builder import ConfigBuilder
@@ -81,7 +84,9 @@ def new(case):
 
     schema.get_backend = plan.get_backend = lambda: DefaultOpsBackend
     case = {**case, "quant_policy": QuantPolicy(case["quant_policy"])}
-    kept = ConfigBuilder.build_cache_config(_engine_config(case)).num_reserved_gpu_blocks
+    kept = ConfigBuilder.build_cache_config(
+        _engine_config(case)
+    ).num_reserved_gpu_blocks
     model, cache = model_of(case), cache_of(case, num_reserved_gpu_blocks=kept)
     cache.kernel_block_size = cache.block_size
     size = plan.build_block_cache_plan(model, cache, 1).logical_block_nbytes

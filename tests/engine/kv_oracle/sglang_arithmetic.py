@@ -1,8 +1,8 @@
-"""Runs SGLang's own cache arithmetic on given numbers; under its interpreter, without a server.
+"""Runs SGLang's own cache arithmetic on given numbers; under its interpreter, without a
+server.
 
-stdin: a JSON list of cases; stdout, last line: a JSON list of tokens before pages are cut, or an
-error's words. The device's memory is the case's; all else is SGLang's.
-"""
+stdin: a JSON list of cases; stdout, last line: a JSON list of tokens before pages are
+cut, or an error's words. The device's memory is the case's; all else is SGLang's."""
 
 import json
 import sys
@@ -18,7 +18,9 @@ def model_of(case):
         get_num_kv_heads=lambda *groups: case["kv_heads"],
         head_dim=case["head_dim"],
         v_head_dim=case["head_dim"],
-        hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"], model_type="llama"),
+        hf_config=SimpleNamespace(
+            architectures=["LlamaForCausalLM"], model_type="llama"
+        ),
         is_multimodal=False,
     )
 
@@ -43,7 +45,8 @@ def old(case, module):
 
 
 def new(case, profiles, pools):
-    """0.5.17 and later: one module profiles the memory, another one makes a pool of it."""
+    """0.5.17 and later: one module profiles the memory, another one makes a pool of
+    it."""
     profiles.get_available_gpu_memory = lambda *a, **k: case["free"] / GIB
     profiles.get_world_group = lambda: SimpleNamespace(world_size=1, cpu_group=None)
     parallel = SimpleNamespace(
@@ -57,10 +60,16 @@ def new(case, profiles, pools):
 
     profiles.get_parallel = pools.get_parallel = utils.get_parallel = lambda: parallel
     profiles.get_schedule = lambda: SimpleNamespace(
-        mem_fraction_static=case["share"], prefill_max_requests=None, max_mamba_cache_size=None
+        mem_fraction_static=case["share"],
+        prefill_max_requests=None,
+        max_mamba_cache_size=None,
     )
-    graph = SimpleNamespace(prefill=SimpleNamespace(full_prefill_max_req=None, backend=None))
-    profiles.get_exec = lambda: SimpleNamespace(graph=SimpleNamespace(cuda_graph_config=graph))
+    graph = SimpleNamespace(
+        prefill=SimpleNamespace(full_prefill_max_req=None, backend=None)
+    )
+    profiles.get_exec = lambda: SimpleNamespace(
+        graph=SimpleNamespace(cuda_graph_config=graph)
+    )
     profiles.get_disagg = lambda: SimpleNamespace(disaggregation_mode="null")
     profiles.get_mm = lambda: SimpleNamespace(mm_feature_transport=None)
     configurator = SimpleNamespace(

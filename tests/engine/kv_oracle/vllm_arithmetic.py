@@ -1,8 +1,8 @@
-"""Runs vLLM's own cache arithmetic on given numbers; under its interpreter, without a server.
+"""Runs vLLM's own cache arithmetic on given numbers; under its interpreter, without a
+server.
 
-stdin: a JSON list of cases; stdout, last line: a JSON list of [requested bytes or an error, block
-bytes, blocks]. The device's memory is the case's; all else is vLLM's.
-"""
+stdin: a JSON list of cases; stdout, last line: a JSON list of [requested bytes or an
+error, block bytes, blocks]. The device's memory is the case's; all else is vLLM's."""
 
 import json
 import sys
@@ -16,9 +16,13 @@ from vllm.v1.worker.utils import request_memory
 
 def compute(case):
     snapshot = SimpleNamespace(
-        total_memory=case["total"], free_memory=case["free"], device_=torch.device("cpu")
+        total_memory=case["total"],
+        free_memory=case["free"],
+        device_=torch.device("cpu"),
     )
-    cache = SimpleNamespace(gpu_memory_utilization=case["share"], num_gpu_blocks_override=None)
+    cache = SimpleNamespace(
+        gpu_memory_utilization=case["share"], num_gpu_blocks_override=None
+    )
     page = FullAttentionSpec(
         block_size=case["block_size"],
         num_kv_heads=case["kv_heads"],

@@ -1,9 +1,10 @@
-"""Runs vLLM's own grouping and sizing of the KV cache for whole models; no server, no weights.
+"""Runs vLLM's own grouping and sizing of the KV cache for whole models; no server, no
+weights.
 
-stdin: a JSON list of cases; stdout, one line a case: {blocks, block_size, concurrency}, or {error}.
-The model is built on torch's meta device, so that its layers say what they keep. The ranks of a
-case are made up in this one process; the pool's bytes are the case's; all else is vLLM's.
-"""
+stdin: a JSON list of cases; stdout, one line a case: {blocks, block_size, concurrency},
+or {error}. The model is built on torch's meta device, so that its layers say what they
+keep. The ranks of a case are made up in this one process; the pool's bytes are the
+case's; all else is vLLM's."""
 
 import copy
 import json
@@ -38,11 +39,20 @@ GROUPS = ("_TP", "_PP", "_DP", "_EP", "_DCP", "_PCP", "_EPLB", "_WORLD")
 
 def ranks(size, rank=0):
     return SimpleNamespace(
-        world_size=size, rank_in_group=rank, rank=rank, ranks=list(range(size)), local_rank=rank,
-        is_first_rank=rank == 0, is_last_rank=rank == size - 1, first_rank=0, cpu_group=None,
+        world_size=size,
+        rank_in_group=rank,
+        rank=rank,
+        ranks=list(range(size)),
+        local_rank=rank,
+        is_first_rank=rank == 0,
+        is_last_rank=rank == size - 1,
+        first_rank=0,
+        cpu_group=None,
         device_group=SimpleNamespace(size=lambda: size, rank=lambda: rank),
-        device=torch.device("cpu"), unique_name="made-up", device_communicator=None,
-    )  # fmt: skip
+        device=torch.device("cpu"),
+        unique_name="made-up",
+        device_communicator=None,
+    )
 
 
 def specs_of(config, tp, pp, stage):
@@ -62,13 +72,18 @@ def specs_of(config, tp, pp, stage):
             if drafting and drafting.method != "ngram":
                 own = copy.copy(config)  # with the same table of layers
                 own.model_config = drafting.draft_model_config
-                initialize_model(own, prefix="" if drafting.method == "mtp" else "draft_model")
+                initialize_model(
+                    own, prefix="" if drafting.method == "mtp" else "draft_model"
+                )
         torch.set_default_dtype(torch.float32)
         if stage == 0:
             current_platform.update_block_size_for_backend(config)
         layers = compiled.static_forward_context.items()
-        made = {name: layer.get_kv_cache_spec(config) for name, layer in layers
-                if hasattr(layer, "get_kv_cache_spec")}  # fmt: skip
+        made = {
+            name: layer.get_kv_cache_spec(config)
+            for name, layer in layers
+            if hasattr(layer, "get_kv_cache_spec")
+        }
     return {name: spec for name, spec in made.items() if spec}
 
 
@@ -81,9 +96,13 @@ def compute(case):
             Path(folder, "draft", "config.json").write_text(json.dumps(draft))
             args["speculative_config"]["model"] = str(Path(folder, "draft"))
         config = EngineArgs(
-            model=folder, skip_tokenizer_init=True, load_format="dummy", enforce_eager=True,
-            max_model_len=case["context"], **args,
-        ).create_engine_config()  # fmt: skip
+            model=folder,
+            skip_tokenizer_init=True,
+            load_format="dummy",
+            enforce_eager=True,
+            max_model_len=case["context"],
+            **args,
+        ).create_engine_config()
         tp, pp = case["tp"], case["pp"]
         parallel, cache = config.parallel_config, config.cache_config
         parallel.tensor_parallel_size, parallel.pipeline_parallel_size = tp, pp
@@ -97,7 +116,9 @@ def compute(case):
                 made = planning.get_kv_cache_configs(config, specs, pools, groups)
             else:
                 made = planning.get_kv_cache_configs(config, specs, pools)
-            several = kv_cache_utils.get_max_concurrency_for_kv_cache_config(config, made[0])
+            several = kv_cache_utils.get_max_concurrency_for_kv_cache_config(
+                config, made[0]
+            )
     return {
         "blocks": made[0].num_blocks,
         "block_size": cache.block_size,

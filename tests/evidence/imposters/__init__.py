@@ -1,11 +1,11 @@
 """Evidence that must fool nobody: real recorded runs, each with one documented change.
 
-An imposter looks like a known failure, or like one that was prevented, and is neither. A change is
-one that a real machine could have shown: a probe that was not there, a log of yesterday, an engine
-that does not hold what the trigger needs. None may come out ``reproduced``; no claim may be
-confirmed but those that the change leaves true; no mitigation has prevented anything; and looked at
-as a live server, nothing matches. ``tests/unit/test_imposters.py`` holds them to it.
-"""
+An imposter looks like a known failure, or like one that was prevented, and is neither.
+A change is one that a real machine could have shown: a probe that was not there, a log
+of yesterday, an engine that does not hold what the trigger needs. None may come out
+``reproduced``; no claim may be confirmed but those that the change leaves true; no
+mitigation has prevented anything; and looked at as a live server, nothing matches.
+``tests/unit/test_imposters.py`` holds them to it."""
 
 import importlib
 import pkgutil
@@ -36,14 +36,11 @@ Kind = Literal[
 class Imposter:
     """A recording with one change.
 
-    Attributes:
-        name: of its own, by which tests and people call it.
-        recording: the real run: the stem of a file beside this folder.
-        kind: what it passes for evidence of.
-        change: the one change, in a sentence.
-        edit: makes it, in place.
-        outcome: what the verdict must be.
-        still_true: ids of claims that the change leaves true, and that may be confirmed.
+    Attributes: name: of its own, by which tests and people call it. recording: the real
+        run: the stem of a file beside this folder. kind: what it passes for evidence
+        of. change: the one change, in a sentence. edit: makes it, in place. outcome:
+        what the verdict must be. still_true: ids of claims that the change leaves true,
+        and that may be confirmed.
     """
 
     name: str

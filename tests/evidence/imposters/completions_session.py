@@ -16,7 +16,8 @@ STOP = "no-stop"
 
 
 def own_session(incident: Incident) -> None:
-    """Two clients name session 77: that one is refused, and every word but the id is the same."""
+    """Two clients name session 77: that one is refused, and every word but the id is
+    the same."""
     log = log_of(incident)
     for line in log.matches["id-taken"]:
         line.text = f"ValueError: User session id {OWN_ID} already exists"
@@ -47,44 +48,90 @@ def busy(incident: Incident) -> None:
 
 IMPOSTERS: list[Imposter] = [
     one(
-        "session-own", RUN, "other-cause", DIFFERENT,
+        "session-own",
+        RUN,
+        "other-cause",
+        DIFFERENT,
         "clients named the session 77 themselves, and two of them at the same time",
-        own_session, "second-fails", "texts-spared", "lost-for-good", STOP,
+        own_session,
+        "second-fails",
+        "texts-spared",
+        "lost-for-good",
+        STOP,
     ),
     one(
-        "session-named-1", RUN, "other-cause", DIFFERENT,
+        "session-named-1",
+        RUN,
+        "other-cause",
+        DIFFERENT,
         "clients named the session 1 themselves: no traceback has a list's place",
-        named_one, "second-fails", "own-id-ignored", "texts-spared", "lost-for-good", STOP,
+        named_one,
+        "second-fails",
+        "own-id-ignored",
+        "texts-spared",
+        "lost-for-good",
+        STOP,
     ),
     one(
-        "session-other-exception", RUN, "other-cause", DIFFERENT,
+        "session-other-exception",
+        RUN,
+        "other-cause",
+        DIFFERENT,
         "the HTTP 500 comes of another exception",
         partial(forget, patterns=("id-taken", "numbered")),
-        "second-fails", "texts-spared", "lost-for-good", STOP,
+        "second-fails",
+        "texts-spared",
+        "lost-for-good",
+        STOP,
     ),
     one(
-        "session-no-log", RUN, "absent-probe", INCONCLUSIVE,
+        "session-no-log",
+        RUN,
+        "absent-probe",
+        INCONCLUSIVE,
         "the server's log could not be read",
-        absent, "second-fails", "texts-spared", "lost-for-good",
+        absent,
+        "second-fails",
+        "texts-spared",
+        "lost-for-good",
     ),
     one(
-        "session-too-many", RUN, "overload", DIFFERENT,
+        "session-too-many",
+        RUN,
+        "overload",
+        DIFFERENT,
         "a proxy refused the text beside it with 429",
-        busy, "second-fails", "own-id-ignored", "lost-for-good", STOP,
+        busy,
+        "second-fails",
+        "own-id-ignored",
+        "lost-for-good",
+        STOP,
     ),
     one(
-        "session-came-late", CURED, "trigger-failed", INCONCLUSIVE,
+        "session-came-late",
+        CURED,
+        "trigger-failed",
+        INCONCLUSIVE,
         "the two came when the long answer had ended",
-        too_late, STOP,
+        too_late,
+        STOP,
     ),
     one(
-        "session-came-early", CURED, "trigger-failed", INCONCLUSIVE,
+        "session-came-early",
+        CURED,
+        "trigger-failed",
+        INCONCLUSIVE,
         "the two came while the long one was at its first prompt",
-        too_early, STOP,
+        too_early,
+        STOP,
     ),
     one(
-        "session-unmeasured", CURED, "torn-sample", INCONCLUSIVE,
+        "session-unmeasured",
+        CURED,
+        "torn-sample",
+        INCONCLUSIVE,
         "nobody counted the pieces of the long answer",
-        lambda incident: incident.evidence.facts.clear(), STOP,
+        lambda incident: incident.evidence.facts.clear(),
+        STOP,
     ),
-]  # fmt: skip
+]

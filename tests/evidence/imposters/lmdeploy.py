@@ -15,24 +15,33 @@ from imposters import Imposter, Kind
 
 NOT_REPRODUCED, INCONCLUSIVE = Outcome.NOT_REPRODUCED, Outcome.INCONCLUSIVE
 DIFFERENT = Outcome.DIFFERENT_FAILURE
-TEXT, IMAGE, GROWTH = "undersized-kv-budget-text", "undersized-kv-budget-image", "kv-growth-crash"
+TEXT, IMAGE, GROWTH = (
+    "undersized-kv-budget-text",
+    "undersized-kv-budget-image",
+    "kv-growth-crash",
+)
 PROMPT, STREAMED = "the prompt", "the prompt, streamed"
 REFUSAL, YESTERDAY = "INPUT_LENGTH_ERROR", 1
 BYTES = ("block-bytes", "runtime")
 """Claims by code that runs beside the server."""
 Edit = Callable[[Incident], object]
 
-# ------------------------------------------------------------------ what a change is made of
+# ------------------------------------------------------------- what a change is made of
 
 
 def log_of(incident: Incident, phase: str = "check") -> LogsData:
-    (found,) = (p.data for p in incident.evidence.probes if p.probe == "logs" and p.phase == phase)
+    (found,) = (
+        p.data
+        for p in incident.evidence.probes
+        if p.probe == "logs" and p.phase == phase
+    )
     assert isinstance(found, LogsData)
     return found
 
 
 def rewrite(incident: Incident, event: str, least: int = 0, **values: Any) -> None:
-    """The witness's lines of ``event`` say so; of requests, those of at least so many tokens."""
+    """The witness's lines of ``event`` say so; of requests, those of at least so many
+    tokens."""
     for line in log_of(incident).matches[f"witness-{event}"]:
         head, mark, told = line.text.partition(f"mmrepro-witness-{event} ")
         said = json.loads(told)
@@ -58,7 +67,9 @@ def answer(
         record.completion_tokens, record.finish_reason = tokens, finish
 
 
-def reply(incident: Incident, status: int | None, error: str, labels: Sequence[str]) -> None:
+def reply(
+    incident: Incident, status: int | None, error: str, labels: Sequence[str]
+) -> None:
     for record in sent(incident, labels):
         record.status, record.error, record.text = status, error, ""
         record.completion_tokens, record.timed_out = None, status is None
@@ -98,17 +109,27 @@ def mitigate(incident: Incident, *, applied: bool) -> None:
 def torn_stream(incident: Incident) -> None:
     """The line in which the engine took the prompt for the second time."""
     lines = log_of(incident).matches["witness-request"]
-    tear(incident, "witness-request", max(n for n, x in enumerate(lines) if REFUSAL in x.text))
+    tear(
+        incident,
+        "witness-request",
+        max(n for n, x in enumerate(lines) if REFUSAL in x.text),
+    )
 
 
 def one(
-    name: str, recording: str, kind: Kind, outcome: Outcome, change: str, edit: Edit, *true: str
+    name: str,
+    recording: str,
+    kind: Kind,
+    outcome: Outcome,
+    change: str,
+    edit: Edit,
+    *true: str,
 ) -> Imposter:
     """``true``: claims that stay true."""
     return Imposter(f"lmdeploy-{name}", recording, kind, change, edit, outcome, true)
 
 
-# ------------------------------------------------------------------ a prompt that does not fit
+# ----------------------------------------------------------- a prompt that does not fit
 
 
 def roomy(incident: Incident) -> None:
@@ -139,124 +160,262 @@ SIZED, CONTROL_SIZED = ("blocks-21", "limit-1344"), ("blocks-107", "limit-6848")
 
 
 def both(name: str, variant: str, *always: str) -> list[Imposter]:
-    """Changes that the long text and the large image share; ``always``: further claims that are
-    true of every run of the variant."""
+    """Changes that the long text and the large image share; ``always``: further claims
+    that are true of every run of the variant."""
     run, cured = f"{variant}-0.6.4", f"{variant}-kv-budget"
     return [
         one(
-            f"{name}-other-status", run, "other-cause", DIFFERENT,
+            f"{name}-other-status",
+            run,
+            "other-cause",
+            DIFFERENT,
             "the engine ended the prompt by an error of its own, not for its length",
-            partial(rewrite, event="request", least=1600, status="INTERNAL_ENGINE_ERROR"),
-            WORKS, *SIZED, *CONTROL_SIZED, *always,
+            partial(
+                rewrite, event="request", least=1600, status="INTERNAL_ENGINE_ERROR"
+            ),
+            WORKS,
+            *SIZED,
+            *CONTROL_SIZED,
+            *always,
         ),
         one(
-            f"{name}-other-exception", run, "other-cause", DIFFERENT,
+            f"{name}-other-exception",
+            run,
+            "other-cause",
+            DIFFERENT,
             "the HTTP 500 comes of another exception than pydantic's",
             partial(forget, patterns=("validation-error", "finish-reason")),
-            WORKS, *SIZED, *CONTROL_SIZED, *CHAIN[:3], *always,
+            WORKS,
+            *SIZED,
+            *CONTROL_SIZED,
+            *CHAIN[:3],
+            *always,
         ),
         one(
-            f"{name}-old-traceback", run, "stale-log", DIFFERENT,
+            f"{name}-old-traceback",
+            run,
+            "stale-log",
+            DIFFERENT,
             "pydantic's exception is of a server before this one",
             partial(age, patterns=("validation-error", "finish-reason")),
-            WORKS, *SIZED, *CONTROL_SIZED, *CHAIN[:3], *always,
+            WORKS,
+            *SIZED,
+            *CONTROL_SIZED,
+            *CHAIN[:3],
+            *always,
         ),
         one(
-            f"{name}-no-log", run, "absent-probe", INCONCLUSIVE,
+            f"{name}-no-log",
+            run,
+            "absent-probe",
+            INCONCLUSIVE,
             "the server's log could not be read",
-            absent, WORKS, *CONTROL_SIZED, *BYTES,
+            absent,
+            WORKS,
+            *CONTROL_SIZED,
+            *BYTES,
         ),
         one(
-            f"{name}-no-log-under-setting", cured, "absent-probe", INCONCLUSIVE,
+            f"{name}-no-log-under-setting",
+            cured,
+            "absent-probe",
+            INCONCLUSIVE,
             "the server's log could not be read: nothing shows that the prompt arrived",
-            absent, WORKS, *CONTROL_SIZED, *BYTES,
+            absent,
+            WORKS,
+            *CONTROL_SIZED,
+            *BYTES,
         ),
         one(
-            f"{name}-another-share", run, "other-cause", DIFFERENT,
+            f"{name}-another-share",
+            run,
+            "other-cause",
+            DIFFERENT,
             "the engine says that its setting is 0.5: the 21 blocks do not come of it",
-            another_share, WORKS, *CONTROL_SIZED, "silence", *always,
+            another_share,
+            WORKS,
+            *CONTROL_SIZED,
+            "silence",
+            *always,
         ),
         one(
-            f"{name}-no-control-log", run, "absent-probe", INCONCLUSIVE,
+            f"{name}-no-control-log",
+            run,
+            "absent-probe",
+            INCONCLUSIVE,
             "the control server's log could not be read",
-            partial(absent, phase="control"), *SIZED, *CHAIN, *always,
+            partial(absent, phase="control"),
+            *SIZED,
+            *CHAIN,
+            *always,
         ),
         one(
-            f"{name}-torn-admission", run, "torn-sample", INCONCLUSIVE,
+            f"{name}-torn-admission",
+            run,
+            "torn-sample",
+            INCONCLUSIVE,
             "the line in which the engine took the streamed prompt is torn",
-            torn_stream, WORKS, *SIZED, *CONTROL_SIZED, *always,
+            torn_stream,
+            WORKS,
+            *SIZED,
+            *CONTROL_SIZED,
+            *always,
         ),
         one(
-            f"{name}-torn-limit", run, "torn-sample", INCONCLUSIVE,
+            f"{name}-torn-limit",
+            run,
+            "torn-sample",
+            INCONCLUSIVE,
             "the line with the engine's blocks is torn",
-            partial(tear, pattern="witness-limit"), WORKS, *CONTROL_SIZED, *CHAIN, *always,
+            partial(tear, pattern="witness-limit"),
+            WORKS,
+            *CONTROL_SIZED,
+            *CHAIN,
+            *always,
         ),
         one(
-            f"{name}-slow-control", run, "overload", INCONCLUSIVE,
+            f"{name}-slow-control",
+            run,
+            "overload",
+            INCONCLUSIVE,
             "a busy machine: the control server did not answer the prompt in time",
-            partial(reply, status=None, error="no answer", labels=(f"control server: {PROMPT}",)),
-            *SIZED, *CONTROL_SIZED, *CHAIN, *always,
+            partial(
+                reply,
+                status=None,
+                error="no answer",
+                labels=(f"control server: {PROMPT}",),
+            ),
+            *SIZED,
+            *CONTROL_SIZED,
+            *CHAIN,
+            *always,
         ),
         one(
-            f"{name}-too-many", cured, "overload", DIFFERENT,
+            f"{name}-too-many",
+            cured,
+            "overload",
+            DIFFERENT,
             "a proxy refused the prompt with 429",
-            partial(reply, status=429, error="Too Many Requests", labels=(PROMPT, STREAMED)),
-            WORKS, *CONTROL_SIZED, *always,
+            partial(
+                reply, status=429, error="Too Many Requests", labels=(PROMPT, STREAMED)
+            ),
+            WORKS,
+            *CONTROL_SIZED,
+            *always,
         ),
         one(
-            f"{name}-no-setting", cured, "healthy", INCONCLUSIVE,
+            f"{name}-no-setting",
+            cured,
+            "healthy",
+            INCONCLUSIVE,
             "nobody applied the setting: the server was never too small",
-            partial(mitigate, applied=False), WORKS, *CONTROL_SIZED, *always,
+            partial(mitigate, applied=False),
+            WORKS,
+            *CONTROL_SIZED,
+            *always,
         ),
         one(
-            f"{name}-cut-prompt", cured, "trigger-failed", INCONCLUSIVE,
+            f"{name}-cut-prompt",
+            cured,
+            "trigger-failed",
+            INCONCLUSIVE,
             "the engine counted 100 tokens of the prompt, and answered them",
-            cut_prompt, WORKS, *CONTROL_SIZED, *BYTES,
+            cut_prompt,
+            WORKS,
+            *CONTROL_SIZED,
+            *BYTES,
         ),
         one(
-            f"{name}-setting-without-effect", cured, "other-release", NOT_REPRODUCED,
+            f"{name}-setting-without-effect",
+            cured,
+            "other-release",
+            NOT_REPRODUCED,
             "the engine still has 21 blocks, and answered the prompt all the same",
-            partial(holds, blocks=21, limit=1344), WORKS, *CONTROL_SIZED, *always,
+            partial(holds, blocks=21, limit=1344),
+            WORKS,
+            *CONTROL_SIZED,
+            *always,
         ),
-    ]  # fmt: skip
+    ]
 
 
 TEXTS = [
     one(
-        "text-roomy", f"{TEXT}-0.18.0", "healthy", INCONCLUSIVE,
+        "text-roomy",
+        f"{TEXT}-0.18.0",
+        "healthy",
+        INCONCLUSIVE,
         "the engine has 107 blocks, and answers the prompt",
-        roomy, WORKS, *BYTES, "prompt",
+        roomy,
+        WORKS,
+        *BYTES,
+        "prompt",
     ),
     one(
-        "text-cut-prompt-fixed", f"{TEXT}-0.18.0", "trigger-failed", INCONCLUSIVE,
+        "text-cut-prompt-fixed",
+        f"{TEXT}-0.18.0",
+        "trigger-failed",
+        INCONCLUSIVE,
         "the engine counted 100 tokens of the prompt, and answered them",
-        cut_prompt, WORKS, *BYTES,
+        cut_prompt,
+        WORKS,
+        *BYTES,
     ),
     one(
-        "text-fix-with-setting", f"{TEXT}-0.18.0", "other-release", NOT_REPRODUCED,
-        "the setting was given, and the engine still has 21 blocks: the release refuses properly",
-        partial(mitigate, applied=True), WORKS, *BYTES, "prompt",
+        "text-fix-with-setting",
+        f"{TEXT}-0.18.0",
+        "other-release",
+        NOT_REPRODUCED,
+        (
+            "the setting was given, and the engine still has 21 blocks: the release "
+            "refuses properly"
+        ),
+        partial(mitigate, applied=True),
+        WORKS,
+        *BYTES,
+        "prompt",
     ),
     one(
-        "text-session-len", f"{TEXT}-0.18.0", "other-cause", INCONCLUSIVE,
+        "text-session-len",
+        f"{TEXT}-0.18.0",
+        "other-cause",
+        INCONCLUSIVE,
         "the limit was set: 256 tokens, which are not its 21 blocks'",
-        partial(holds, blocks=21, limit=256), WORKS, *BYTES, "prompt", "status",
+        partial(holds, blocks=21, limit=256),
+        WORKS,
+        *BYTES,
+        "prompt",
+        "status",
     ),
-]  # fmt: skip
+]
 IMAGES = [
     one(
-        "image-encoder-last", f"{IMAGE}-0.6.4", "other-cause", DIFFERENT,
+        "image-encoder-last",
+        f"{IMAGE}-0.6.4",
+        "other-cause",
+        DIFFERENT,
         "the encoder did its work after the refusals",
-        encoder_last, WORKS, *SIZED, *CONTROL_SIZED, *CHAIN,
+        encoder_last,
+        WORKS,
+        *SIZED,
+        *CONTROL_SIZED,
+        *CHAIN,
     ),
     one(
-        "image-torn-encoder", f"{IMAGE}-0.6.4", "torn-sample", INCONCLUSIVE,
+        "image-torn-encoder",
+        f"{IMAGE}-0.6.4",
+        "torn-sample",
+        INCONCLUSIVE,
         "the log holds no line of the encoder",
-        partial(forget, patterns=("witness-vision",)), WORKS, *SIZED, *CONTROL_SIZED, *CHAIN,
+        partial(forget, patterns=("witness-vision",)),
+        WORKS,
+        *SIZED,
+        *CONTROL_SIZED,
+        *CHAIN,
     ),
-]  # fmt: skip
+]
 
-# ------------------------------------------------------------------ an answer that does not fit
+# ---------------------------------------------------------- an answer that does not fit
 
 
 def roomy_growth(incident: Incident) -> None:
@@ -288,76 +447,124 @@ def died_early(incident: Incident) -> None:
 LATER = tuple(f"short after {number}" for number in (1, 2, 3))
 GROWTHS = [
     one(
-        "growth-roomy", f"{GROWTH}-0.18.0", "healthy", INCONCLUSIVE,
+        "growth-roomy",
+        f"{GROWTH}-0.18.0",
+        "healthy",
+        INCONCLUSIVE,
         "the engine has 107 blocks, and gives the whole answer",
         roomy_growth,
     ),
     one(
-        "growth-no-setting", f"{GROWTH}-kv-budget", "healthy", INCONCLUSIVE,
+        "growth-no-setting",
+        f"{GROWTH}-kv-budget",
+        "healthy",
+        INCONCLUSIVE,
         "nobody applied the setting: the server was never too small",
         partial(mitigate, applied=False),
     ),
     one(
-        "growth-ended-early", f"{GROWTH}-0.18.0", "trigger-failed", INCONCLUSIVE,
+        "growth-ended-early",
+        f"{GROWTH}-0.18.0",
+        "trigger-failed",
+        INCONCLUSIVE,
         "the model ended its answer after 12 tokens",
         partial(answer, labels=("growing",), tokens=12, finish="stop"),
     ),
     one(
-        "growth-ended-early-under-setting", f"{GROWTH}-kv-budget", "trigger-failed", INCONCLUSIVE,
+        "growth-ended-early-under-setting",
+        f"{GROWTH}-kv-budget",
+        "trigger-failed",
+        INCONCLUSIVE,
         "the model ended its answer after 12 tokens",
         partial(answer, labels=("growing",), tokens=12, finish="stop"),
     ),
     one(
-        "growth-old-assertion", f"{GROWTH}-0.6.4", "stale-log", INCONCLUSIVE,
+        "growth-old-assertion",
+        f"{GROWTH}-0.6.4",
+        "stale-log",
+        INCONCLUSIVE,
         "the traceback is of a server before this one",
         partial(age, patterns=("assertion", "loop-ended")),
     ),
     one(
-        "growth-which-assertion", f"{GROWTH}-0.6.4", "other-cause", INCONCLUSIVE,
+        "growth-which-assertion",
+        f"{GROWTH}-0.6.4",
+        "other-cause",
+        INCONCLUSIVE,
         "the line of the traceback that says which assertion it was is not there",
         partial(forget, patterns=("assertion",)),
     ),
     one(
-        "growth-other-exception", f"{GROWTH}-0.6.4", "other-cause", DIFFERENT,
+        "growth-other-exception",
+        f"{GROWTH}-0.6.4",
+        "other-cause",
+        DIFFERENT,
         "the loop ended by a RuntimeError",
         runtime_error,
     ),
     one(
-        "growth-died-early", f"{GROWTH}-with-log-level-CRITICAL", "other-cause", INCONCLUSIVE,
+        "growth-died-early",
+        f"{GROWTH}-with-log-level-CRITICAL",
+        "other-cause",
+        INCONCLUSIVE,
         "the engine had 3 tokens of the answer when it ended",
         died_early,
     ),
     one(
-        "growth-no-log", f"{GROWTH}-0.6.4", "absent-probe", INCONCLUSIVE,
+        "growth-no-log",
+        f"{GROWTH}-0.6.4",
+        "absent-probe",
+        INCONCLUSIVE,
         "the server's log could not be read",
         absent,
     ),
     one(
-        "growth-no-log-under-setting", f"{GROWTH}-kv-budget", "absent-probe", INCONCLUSIVE,
+        "growth-no-log-under-setting",
+        f"{GROWTH}-kv-budget",
+        "absent-probe",
+        INCONCLUSIVE,
         "the server's log could not be read",
         absent,
     ),
     one(
-        "growth-torn-limit", f"{GROWTH}-kv-budget", "torn-sample", INCONCLUSIVE,
+        "growth-torn-limit",
+        f"{GROWTH}-kv-budget",
+        "torn-sample",
+        INCONCLUSIVE,
         "the line with the engine's blocks is torn",
         partial(tear, pattern="witness-limit"),
     ),
     one(
-        "growth-too-many", f"{GROWTH}-0.6.4", "overload", DIFFERENT,
+        "growth-too-many",
+        f"{GROWTH}-0.6.4",
+        "overload",
+        DIFFERENT,
         "a proxy refused the short requests with 429",
-        busy, "asserts",
+        busy,
+        "asserts",
     ),
     one(
-        "growth-slow-after", f"{GROWTH}-0.18.0", "overload", DIFFERENT,
+        "growth-slow-after",
+        f"{GROWTH}-0.18.0",
+        "overload",
+        DIFFERENT,
         "a busy machine: the last short request got no answer in time",
-        partial(reply, status=None, error="no answer", labels=LATER[2:]), "truncates",
+        partial(reply, status=None, error="no answer", labels=LATER[2:]),
+        "truncates",
     ),
     one(
-        "growth-fix-with-setting", f"{GROWTH}-0.18.0", "other-release", NOT_REPRODUCED,
-        "the setting was given, and the engine still has 21 blocks: the release cuts the answer",
-        partial(mitigate, applied=True), "truncates",
+        "growth-fix-with-setting",
+        f"{GROWTH}-0.18.0",
+        "other-release",
+        NOT_REPRODUCED,
+        (
+            "the setting was given, and the engine still has 21 blocks: the release "
+            "cuts the answer"
+        ),
+        partial(mitigate, applied=True),
+        "truncates",
     ),
-]  # fmt: skip
+]
 
 IMPOSTERS = [
     *both("text", TEXT, *BYTES, "prompt"),

@@ -39,12 +39,17 @@ def cut_off(probe: str) -> Edit:
     def edit(incident: Incident) -> None:
         for result in incident.evidence.probes:
             if result.probe == probe and result.phase == "check":
-                result.status, result.reason = ProbeStatus.TIMED_OUT, "no result in 20.0 s"
+                result.status, result.reason = (
+                    ProbeStatus.TIMED_OUT,
+                    "no result in 20.0 s",
+                )
 
     return edit
 
 
-def data(incident: Incident, kind: type[ProbeData], *phases: str) -> Iterator[ProbeData]:
+def data(
+    incident: Incident, kind: type[ProbeData], *phases: str
+) -> Iterator[ProbeData]:
     for result in incident.evidence.probes:
         if isinstance(result.data, kind) and (not phases or result.phase in phases):
             yield result.data
@@ -54,21 +59,25 @@ def data(incident: Incident, kind: type[ProbeData], *phases: str) -> Iterator[Pr
 
 
 def logged(**lines: list[str]) -> Edit:
-    """The log holds these lines of the patterns called so, and no others; ``a_b`` is "a-b"."""
+    """The log holds these lines of the patterns called so, and no others; ``a_b`` is
+    "a-b"."""
 
     def edit(incident: Incident) -> None:
         for log in data(incident, LogsData, "check"):
             assert isinstance(log, LogsData)
             for name, texts in lines.items():
                 pattern = name.replace("_", "-")
-                log.matches[pattern] = [LogLine(number=n, text=t) for n, t in enumerate(texts)]
+                log.matches[pattern] = [
+                    LogLine(number=n, text=t) for n, t in enumerate(texts)
+                ]
                 log.match_counts[pattern] = len(texts)
 
     return edit
 
 
 def only_the_end(*patterns: str) -> Edit:
-    """The log was too large to be read whole, and its end holds no line of these patterns."""
+    """The log was too large to be read whole, and its end holds no line of these
+    patterns."""
 
     def edit(incident: Incident) -> None:
         logged(**{pattern.replace("-", "_"): [] for pattern in patterns})(incident)
@@ -80,8 +89,8 @@ def only_the_end(*patterns: str) -> Edit:
 
 
 def admitted_as(**tokens: int) -> Edit:
-    """The engine counts other tokens for requests with these labels' first words (``image_Y``), in
-    its log and in its answers."""
+    """The engine counts other tokens for requests with these labels' first words
+    (``image_Y``), in its log and in its answers."""
 
     def edit(incident: Incident) -> None:
         taken = [
@@ -109,7 +118,10 @@ def yesterdays_requests(incident: Incident) -> None:
     """In front of the log's lines: those of another server, with other prompts."""
     for log in data(incident, LogsData, "check"):
         assert isinstance(log, LogsData)
-        old = [LogLine(number=n, text=f"Added request old-{n}: 31 tokens") for n in range(3)]
+        old = [
+            LogLine(number=n, text=f"Added request old-{n}: 31 tokens")
+            for n in range(3)
+        ]
         log.matches["added-request"][:0] = old
         log.match_counts["added-request"] += len(old)
 
@@ -119,10 +131,12 @@ def switch_was_on(incident: Incident) -> None:
     logged(fault_on=[f"fault {incident.scenario.variant} is on: words"])(incident)
 
 
-# ------------------------------------------------------------------ requests and metrics
+# ----------------------------------------------------------------- requests and metrics
 
 
-def requests(incident: Incident, label: str, phase: str = "trigger") -> list[RequestRecord]:
+def requests(
+    incident: Incident, label: str, phase: str = "trigger"
+) -> list[RequestRecord]:
     found = [r for r in incident.evidence.requests if r.phase == phase]
     return [r for r in found if r.label.startswith(label)]
 
@@ -151,7 +165,8 @@ def error_says(message: str) -> Edit:
 
 
 def no_answer(label: str) -> Edit:
-    """Requests whose labels begin so were not answered in time: there was too much to do."""
+    """Requests whose labels begin so were not answered in time: there was too much to
+    do."""
 
     def edit(incident: Incident) -> None:
         for sent in requests(incident, label):

@@ -67,7 +67,10 @@ def without(probe: str, status: ProbeStatus = ProbeStatus.UNAVAILABLE) -> Edit:
     def edit(incident: Incident) -> None:
         for result in incident.evidence.probes:
             if result.probe == probe and result.phase == "check":
-                result.status, result.reason = status, "as on a machine that does not let it"
+                result.status, result.reason = (
+                    status,
+                    "as on a machine that does not let it",
+                )
                 if status is ProbeStatus.UNAVAILABLE:
                     result.data = None
 
@@ -79,7 +82,9 @@ def first_error(text: str) -> Edit:
 
     def edit(incident: Incident) -> None:
         for data in logs(incident):
-            first = next(e for e in data.matches["exception"] if "EngineCore" in e.process)
+            first = next(
+                e for e in data.matches["exception"] if "EngineCore" in e.process
+            )
             line = first.model_copy(update={"number": first.number - 1, "text": text})
             data.matches["exception"].insert(0, line)
             data.match_counts["exception"] += 1
@@ -94,7 +99,9 @@ def yesterdays(incident: Incident) -> None:
         "RuntimeError: Number of elements of source < number of ones",
     )
     mismatch = LogLine(number=3, process=core, level="ERROR", text=f"{text} in mask")
-    dead = LogLine(number=4, process="APIServer pid=6", text="vllm.EngineDeadError: EngineCore …")
+    dead = LogLine(
+        number=4, process="APIServer pid=6", text="vllm.EngineDeadError: EngineCore …"
+    )
     for data in logs(incident):
         for pattern, found in (
             ("exception", [mismatch, dead]),
@@ -106,8 +113,11 @@ def yesterdays(incident: Incident) -> None:
 
 
 def anothers_error(incident: Incident) -> None:
-    """All that the log holds of masked_scatter is of a process that the gate did not see."""
+    """All that the log holds of masked_scatter is of a process that the gate did not
+    see."""
     for data in logs(incident):
         for pattern in ("exception", "mask-mismatch"):
             for line in data.matches[pattern]:
-                line.process = re.sub(r"(EngineCore\S* pid=)\d+", r"\g<1>7", line.process)
+                line.process = re.sub(
+                    r"(EngineCore\S* pid=)\d+", r"\g<1>7", line.process
+                )

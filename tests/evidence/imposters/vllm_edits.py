@@ -16,16 +16,25 @@ from mmrepro.traffic.evidence import RequestRecord
 Edit = Callable[[Incident], object]
 
 TOO_LONG, AGAIN = "image X, too long", "image X again, short"
-BIG, CONTROL = "image larger than the encoder cache", "image that fills the encoder cache"
+BIG, CONTROL = (
+    "image larger than the encoder cache",
+    "image that fills the encoder cache",
+)
 OTHER = "0123456789abcdef" * 4
 
 
-def reply(label: str, status: int | None, error: str = "", tokens: int | None = None) -> Edit:
+def reply(
+    label: str, status: int | None, error: str = "", tokens: int | None = None
+) -> Edit:
     """Every request called so got this."""
 
     def edit(incident: Incident) -> None:
         for record in labelled(incident, label):
-            record.status, record.error, record.timed_out = status, error, status is None
+            record.status, record.error, record.timed_out = (
+                status,
+                error,
+                status is None,
+            )
             record.prompt_tokens = tokens
             record.completion_tokens = 4 if status == 200 else None
 
@@ -42,7 +51,11 @@ def without(probe: str, phase: str = "check", why: str = "not permitted") -> Edi
     def edit(incident: Incident) -> None:
         for result in incident.evidence.probes:
             if (result.probe, result.phase) == (probe, phase):
-                result.status, result.reason, result.data = ProbeStatus.UNAVAILABLE, why, None
+                result.status, result.reason, result.data = (
+                    ProbeStatus.UNAVAILABLE,
+                    why,
+                    None,
+                )
 
     return edit
 
@@ -110,19 +123,25 @@ def locals_of(frame: str, **values: str) -> Callable[[ThreadStack], object]:
     def change(thread: ThreadStack) -> None:
         for one in thread.frames:
             if one.name == frame:
-                one.locals |= {name: values[name] for name in values if name in one.locals}
+                one.locals |= {
+                    name: values[name] for name in values if name in one.locals
+                }
 
     return change
 
 
 def scheduled(thread: ThreadStack) -> None:
-    locals_of("schedule", total_num_scheduled_tokens="512", num_new_tokens="512")(thread)
+    locals_of("schedule", total_num_scheduled_tokens="512", num_new_tokens="512")(
+        thread
+    )
     locals_of("_process_engine_step", model_executed="True")(thread)
 
 
 def elsewhere(thread: ThreadStack) -> None:
     """It waits for a message; so it never was in the loop."""
-    thread.frames = [f for f in thread.frames if f.name in ("process_input_sockets", "run")]
+    thread.frames = [
+        f for f in thread.frames if f.name in ("process_input_sockets", "run")
+    ]
 
 
 def torn_key(thread: ThreadStack) -> None:

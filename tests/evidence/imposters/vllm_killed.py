@@ -1,4 +1,5 @@
-"""Imposters of what one request to vLLM kills: other deaths, other requests, other processes."""
+"""Imposters of what one request to vLLM kills: other deaths, other requests, other
+processes."""
 
 import re
 from collections.abc import Iterator
@@ -9,7 +10,15 @@ from mmrepro.failure.signature import Outcome
 from mmrepro.scenario.vllm_killed import DUMPED, FATAL, KILLER, SENT, THROUGH
 
 from imposters import Imposter
-from imposters.prefill_edits import Edit, first_error, logs, of, reworded, unlogged, without
+from imposters.prefill_edits import (
+    Edit,
+    first_error,
+    logs,
+    of,
+    reworded,
+    unlogged,
+    without,
+)
 
 OTHER, UNDECIDED = Outcome.DIFFERENT_FAILURE, Outcome.INCONCLUSIVE
 DIES = ("one-request", "dead")
@@ -52,25 +61,67 @@ def anothers(*patterns: str):  # type: ignore[no-untyped-def]
 def every() -> Iterator[Imposter]:
     for name, release in SEEN.items():
         run, fixed = f"{name}-{release}", f"{name}-{FIXED[name]}"
-        yield from starmap(Imposter, (
-            (f"{name}: of another exception", run, "other-cause",
-             "EngineCore had another exception first",
-             first_error("RuntimeError: out of memory"), OTHER, DIES),
-            (f"{name}: through another place", run, "stale-log",
-             "the traceback through the bug is of a server before this one",
-             anothers(THROUGH), OTHER, (*DIES, "latched")),
-            (f"{name}: the exception is an old one", run, "stale-log",
-             "the exception is of a server before this one",
-             anothers(FATAL, "exception"), OTHER, DIES),
-            (f"{name}: another request", run, "trigger-failed",
-             "no request came in as it was meant", unlogged(SENT), UNDECIDED),
-            (f"{name}: no log", run, "absent-probe",
-             "the log could not be read", without("logs"), UNDECIDED),
-            (f"{name}: refused for something else", fixed, "healthy",
-             "the request is refused for its model",
-             of(KILLER, status=400, error="the model is not known", prompt_tokens=None),
-             UNDECIDED),
-        ))  # fmt: skip
+        yield from starmap(
+            Imposter,
+            (
+                (
+                    f"{name}: of another exception",
+                    run,
+                    "other-cause",
+                    "EngineCore had another exception first",
+                    first_error("RuntimeError: out of memory"),
+                    OTHER,
+                    DIES,
+                ),
+                (
+                    f"{name}: through another place",
+                    run,
+                    "stale-log",
+                    "the traceback through the bug is of a server before this one",
+                    anothers(THROUGH),
+                    OTHER,
+                    (*DIES, "latched"),
+                ),
+                (
+                    f"{name}: the exception is an old one",
+                    run,
+                    "stale-log",
+                    "the exception is of a server before this one",
+                    anothers(FATAL, "exception"),
+                    OTHER,
+                    DIES,
+                ),
+                (
+                    f"{name}: another request",
+                    run,
+                    "trigger-failed",
+                    "no request came in as it was meant",
+                    unlogged(SENT),
+                    UNDECIDED,
+                ),
+                (
+                    f"{name}: no log",
+                    run,
+                    "absent-probe",
+                    "the log could not be read",
+                    without("logs"),
+                    UNDECIDED,
+                ),
+                (
+                    f"{name}: refused for something else",
+                    fixed,
+                    "healthy",
+                    "the request is refused for its model",
+                    of(
+                        KILLER,
+                        status=400,
+                        error="the model is not known",
+                        prompt_tokens=None,
+                    ),
+                    UNDECIDED,
+                ),
+            ),
+        )
 
 
 ON_A_GPU = "stop-token-oov-0.23.0-on-a-gpu"
@@ -85,8 +136,8 @@ def on_a_gpu() -> Iterator[Imposter]:
         "`srcIndex < srcSelectDimSize` failed.",
         "gather's": f"{CUDA}/ScatterGatherKernel.cu:160: operator(): {THREAD} "
         '`idx_dim >= 0 && idx_dim < index_size && "index out of bounds"` failed.',
-        "masked_scatter's": f"{CUDA}/IndexKernel.cu:400: masked_scatter_size_check: {THREAD} "
-        "`totalElements <= srcSize` failed.",
+        "masked_scatter's": f"{CUDA}/IndexKernel.cu:400: masked_scatter_size_check: "
+        f"{THREAD} `totalElements <= srcSize` failed.",
     }
     changes = {
         f"{kernel} kernel": (
@@ -96,15 +147,33 @@ def on_a_gpu() -> Iterator[Imposter]:
         for kernel, words in kernels.items()
     }
     changes |= {
-        "the words of a CPU": ("its exception is the one that a CPU raises", as_on_a_cpu),
-        "another step": ("the step that failed computes another request", of_step("a774e6a3", "f")),
-        "within": ("the step's token is in the vocabulary's form", of_step(r"\[1151935\]", "[]")),
-        "another's dump": ("the dump is of a server before this one", of_step("", "", pid=7)),
+        "the words of a CPU": (
+            "its exception is the one that a CPU raises",
+            as_on_a_cpu,
+        ),
+        "another step": (
+            "the step that failed computes another request",
+            of_step("a774e6a3", "f"),
+        ),
+        "within": (
+            "the step's token is in the vocabulary's form",
+            of_step(r"\[1151935\]", "[]"),
+        ),
+        "another's dump": (
+            "the dump is of a server before this one",
+            of_step("", "", pid=7),
+        ),
         "later": ("the request came after the assertion", sent_after),
     }
     for name, (change, edit) in changes.items():
         yield Imposter(
-            f"stop-token-oov on a GPU: {name}", ON_A_GPU, "other-cause", change, edit, OTHER, DIES
+            f"stop-token-oov on a GPU: {name}",
+            ON_A_GPU,
+            "other-cause",
+            change,
+            edit,
+            OTHER,
+            DIES,
         )
     yield Imposter(
         "stop-token-oov on a GPU: unprinted",
@@ -121,12 +190,16 @@ def as_on_a_cpu(incident: Incident) -> None:
     for data in logs(incident):
         own = [one for one in data.matches["exception"] if "EngineCore" in one.process]
         for line in own:
-            line.text = "IndexError: index 1151935 is out of bounds for dimension 1 with size 320"
+            line.text = (
+                "IndexError: index 1151935 is out of bounds for dimension 1 "
+                "with size 320"
+            )
         data.matches[FATAL], data.match_counts[FATAL] = own, len(own)
 
 
 def of_step(old: str, new: str, pid: int = 0) -> Edit:
-    """EngineCore's dump of the step that failed says something else, or is of another process."""
+    """EngineCore's dump of the step that failed says something else, or is of another
+    process."""
 
     def edit(incident: Incident) -> None:
         for data in logs(incident):

@@ -25,7 +25,9 @@ def metric(name: str, value: float | None) -> Edit:
     def edit(incident: Incident) -> None:
         for _, data in incident.evidence.results(MetricsData, "check"):
             if value is None:
-                data.samples = [sample for sample in data.samples if sample.name != name]
+                data.samples = [
+                    sample for sample in data.samples if sample.name != name
+                ]
             for sample in data.samples:
                 if sample.name == name:
                     sample.value = value
@@ -39,7 +41,11 @@ def answered_as(label: str, other: str) -> Edit:
     def edit(incident: Incident) -> None:
         theirs = incident.evidence.labelled(other)[-1]
         for mine in incident.evidence.labelled(label):
-            mine.text, mine.tokens, mine.logprobs = theirs.text, theirs.tokens, theirs.logprobs
+            mine.text, mine.tokens, mine.logprobs = (
+                theirs.text,
+                theirs.tokens,
+                theirs.logprobs,
+            )
 
     return edit
 

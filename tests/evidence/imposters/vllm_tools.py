@@ -1,4 +1,5 @@
-"""Imposters of tool-arguments-dropped: calls that the model did not make, and other losses."""
+"""Imposters of tool-arguments-dropped: calls that the model did not make, and other
+losses."""
 
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome
@@ -34,22 +35,58 @@ def no_calls(label: str) -> Edit:
 
 
 IMPOSTERS = [
-    Imposter("tools: the parser is sound", RUN, "other-cause",
+    Imposter(
+        "tools: the parser is sound",
+        RUN,
+        "other-cause",
         "the engine's own parser keeps the arguments: a proxy dropped them",
-        reproducer(REPRODUCER, xlam_streamed='{"at": "moon"}'), DIFFERENT,
-        ("hunyuan", "only-streamed")),
-    Imposter("tools: the script was not run", RUN, "absent-probe",
-        "nobody asked the engine's own parser", unread(REPRODUCER), UNDECIDED, ("only-streamed",)),
-    Imposter("tools: the model said so", RUN, "other-cause",
-        "the model itself calls the second tool without arguments", given(WHOLE, "{}"), DIFFERENT,
-        ("hunyuan",)),
-    Imposter("tools: cut off", RUN, "other-cause",
-        "the stream ended in the middle of the arguments", given(STREAMED, '{"at": "m'), DIFFERENT,
-        ("hunyuan", "only-streamed")),
-    Imposter("tools: never streamed right", RUN, "other-cause",
-        "the second call alone comes without arguments as well", given(ALONE, "{}"), DIFFERENT,
-        ("dropped", "hunyuan", "only-streamed")),
-    Imposter("tools: no call at all", WITHOUT, "trigger-failed",
-        "the parser is another one's: the calls stay in the text", no_calls(WHOLE), UNDECIDED,
-        ("hunyuan",)),
-]  # fmt: skip
+        reproducer(REPRODUCER, xlam_streamed='{"at": "moon"}'),
+        DIFFERENT,
+        ("hunyuan", "only-streamed"),
+    ),
+    Imposter(
+        "tools: the script was not run",
+        RUN,
+        "absent-probe",
+        "nobody asked the engine's own parser",
+        unread(REPRODUCER),
+        UNDECIDED,
+        ("only-streamed",),
+    ),
+    Imposter(
+        "tools: the model said so",
+        RUN,
+        "other-cause",
+        "the model itself calls the second tool without arguments",
+        given(WHOLE, "{}"),
+        DIFFERENT,
+        ("hunyuan",),
+    ),
+    Imposter(
+        "tools: cut off",
+        RUN,
+        "other-cause",
+        "the stream ended in the middle of the arguments",
+        given(STREAMED, '{"at": "m'),
+        DIFFERENT,
+        ("hunyuan", "only-streamed"),
+    ),
+    Imposter(
+        "tools: never streamed right",
+        RUN,
+        "other-cause",
+        "the second call alone comes without arguments as well",
+        given(ALONE, "{}"),
+        DIFFERENT,
+        ("dropped", "hunyuan", "only-streamed"),
+    ),
+    Imposter(
+        "tools: no call at all",
+        WITHOUT,
+        "trigger-failed",
+        "the parser is another one's: the calls stay in the text",
+        no_calls(WHOLE),
+        UNDECIDED,
+        ("hunyuan",),
+    ),
+]

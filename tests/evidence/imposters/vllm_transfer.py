@@ -1,5 +1,5 @@
-"""Imposters of transfer-lost: KV caches that are in use for a reason, and requests that wait for
-another one."""
+"""Imposters of transfer-lost: KV caches that are in use for a reason, and requests that
+wait for another one."""
 
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome
@@ -11,7 +11,11 @@ from imposters import Imposter
 from imposters.vllm_edits import late, reply
 from imposters.vllm_silent import metric
 
-RUN, CURED, BEFORE = "transfer-lost-0.32.0", "transfer-lost-deadline", "transfer-lost-0.14.0"
+RUN, CURED, BEFORE = (
+    "transfer-lost-0.32.0",
+    "transfer-lost-deadline",
+    "transfer-lost-0.14.0",
+)
 DIFFERENT, UNDECIDED = Outcome.DIFFERENT_FAILURE, Outcome.INCONCLUSIVE
 USAGE = "vllm:kv_cache_usage_perc"
 
@@ -30,23 +34,65 @@ def all_answered(incident: Incident) -> None:
 
 
 IMPOSTERS = [
-    Imposter("transfer: still on its way", RUN, "other-cause",
-        "a transfer is waited for: what it needs is in use rightly", deferred, DIFFERENT,
-        ("no-admission",)),
-    Imposter("transfer: others run", RUN, "overload",
-        "requests are running, and have the KV cache", metric("vllm:num_requests_running", 1.0),
-        DIFFERENT, ("no-admission",)),
-    Imposter("transfer: an empty cache", RUN, "other-cause",
-        "the KV cache is empty: the request waits for another reason", metric(USAGE, 0.0),
-        DIFFERENT, ("no-admission",)),
-    Imposter("transfer: the use is not told", RUN, "absent-probe",
-        "the server does not tell how full its KV cache is", metric(USAGE, None), UNDECIDED,
-        ("no-admission",)),
-    Imposter("transfer: only slow", RUN, "overload",
-        "the new request is answered after all", late, DIFFERENT, ("never-freed",)),
-    Imposter("transfer: before, and nobody left", BEFORE, "trigger-failed",
-        "the requests were answered: nothing was to be freed", all_answered, UNDECIDED),
-    Imposter("transfer: cured, and the engine is dead", CURED, "other-cause",
-        "the later prompt got an error of the server", reply(LATER, 500, "Internal Server Error"),
-        DIFFERENT),
-]  # fmt: skip
+    Imposter(
+        "transfer: still on its way",
+        RUN,
+        "other-cause",
+        "a transfer is waited for: what it needs is in use rightly",
+        deferred,
+        DIFFERENT,
+        ("no-admission",),
+    ),
+    Imposter(
+        "transfer: others run",
+        RUN,
+        "overload",
+        "requests are running, and have the KV cache",
+        metric("vllm:num_requests_running", 1.0),
+        DIFFERENT,
+        ("no-admission",),
+    ),
+    Imposter(
+        "transfer: an empty cache",
+        RUN,
+        "other-cause",
+        "the KV cache is empty: the request waits for another reason",
+        metric(USAGE, 0.0),
+        DIFFERENT,
+        ("no-admission",),
+    ),
+    Imposter(
+        "transfer: the use is not told",
+        RUN,
+        "absent-probe",
+        "the server does not tell how full its KV cache is",
+        metric(USAGE, None),
+        UNDECIDED,
+        ("no-admission",),
+    ),
+    Imposter(
+        "transfer: only slow",
+        RUN,
+        "overload",
+        "the new request is answered after all",
+        late,
+        DIFFERENT,
+        ("never-freed",),
+    ),
+    Imposter(
+        "transfer: before, and nobody left",
+        BEFORE,
+        "trigger-failed",
+        "the requests were answered: nothing was to be freed",
+        all_answered,
+        UNDECIDED,
+    ),
+    Imposter(
+        "transfer: cured, and the engine is dead",
+        CURED,
+        "other-cause",
+        "the later prompt got an error of the server",
+        reply(LATER, 500, "Internal Server Error"),
+        DIFFERENT,
+    ),
+]

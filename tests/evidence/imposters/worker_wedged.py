@@ -1,10 +1,17 @@
-"""Imposters of worker-wedged: it answers, it waits for something else, or it was not observed."""
+"""Imposters of worker-wedged: it answers, it waits for something else, or it was not
+observed."""
 
 from collections.abc import Iterator
 
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.signature import Outcome
-from mmrepro.probes.data import Frame, InferenceData, LogsData, ProcessesData, StacksData
+from mmrepro.probes.data import (
+    Frame,
+    InferenceData,
+    LogsData,
+    ProcessesData,
+    StacksData,
+)
 from mmrepro.scenarios.worker_wedged import BURST, ENDED, MARKED, RAISED, TEXT
 
 from imposters import Imposter
@@ -34,7 +41,9 @@ def all_answered(incident: Incident) -> None:
 
 def none_of_four(incident: Incident) -> None:
     """The records of those that were answered are of requests that were not."""
-    hung = next(r for r in incident.evidence.requests if r.label in BURST and r.timed_out)
+    hung = next(
+        r for r in incident.evidence.requests if r.label in BURST and r.timed_out
+    )
     for record in incident.evidence.requests:
         if record.label in BURST and not record.timed_out:
             kept = {"id": record.id, "label": record.label, "sent": record.sent}
@@ -43,7 +52,9 @@ def none_of_four(incident: Incident) -> None:
 
 
 def core_idles(incident: Incident) -> None:
-    measured = [p for _, d in incident.evidence.results(ProcessesData) for p in d.processes]
+    measured = [
+        p for _, d in incident.evidence.results(ProcessesData) for p in d.processes
+    ]
     cores = {p.pid for p in measured if p.role.startswith("EngineCore")}
     for _, data in incident.evidence.results(StacksData, "check"):
         for sample in [s for s in data.samples if s.pid in cores]:
@@ -65,65 +76,127 @@ def every() -> Iterator[Imposter]:
     for variant, part in SILENT.items():
         recording = f"worker-wedged-{part}0.32.0"
         yield Imposter(
-            f"worker-wedged {variant}: it answers", recording, "healthy",
-            "every request is answered", answered, Outcome.NOT_REPRODUCED,
-        )  # fmt: skip
+            f"worker-wedged {variant}: it answers",
+            recording,
+            "healthy",
+            "every request is answered",
+            answered,
+            Outcome.NOT_REPRODUCED,
+        )
         yield Imposter(
-            f"worker-wedged {variant}: the core idles", recording, "other-cause",
-            "EngineCore waits for work, and not for a worker", core_idles, OTHER, both,
-        )  # fmt: skip
+            f"worker-wedged {variant}: the core idles",
+            recording,
+            "other-cause",
+            "EngineCore waits for work, and not for a worker",
+            core_idles,
+            OTHER,
+            both,
+        )
         yield Imposter(
-            f"worker-wedged {variant}: no stacks", recording, "absent-probe",
-            "stacks could not be read", without("stacks"), UNDECIDED, both,
-        )  # fmt: skip
+            f"worker-wedged {variant}: no stacks",
+            recording,
+            "absent-probe",
+            "stacks could not be read",
+            without("stacks"),
+            UNDECIDED,
+            both,
+        )
     raises = "worker-wedged-raises-0.32.0"
     yield Imposter(
-        "worker-wedged raises: it answers", raises, "healthy", "every request is answered",
-        answered, Outcome.NOT_REPRODUCED,
-    )  # fmt: skip
+        "worker-wedged raises: it answers",
+        raises,
+        "healthy",
+        "every request is answered",
+        answered,
+        Outcome.NOT_REPRODUCED,
+    )
     yield Imposter(
-        "worker-wedged raises: the core idles", raises, "other-cause",
-        "EngineCore waits for work, and not for a worker", core_idles, OTHER, both,
-    )  # fmt: skip
+        "worker-wedged raises: the core idles",
+        raises,
+        "other-cause",
+        "EngineCore waits for work, and not for a worker",
+        core_idles,
+        OTHER,
+        both,
+    )
     yield Imposter(
-        "worker-wedged raises: no exception", raises, "other-cause",
-        "the log has no exception of a worker", unlogged(RAISED), OTHER, both,
-    )  # fmt: skip
+        "worker-wedged raises: no exception",
+        raises,
+        "other-cause",
+        "the log has no exception of a worker",
+        unlogged(RAISED),
+        OTHER,
+        both,
+    )
     yield Imposter(
-        "worker-wedged raises: no stacks", raises, "absent-probe", "stacks could not be read",
-        without("stacks"), UNDECIDED, both,
-    )  # fmt: skip
+        "worker-wedged raises: no stacks",
+        raises,
+        "absent-probe",
+        "stacks could not be read",
+        without("stacks"),
+        UNDECIDED,
+        both,
+    )
     replica = "worker-wedged-replica-0.32.0"
     yield Imposter(
-        "worker-wedged replica: all are answered", replica, "healthy",
-        "every request is answered", all_answered, Outcome.NOT_REPRODUCED,
-    )  # fmt: skip
+        "worker-wedged replica: all are answered",
+        replica,
+        "healthy",
+        "every request is answered",
+        all_answered,
+        Outcome.NOT_REPRODUCED,
+    )
     yield Imposter(
-        "worker-wedged replica: neither serves", replica, "other-cause",
-        "none of the four is answered", none_of_four, OTHER,
-    )  # fmt: skip
+        "worker-wedged replica: neither serves",
+        replica,
+        "other-cause",
+        "none of the four is answered",
+        none_of_four,
+        OTHER,
+    )
     yield Imposter(
-        "worker-wedged replica: the core idles", replica, "other-cause",
-        "each core waits for work, and none for a worker", core_idles, OTHER,
-    )  # fmt: skip
+        "worker-wedged replica: the core idles",
+        replica,
+        "other-cause",
+        "each core waits for work, and none for a worker",
+        core_idles,
+        OTHER,
+    )
     yield Imposter(
-        "worker-wedged replica: no stacks", replica, "absent-probe", "stacks could not be read",
-        without("stacks"), UNDECIDED,
-    )  # fmt: skip
+        "worker-wedged replica: no stacks",
+        replica,
+        "absent-probe",
+        "stacks could not be read",
+        without("stacks"),
+        UNDECIDED,
+    )
     killed = "worker-wedged-killed-0.32.0"
     yield Imposter(
-        "worker-wedged killed: the request is answered", killed, "healthy",
-        "the marked request is answered", reply(MARKED, 200, tokens=30),
-        Outcome.NOT_REPRODUCED, ("named",),
-    )  # fmt: skip
+        "worker-wedged killed: the request is answered",
+        killed,
+        "healthy",
+        "the marked request is answered",
+        reply(MARKED, 200, tokens=30),
+        Outcome.NOT_REPRODUCED,
+        ("named",),
+    )
     yield Imposter(
-        "worker-wedged killed: no worker died", killed, "other-cause",
-        "the log has no word of a worker that died", unlogged(ENDED), OTHER, ("ends",),
-    )  # fmt: skip
+        "worker-wedged killed: no worker died",
+        killed,
+        "other-cause",
+        "the log has no word of a worker that died",
+        unlogged(ENDED),
+        OTHER,
+        ("ends",),
+    )
     yield Imposter(
-        "worker-wedged killed: no log", killed, "absent-probe",
-        "the log could not be read", without("logs"), UNDECIDED,
-    )  # fmt: skip
+        "worker-wedged killed: no log",
+        killed,
+        "absent-probe",
+        "the log could not be read",
+        without("logs"),
+        UNDECIDED,
+    )
 
 
 IMPOSTERS = [*every()]

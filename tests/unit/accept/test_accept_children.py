@@ -1,4 +1,5 @@
-"""Real children: what they print is kept, a late one is ended, an environment is built once."""
+"""Real children: what they print is kept, a late one is ended, an environment is built
+once."""
 
 import sys
 import threading
@@ -13,7 +14,15 @@ from matrix_nights import FakeTrials
 from mmrepro.base.machine.files import Device
 from mmrepro.campaign import provisions
 from mmrepro.campaign.accept import running
-from mmrepro.campaign.accept.judging import Child, Ended, Judged, Needs, Part, Step, broken_off
+from mmrepro.campaign.accept.judging import (
+    Child,
+    Ended,
+    Judged,
+    Needs,
+    Part,
+    Step,
+    broken_off,
+)
 from mmrepro.campaign.accept.running import StepRun
 from mmrepro.campaign.provisions import Provisions
 from mmrepro.campaign.trial import TrialOptions, spawn_program
@@ -51,7 +60,9 @@ def carried_out(
     before = Step("before", "before", child, judge, 1.0, limit_s)
     step = Step("it", "it", child, judge, 1.0, limit_s)
     part = Part("part", "", (before, step))
-    order = StepRun(Began("part/it", 1), part, step, device, {"CUDA_VISIBLE_DEVICES": "3"}, until)
+    order = StepRun(
+        Began("part/it", 1), part, step, device, {"CUDA_VISIBLE_DEVICES": "3"}, until
+    )
     *_, record = order.carry_out(here, folder)
     assert isinstance(record, StepRecord)
     return record, judged
@@ -82,10 +93,13 @@ def test_what_a_child_prints_is_kept_and_read(tmp_path: Path) -> None:
     assert (tmp_path / "part/it.out").is_file()
 
 
-def test_a_script_gets_the_device_and_the_gpu_that_is_taken(tmp_path: Path, script: Any) -> None:
+def test_a_script_gets_the_device_and_the_gpu_that_is_taken(
+    tmp_path: Path, script: Any
+) -> None:
     code = (
         "import json, os, sys\n"
-        "print(json.dumps({'words': sys.argv[1:], 'gpu': os.environ['CUDA_VISIBLE_DEVICES']}))\n"
+        "print(json.dumps({'words': sys.argv[1:], 'gpu': "
+        "os.environ['CUDA_VISIBLE_DEVICES']}))\n"
         "sys.exit('last words')\n"
     )
     ended = run(tmp_path, script(code))
@@ -106,7 +120,9 @@ def test_a_late_child_is_ended(tmp_path: Path, script: Any) -> None:
     assert time.monotonic() - began < 20
 
 
-def test_a_child_that_is_stopped_is_ended_and_leaves_no_record(tmp_path: Path, script: Any) -> None:
+def test_a_child_that_is_stopped_is_ended_and_leaves_no_record(
+    tmp_path: Path, script: Any
+) -> None:
     here = a_place()
     child = script("import time; print('{}', flush=True); time.sleep(600)")
     before = {process.pid for process in psutil.Process().children()}
@@ -140,9 +156,12 @@ def test_a_step_sees_what_those_before_it_printed(tmp_path: Path, script: Any) -
 
 
 class Builder:
-    """In the place of ``mmrepro env create``: ends with an exit code and words on stderr."""
+    """In the place of ``mmrepro env create``: ends with an exit code and words on
+    stderr."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, code: int, words: str = "") -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, code: int, words: str = ""
+    ) -> None:
         self.asked: list[str] = []
         self.there: set[str] = set()
         self.said: list[str] = []
@@ -155,7 +174,9 @@ class Builder:
     def existing(self, spec: Any) -> Any:
         return Environment if spec.engine in self.there else None
 
-    def spawn(self, words: Sequence[str], variables: dict[str, str], **more: Any) -> Any:
+    def spawn(
+        self, words: Sequence[str], variables: dict[str, str], **more: Any
+    ) -> Any:
         self.asked.append(" ".join(words))
         if not self.code:
             self.there.add(words[2])
@@ -163,7 +184,11 @@ class Builder:
         return spawn_program([sys.executable, "-c", code], variables, **more)
 
     def get(
-        self, folder: Path, *needs: Needs, until: float = 1000.0, device: Device = "cuda"
+        self,
+        folder: Path,
+        *needs: Needs,
+        until: float = 1000.0,
+        device: Device = "cuda",
     ) -> StepRecord:
         child = Child(("device_trial.py",), needs, script=True)
         return carried_out(folder, child, self.here, 60.0, until, device)[0]
@@ -178,32 +203,43 @@ def test_the_first_environment_that_is_there_serves(
     assert builder.asked == []
 
 
-def test_a_missing_one_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_one_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     builder = Builder(monkeypatch, 0)
     assert builder.get(tmp_path, VLLM).exit_code is not None
     assert builder.asked == ["env create vllm 0.23.0 --device cuda"]
     assert builder.said == ["fetching vllm 0.23.0 (cuda)"]
 
 
-def test_without_an_index_it_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = "building…\nThe package index could not be reached.\nNext: check the network\n"
+def test_without_an_index_it_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (
+        "building…\nThe package index could not be reached.\nNext: check the network\n"
+    )
     builder = Builder(monkeypatch, 4, words)
     for _ in range(3):
         found = builder.get(tmp_path, VLLM)
         assert found.exit_code is None
         assert found.rows[0].seen == (
-            "no environment of vllm 0.23.0 (cuda) is here: The package index could not be reached."
+            "no environment of vllm 0.23.0 (cuda) is here: The package index could not "
+            "be reached."
         )
         assert not found.over_budget
     assert len(builder.asked) == 1
 
 
-def test_a_build_that_is_late_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_that_is_late_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     builder = Builder(monkeypatch, 4)
     monkeypatch.setattr(running, "BUILD_ESTIMATE_S", 0.0)
     slow = [sys.executable, "-c", "import time; time.sleep(600)"]
     monkeypatch.setattr(
-        provisions, "spawn", lambda words, variables, **more: spawn_program(slow, variables, **more)
+        provisions,
+        "spawn",
+        lambda words, variables, **more: spawn_program(slow, variables, **more),
     )
     found = builder.get(tmp_path, VLLM, until=0.5)
     assert "was not built within 0.50 s" in found.rows[0].seen
@@ -219,7 +255,9 @@ def test_what_cannot_be_built_in_time_is_not_begun(
     assert builder.asked == []
 
 
-def test_a_release_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_that_is_none_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     builder = Builder(monkeypatch, 4, "It has none.")
     found = builder.get(tmp_path, Needs("minivllm", "9.9"), device="cpu")
     assert "minivllm" in found.rows[0].seen

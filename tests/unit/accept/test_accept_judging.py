@@ -1,7 +1,6 @@
 """From what a child left to rows."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,9 @@ def statuses(judged: Judged) -> list[Status]:
 
 
 def test_a_run_as_expected_passes(tmp_path: Path) -> None:
-    judged = run_judge("it hangs", ("gpu-idle",))(recorded("ghost-key-eviction-0.23.0", tmp_path))
+    judged = run_judge("it hangs", ("gpu-idle",))(
+        recorded("ghost-key-eviction-0.23.0", tmp_path)
+    )
     assert statuses(judged) == [Status.PASSED, Status.NOT_TESTED], "that was a CPU"
     assert judged.rows[0].expected == "reproduced"
     assert "no NVIDIA driver" in judged.rows[1].seen
@@ -78,13 +79,17 @@ def test_a_run_without_a_verdict_is_broken_off_and_tried_again(tmp_path: Path) -
 
 def test_a_run_that_broke_off_after_its_verdict_proves_nothing(tmp_path: Path) -> None:
     failure = "The engine could not be ended."
-    made = recorded("ghost-key-eviction-0.23.0", tmp_path, state="failed", failure=failure)
+    made = recorded(
+        "ghost-key-eviction-0.23.0", tmp_path, state="failed", failure=failure
+    )
     judged = run_judge("it")(made)
     assert statuses(judged) == [Status.BROKEN_OFF]
     assert judged.rows[0].seen == failure
 
 
-def test_a_verdict_that_is_there_does_not_excuse_a_run_that_was_ended(tmp_path: Path) -> None:
+def test_a_verdict_that_is_there_does_not_excuse_a_run_that_was_ended(
+    tmp_path: Path,
+) -> None:
     made = replace(recorded("ghost-key-eviction-0.23.0", tmp_path), exit_code=None)
     judged = run_judge("it")(made)
     assert statuses(judged) == [Status.BROKEN_OFF]
@@ -111,13 +116,20 @@ def test_claims_become_rows(tmp_path: Path) -> None:
     document = {
         "torch": "2.11.0",
         "claims": [
-            {"id": "a", "text": "it allocates", "status": "confirmed", "observed": "256 MiB"},
+            {
+                "id": "a",
+                "text": "it allocates",
+                "status": "confirmed",
+                "observed": "256 MiB",
+            },
             {"id": "b", "text": "it copies", "status": "refuted"},
             {"id": "c", "text": "it captures", "status": "not-tested", "seconds": 0.5},
             {"id": "d", "text": "it flies", "status": "maybe"},
         ],
     }
-    judged = claims_judge("it", "torch", keys=("torch",))(ended(tmp_path, 1, document=document))
+    judged = claims_judge("it", "torch", keys=("torch",))(
+        ended(tmp_path, 1, document=document)
+    )
     assert statuses(judged) == [
         Status.PASSED,
         Status.FAILED,
@@ -149,16 +161,27 @@ def test_what_cannot_be_tried_is_not_tested(tmp_path: Path) -> None:
         assert not judged.whole, "it is tried again"
 
 
-PTRACE = {"name": "ptrace", "ok": False, "required": True, "found": "refused", "costs": "stacks",
-          "seconds": 1.5}  # fmt: skip
+PTRACE = {
+    "name": "ptrace",
+    "ok": False,
+    "required": True,
+    "found": "refused",
+    "costs": "stacks",
+    "seconds": 1.5,
+}
 GPU = {"name": "gpu", "ok": False, "found": "no NVIDIA driver"}
 
 
 @pytest.mark.parametrize(
     ("device", "wanted"),
-    [("cpu", [Status.FAILED, Status.NOT_TESTED]), ("cuda", [Status.FAILED, Status.FAILED])],
+    [
+        ("cpu", [Status.FAILED, Status.NOT_TESTED]),
+        ("cuda", [Status.FAILED, Status.FAILED]),
+    ],
 )
-def test_what_a_run_needs_of_the_machine(tmp_path: Path, device: Any, wanted: Any) -> None:
+def test_what_a_run_needs_of_the_machine(
+    tmp_path: Path, device: Any, wanted: Any
+) -> None:
     told = {"ok": False, "device": "cpu", "parts": [PTRACE, GPU], "environments": []}
     report = json.loads(HostReport.model_validate(told).model_dump_json())
     made = replace(ended(tmp_path, 4, document=report), device=device)
@@ -187,7 +210,11 @@ JUNIT = """<testsuites><testsuite>
 def test_test_functions_become_rows(tmp_path: Path) -> None:
     (tmp_path / "it.xml").write_text(JUNIT)
     judged = junit_judge("tests")(ended(tmp_path, 1))
-    assert [row.asked for row in judged.rows] == ["it is equal", "it pins", "it is skipped"]
+    assert [row.asked for row in judged.rows] == [
+        "it is equal",
+        "it pins",
+        "it is skipped",
+    ]
     assert statuses(judged) == [Status.PASSED, Status.FAILED, Status.NOT_TESTED]
     assert [row.seen for row in judged.rows] == [
         "2 of 2 cases",
@@ -197,13 +224,15 @@ def test_test_functions_become_rows(tmp_path: Path) -> None:
     assert judged.rows[0].seconds == 3.5
 
 
-@pytest.mark.parametrize("text", ["", "<testsuites><testsuite/></testsuites>", JUNIT[:200]])
+@pytest.mark.parametrize(
+    "text", ["", "<testsuites><testsuite/></testsuites>", JUNIT[:200]]
+)
 def test_no_report_of_tests_is_no_success(tmp_path: Path, text: str) -> None:
     (tmp_path / "it.xml").write_text(text)
     assert statuses(junit_judge("tests")(ended(tmp_path, 0))) == [Status.BROKEN_OFF]
 
 
-# ------------------------------------------------------------------ the race and its prediction
+# ---------------------------------------------------------- the race and its prediction
 
 
 def test_the_prediction_of_reused_mask_is_the_recorded_run_s() -> None:
@@ -218,17 +247,25 @@ def test_the_recorded_run_is_as_predicted(tmp_path: Path) -> None:
 
 
 def test_a_run_that_differs_from_the_prediction_fails_by_it(tmp_path: Path) -> None:
-    judged = parts.judge_reused_mask(recorded("borrowed-faults-reused-mask-fix", tmp_path))
+    judged = parts.judge_reused_mask(
+        recorded("borrowed-faults-reused-mask-fix", tmp_path)
+    )
     assert judged.rows[1].status is Status.FAILED
     assert "image-500 not-met in place of met" in judged.rows[1].seen
 
 
 def masks(**outcomes: str) -> dict[str, Any]:
     made = [{"name": name, "outcome": outcome} for name, outcome in outcomes.items()]
-    return {"claims": [{"text": "it races", "status": "confirmed"}], "masks": made, "gpu": "H100"}
+    return {
+        "claims": [{"text": "it races", "status": "confirmed"}],
+        "masks": made,
+        "gpu": "H100",
+    }
 
 
-def observed(tmp_path: Path, predicted: dict[str, Any], seen: dict[str, Any]) -> list[Status]:
+def observed(
+    tmp_path: Path, predicted: dict[str, Any], seen: dict[str, Any]
+) -> list[Status]:
     made = ended(tmp_path, 0, document=seen, before={"prediction": predicted})
     return statuses(parts.judge_observation(made))[1:]
 
@@ -241,7 +278,9 @@ def test_a_prediction_stands_beside_each_outcome(tmp_path: Path) -> None:
         Status.FAILED,
         Status.NOT_TESTED,
     ]
-    assert observed(tmp_path, {}, seen) == [Status.NOT_TESTED] * 3, "none was made before"
+    assert observed(tmp_path, {}, seen) == [Status.NOT_TESTED] * 3, (
+        "none was made before"
+    )
 
 
 def test_a_prediction_is_made_where_outcomes_are_told(tmp_path: Path) -> None:
@@ -254,11 +293,14 @@ def test_a_prediction_is_made_where_outcomes_are_told(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------ device-side asserts
 
-RECORDED_ASSERTS = json.loads((Path(__file__).parents[1] / "device_assert_h100.json").read_text())
+RECORDED_ASSERTS = json.loads(
+    (Path(__file__).parents[1] / "device_assert_h100.json").read_text()
+)
 
 
 def recorded_asserts(tmp_path: Path, **outputs: str) -> list[Status]:
-    """The rules' rows of an H100's words, with other ``outputs`` in the place of some."""
+    """The rules' rows of an H100's words, with other ``outputs`` in the place of
+    some."""
     found = [
         one | {"output": outputs.get(one["cause"], one["output"])}
         for one in RECORDED_ASSERTS["refusals"]
@@ -298,7 +340,9 @@ def test_steps_have_names_of_their_own_and_more_time_than_they_need() -> None:
         assert len(names) == len(set(names))
         for step in part.steps:
             assert step.limit_s > step.estimate_s
-            assert step.child.file.is_file() or not (step.child.script or step.child.tests)
+            assert step.child.file.is_file() or not (
+                step.child.script or step.child.tests
+            )
             if len(step.devices) < 2:
                 assert step.why_not
 
@@ -315,12 +359,17 @@ def test_parts_keep_their_order_and_unknown_ones_are_refused() -> None:
 
 
 def test_a_reproducer_s_command_can_be_typed() -> None:
-    shown: Callable[[int, int], str] = lambda p, s: PARTS[p].steps[s].child.shown("cuda")  # noqa: E731
+    def shown(part: int, step: int) -> str:
+        return PARTS[part].steps[step].child.shown("cuda")
+
     assert shown(0, 0) == "mmrepro check"
     assert shown(0, 1) == "python reproducers/device_trial.py --device cuda"
-    assert shown(2, 0).startswith("python reproducers/pinned_reuse.py --device emulated")
+    assert shown(2, 0).startswith(
+        "python reproducers/pinned_reuse.py --device emulated"
+    )
     assert shown(1, 0) == (
-        "mmrepro run mm-prefill-contract --variant slot-mapping --start-mode cold --device cuda"
+        "mmrepro run mm-prefill-contract --variant slot-mapping --start-mode cold "
+        "--device cuda"
     )
 
 

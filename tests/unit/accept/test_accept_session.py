@@ -1,4 +1,5 @@
-"""What is run, what is kept, and when there is no time: with a child that is a function."""
+"""What is run, what is kept, and when there is no time: with a child that is a
+function."""
 
 import contextlib
 import json
@@ -29,12 +30,18 @@ STATUSES = {0: Status.PASSED, 1: Status.FAILED, 3: Status.NOT_TESTED}
 def judge(ended: Ended) -> Judged:
     """By the exit code; None: it was ended, being late."""
     status = Status.BROKEN_OFF if ended.exit_code is None else STATUSES[ended.exit_code]
-    row = Row(asked="it", expected="0", source="", seen=str(ended.exit_code), status=status)
+    row = Row(
+        asked="it", expected="0", source="", seen=str(ended.exit_code), status=status
+    )
     return Judged([row], whole=ended.exit_code is not None)
 
 
 def step(name: str, **changes: Any) -> Step:
-    given: dict[str, Any] = {"estimate_s": 10.0, "limit_s": 20.0, "judge": judge} | changes
+    given: dict[str, Any] = {
+        "estimate_s": 10.0,
+        "limit_s": 20.0,
+        "judge": judge,
+    } | changes
     child = given.pop("child", Child((name,)))
     return Step(name, f"step {name}", child, **given)
 
@@ -56,7 +63,12 @@ class Fake(Accepting):
         self.during: Callable[[], object] = lambda: None
 
     def child(
-        self, order: StepRun, here: Here, incident: Path, python: Path | None, limit_s: float
+        self,
+        order: StepRun,
+        here: Here,
+        incident: Path,
+        python: Path | None,
+        limit_s: float,
     ) -> Ended:
         name = order.step.child.words[0]
         self.ran.append(name)
@@ -67,7 +79,9 @@ class Fake(Accepting):
         if isinstance(outcome, type):
             raise outcome
         self.now += limit_s if outcome is None else self.takes
-        return Ended("cpu", outcome, self.takes, limit_s, incident, beside(incident, "xml"))
+        return Ended(
+            "cpu", outcome, self.takes, limit_s, incident, beside(incident, "xml")
+        )
 
     def clock(self) -> float:
         return self.now
@@ -80,18 +94,28 @@ class Fake(Accepting):
             self.told.append((event.what.rpartition(" ")[2], event.kept))
 
     def execute(
-        self, *parts: Part, budget_s: float = 1000.0, device: Any = "cpu", again: bool = False
+        self,
+        *parts: Part,
+        budget_s: float = 1000.0,
+        device: Any = "cpu",
+        again: bool = False,
     ) -> list[PartRecord]:
-        super().__init__(self.to, parts, blank(parts, device), write=self.written, again=again)
+        super().__init__(
+            self.to, parts, blank(parts, device), write=self.written, again=again
+        )
         places = LocalPlaces(
             FakeTrials(lambda cell, index: BAD), FakeProvisions(), clock=self.clock
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(StepRun, "_run", lambda order, *how: self.child(order, *how))
             patch.setattr(running, "existing", lambda spec: None)
-            patch.setattr(FakeProvisions, "provide", lambda *_: self.unavailable, raising=False)
+            patch.setattr(
+                FakeProvisions, "provide", lambda *_: self.unavailable, raising=False
+            )
             patch.setattr(FakeProvisions, "failed", lambda *_: False, raising=False)
-            campaign = Campaign(self, places, [self.heard], budget_s=budget_s, clock=self.clock)
+            campaign = Campaign(
+                self, places, [self.heard], budget_s=budget_s, clock=self.clock
+            )
             campaign.execute()
         return self.records
 
@@ -106,7 +130,9 @@ def blank(parts: Sequence[Part], device: Any) -> Acceptance:
         command="",
         resume="",
         host=HOST,
-        parts=[PartRecord(part=part.name, title=part.shows, steps=[]) for part in parts],
+        parts=[
+            PartRecord(part=part.name, title=part.shows, steps=[]) for part in parts
+        ],
     )
 
 
@@ -128,7 +154,9 @@ def test_all_steps_are_run_in_order_and_written_down(fake: Fake) -> None:
     assert fake.ran == ["a", "b", "c"]
     assert statuses(done) == dict.fromkeys("abc", Status.PASSED)
     assert exit_code(done) is ExitCode.AS_EXPECTED
-    assert fake.summaries == [0, 1, 2, 3, 3], "at the start, at each step's end, and at the end"
+    assert fake.summaries == [0, 1, 2, 3, 3], (
+        "at the start, at each step's end, and at the end"
+    )
     result = PartRecord.model_validate_json((fake.to / "one/result.json").read_bytes())
     assert [one.step for one in result.steps] == ["a", "b"]
     assert result.status is Status.PASSED
@@ -201,7 +229,9 @@ def test_what_does_not_fit_the_budget_is_not_begun(fake: Fake) -> None:
 
 
 def test_a_short_step_behind_a_long_one_still_fits(fake: Fake) -> None:
-    parts = Part("one", "", (step("long", estimate_s=50.0), step("short", estimate_s=5.0)))
+    parts = Part(
+        "one", "", (step("long", estimate_s=50.0), step("short", estimate_s=5.0))
+    )
     done = fake.execute(parts, budget_s=30.0)
     assert fake.ran == ["short"]
     assert statuses(done) == {"long": Status.NOT_TESTED, "short": Status.PASSED}
@@ -223,9 +253,13 @@ def test_a_step_that_outran_its_limit_is_broken_off_and_begun_anew(fake: Fake) -
     assert again.ran == ["a"]
 
 
-def test_without_an_environment_a_part_is_not_tested_and_the_next_one_goes_on(fake: Fake) -> None:
+def test_without_an_environment_a_part_is_not_tested_and_the_next_one_goes_on(
+    fake: Fake,
+) -> None:
     fake.unavailable = "The index cannot be reached."
-    needy = Part("one", "", (step("a", child=Child(("a",), (Needs("vllm", "0.23.0"),))),))
+    needy = Part(
+        "one", "", (step("a", child=Child(("a",), (Needs("vllm", "0.23.0"),))),)
+    )
     done = fake.execute(needy, TWO)
     assert fake.ran == ["c"]
     why = "no environment of vllm 0.23.0 (cpu) is here: The index cannot be reached."
@@ -287,11 +321,15 @@ def test_secrets_and_home_folders_do_not_reach_a_summary(fake: Fake) -> None:
     assert str(Path.home()) not in done[0].rows[0].seen
 
 
-def read_by(monkeypatch: pytest.MonkeyPatch, read: Callable[[], Sequence[Sample]]) -> None:
+def read_by(
+    monkeypatch: pytest.MonkeyPatch, read: Callable[[], Sequence[Sample]]
+) -> None:
     monkeypatch.setattr(running, "nvml_samples", lambda: contextlib.nullcontext(read))
 
 
-def test_the_gpu_is_read_while_a_step_runs(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_is_read_while_a_step_runs(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read_by(monkeypatch, lambda: [Sample(0, 7.0, 2.0**30), Sample(1, None, None)])
     first, second = fake.execute(TWO)[0].gpu
     assert (first.step, first.gpu) == ("c", 0)

@@ -70,7 +70,9 @@ def test_one_summary_of_a_folder_whatever_parts_were_asked_for(
 
     def told(*words: str) -> list[str]:
         CliRunner().invoke(app, ["accept", "--device", "cpu", "--out", folder, *words])
-        summary = Acceptance.model_validate_json((tmp_path / "it/summary.json").read_bytes())
+        summary = Acceptance.model_validate_json(
+            (tmp_path / "it/summary.json").read_bytes()
+        )
         return [part.part for part in summary.parts if part.steps]
 
     for name in ("race", "check"):
@@ -85,17 +87,28 @@ def test_one_summary_of_a_folder_whatever_parts_were_asked_for(
 def test_on_a_gpu_the_one_that_is_taken_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What NVML said on an H100, replayed; there is no environment, so that nothing is started."""
+    """What NVML said on an H100, replayed; there is no environment, so that nothing is
+    started."""
     recorded = json.loads((Path(__file__).parents[1] / "nvml_h100.json").read_text())
     taken = choose(read_gpus(Replayed(recorded["snapshots"]["before"])), {})
     monkeypatch.setattr("mmrepro.base.machine.gpu.take", lambda: taken)
     nothing = None, "no environment is here", False
     monkeypatch.setattr(StepRun, "_python", lambda *_: nothing)
-    words = ["accept", "--device", "cuda", "--only", "race", "--out", str(tmp_path / "it")]
+    words = [
+        "accept",
+        "--device",
+        "cuda",
+        "--only",
+        "race",
+        "--out",
+        str(tmp_path / "it"),
+    ]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 4
     assert "no environment is here" in done.output
-    summary = Acceptance.model_validate_json((tmp_path / "it/summary.json").read_bytes())
+    summary = Acceptance.model_validate_json(
+        (tmp_path / "it/summary.json").read_bytes()
+    )
     assert summary.device == "cuda"
     assert summary.host.gpus == ["NVIDIA H100 80GB HBM3"]
     assert [step.step for step in summary.parts[0].steps][1] == "pinned-reuse"
@@ -106,10 +119,14 @@ def test_a_gpu_that_others_use_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def busy() -> Choice:
-        raise GpuUnavailable("The GPU is in use by others.", hint="MMREPRO_GPU=0 takes it anyway")
+        raise GpuUnavailable(
+            "The GPU is in use by others.", hint="MMREPRO_GPU=0 takes it anyway"
+        )
 
     monkeypatch.setattr("mmrepro.base.machine.gpu.take", busy)
-    done = CliRunner().invoke(app, ["accept", "--device", "cuda", "--out", str(tmp_path / "it")])
+    done = CliRunner().invoke(
+        app, ["accept", "--device", "cuda", "--out", str(tmp_path / "it")]
+    )
     assert isinstance(done.exception, GpuUnavailable)
     assert done.exception.exit_code == 4
     assert not (tmp_path / "it").exists()

@@ -1,8 +1,8 @@
 """Each kind of campaign on made-up runs, for the contract that all of them keep.
 
-A kind is a function: it opens the campaign in a folder, a new one or one that is gone on with, and
-gives what makes its runs up. A run's name goes to ``made`` as its place makes it.
-"""
+A kind is a function: it opens the campaign in a folder, a new one or one that is gone
+on with, and gives what makes its runs up. A run's name goes to ``made`` as its place
+makes it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +18,15 @@ from mmrepro.base.machine.journal import JournalKind
 from mmrepro.base.records import Record
 from mmrepro.campaign.ablate.options import AblateCommand
 from mmrepro.campaign.ablate.session import Ablating
-from mmrepro.campaign.accept.judging import EVERYWHERE, GPU_ONLY, Child, Ended, Judged, Part, Step
+from mmrepro.campaign.accept.judging import (
+    EVERYWHERE,
+    GPU_ONLY,
+    Child,
+    Ended,
+    Judged,
+    Part,
+    Step,
+)
 from mmrepro.campaign.accept.running import StepRun, beside
 from mmrepro.campaign.accept.session import Accepting
 from mmrepro.campaign.bisect.plan import field_of
@@ -29,7 +37,12 @@ from mmrepro.campaign.work import Began, Here, LocalPlaces, Places
 from mmrepro.failure.documents.acceptance import Row, Status
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost
 from mmrepro.failure.documents.replay import Sighting
-from mmrepro.failure.documents.searches import ABLATION_FILE, BISECTION_FILE, Ablation, Bisection
+from mmrepro.failure.documents.searches import (
+    ABLATION_FILE,
+    BISECTION_FILE,
+    Ablation,
+    Bisection,
+)
 from mmrepro.failure.documents.upgrade import Block, OptionSeen, Side
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import Ledger
@@ -107,18 +120,23 @@ def bisect(folder: Path, say: Say, jobs: int = 1) -> Opened:
         return truth(release, index)
 
     options = replace(OPTIONS, out=folder, resume=True)
-    policy = Bisecting(GHOST, options, field_of(GHOST, options, listed()), write=written)
+    policy = Bisecting(
+        GHOST, options, field_of(GHOST, options, listed()), write=written
+    )
     return Opened(policy, LocalPlaces(Trials(world), FakeProvisions(), jobs))
 
 
 class Saying(FakePlayer):
-    """Says of each attempt that it is made, by its folder; an episode's reference is part of it."""
+    """Says of each attempt that it is made, by its folder; an episode's reference is
+    part of it."""
 
     def __init__(self, engine: Answers, top: Path, say: Say) -> None:
         super().__init__(engine)
         self.top, self.say = top, say
 
-    def play(self, case: Case, contents: Path | None, options: Any, folder: Path, **_: Any) -> Any:
+    def play(
+        self, case: Case, contents: Path | None, options: Any, folder: Path, **_: Any
+    ) -> Any:
         if folder.name != "reference":
             self.say(folder.relative_to(self.top).as_posix())
         return super().play(case, contents, options, folder)
@@ -129,7 +147,9 @@ def replay(folder: Path, say: Say, jobs: int = 1) -> Opened:
 
     def engine(case: Case) -> dict[str, str]:
         ids = [op.id for op in case.operations]
-        return {id: STUCK if {"r0", id} <= set(ids) and id == "r2" else "200" for id in ids}
+        return {
+            id: STUCK if {"r0", id} <= set(ids) and id == "r2" else "200" for id in ids
+        }
 
     traffic = folder.parent / "traffic"
     write_case(fake_case([fake_op(f"r{n}") for n in range(3)]), traffic)
@@ -141,7 +161,8 @@ def replay(folder: Path, say: Say, jobs: int = 1) -> Opened:
 
 
 def fuzz(folder: Path, say: Say, jobs: int = 1) -> Opened:
-    """Two sound episodes, and a server that does not start: then nothing else is tried."""
+    """Two sound episodes, and a server that does not start: then nothing else is
+    tried."""
 
     def engine(case: Case) -> dict[str, str]:
         if case.title.startswith("episode 2"):
@@ -155,13 +176,16 @@ def fuzz(folder: Path, say: Say, jobs: int = 1) -> Opened:
 
 
 class Measures(Saying):
-    """Measures in a moment: a side that is slower by a tenth, the same in each block."""
+    """Measures in a moment: a side that is slower by a tenth, the same in each
+    block."""
 
     def measure(self, wanted: Measuring, folder: Path) -> Block:
         self.say(folder.relative_to(self.top).as_posix())
         values = {"itl": 0.095 + 0.0001 * (wanted.index % 3)}
         ones = dict.fromkeys(values, 1.0)
-        return Block(index=wanted.index, first="old", changes=values, old=ones, new=ones)
+        return Block(
+            index=wanted.index, first="old", changes=values, old=ones, new=ones
+        )
 
 
 class FakedUpgrading(Fakes, Upgrading):
@@ -214,20 +238,26 @@ def accept(folder: Path, say: Say, jobs: int = 1) -> Opened:
 
     def step(n: int) -> Step:
         devices = GPU_ONLY if n == 4 else EVERYWHERE
-        return Step(f"s{n}", f"step {n}", Child(("run",)), judge, 1.0, 2.0, devices, "no GPU")
+        return Step(
+            f"s{n}", f"step {n}", Child(("run",)), judge, 1.0, 2.0, devices, "no GPU"
+        )
 
     parts = [
         Part(name, name, [step(n) for n in some])
         for name, some in (("a", range(3)), ("b", range(3, 7)))
     ]
-    policy = Policy(folder, parts, blank(parts, "cpu"), write=lambda acceptance, folder: None)
+    policy = Policy(
+        folder, parts, blank(parts, "cpu"), write=lambda acceptance, folder: None
+    )
     return Opened(
-        policy, LocalPlaces(FakeTrials(lambda cell, index: Lost.USAGE), FakeProvisions(), jobs)
+        policy,
+        LocalPlaces(FakeTrials(lambda cell, index: Lost.USAGE), FakeProvisions(), jobs),
     )
 
 
 def ablate(folder: Path, say: Say, jobs: int = 1) -> Opened:
-    """Two factors of the ghost key, one of which cures; a run of one is lost at first."""
+    """Two factors of the ghost key, one of which cures; a run of one is lost at
+    first."""
 
     class Trials(WorldTrials):
         def run(self, cell: Cell, *rest: Path, index: int, **more: Any) -> Attempt:

@@ -22,15 +22,33 @@ from worlds import closure_once
 MADE = "made.txt"
 """Beside a campaign's folder: a line for each run that a place began to make."""
 MOVES = {
-    *("created", "finished", "id", "at", "command", "resume", "seconds", "host"),
-    *("elapsed_s", "kept_s", "pursuing_s", "after_s", "reused"),
+    "created",
+    "finished",
+    "id",
+    "at",
+    "command",
+    "resume",
+    "seconds",
+    "host",
+    "elapsed_s",
+    "kept_s",
+    "pursuing_s",
+    "after_s",
+    "reused",
 }
 """Fields of a document that are of one call, not of what was found."""
 
 
 ONE_MORE = {
-    *("runs", "points", "plays", "starts", "steps", "needed"),
-    *("episodes", "features", "counted"),
+    "runs",
+    "points",
+    "plays",
+    "starts",
+    "steps",
+    "needed",
+    "episodes",
+    "features",
+    "counted",
 }
 """Fields that say how many runs it took, or what the further ones showed."""
 
@@ -80,7 +98,8 @@ def made(folder: Path) -> list[str]:
 
 
 class Whole(NamedTuple):
-    """A campaign that nothing disturbs: lines of its journal, its document, its runs."""
+    """A campaign that nothing disturbs: lines of its journal, its document, its
+    runs."""
 
     lines: int
     document: Any
@@ -122,7 +141,8 @@ def in_a_child(work: Callable[[], object]) -> int:
 
 
 def killed_at(kind: str, folder: Path, line: int, how: str) -> int:
-    """A campaign whose process is killed at that line of its journal: before, in or after it."""
+    """A campaign whose process is killed at that line of its journal: before, in or
+    after it."""
 
     def work() -> None:
         append, left = LineFile.append, line
@@ -146,16 +166,19 @@ def killed_at(kind: str, folder: Path, line: int, how: str) -> int:
 
 HOWS = ("before", "torn", "after")
 WHOLE = "matrix"
-"""The kind that is killed at every line for each change: what all of them keep is kept alike."""
+"""The kind that is killed at every line for each change: what all of them keep is kept
+alike."""
 
 
 @pytest.mark.parametrize(
-    "hows", [(), *(pytest.param((how,), id=how, marks=pytest.mark.nightly) for how in HOWS)]
+    "hows",
+    [(), *(pytest.param((how,), id=how, marks=pytest.mark.nightly) for how in HOWS)],
 )
 def test_killed_at_any_line_it_goes_on(
     kind: str, whole: Whole, hows: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """In turn before, in and after some of the lines; each way at each line every night."""
+    """In turn before, in and after some of the lines; each way at each line every
+    night."""
     lines, document, runs = whole.lines, whole.document, whole.made
     assert lines > 5
     step = 1 if hows or kind == WHOLE else max(1, lines // 6)
@@ -219,7 +242,9 @@ def test_a_full_disk_is_one_error_and_costs_nothing_that_ended(
         nonlocal left
         left -= 1
         if left < 0:
-            raise NoSpace(f"The disk that holds {self.path} is full.") from OSError(errno.ENOSPC)
+            raise NoSpace(f"The disk that holds {self.path} is full.") from OSError(
+                errno.ENOSPC
+            )
         append(self, line)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -262,7 +287,9 @@ def test_a_second_process_on_the_folder_is_refused(kind: str, tmp_path: Path) ->
     assert result
 
 
-def test_two_places_reach_the_same_conclusion(kind: str, whole: Whole, tmp_path: Path) -> None:
+def test_two_places_reach_the_same_conclusion(
+    kind: str, whole: Whole, tmp_path: Path
+) -> None:
     folder = tmp_path / "two" / "c"
     folder.parent.mkdir()
     assert concluded(whole.document) == concluded(execute(kind, folder, 2))

@@ -36,7 +36,10 @@ class Place:
     """Does what it is told, but for the orders in ``dies``, counted from 1."""
 
     def __init__(
-        self, name: str, dies: Collection[int] = (), both: threading.Barrier | None = None
+        self,
+        name: str,
+        dies: Collection[int] = (),
+        both: threading.Barrier | None = None,
     ):
         self.name, self.dies, self.both, self.orders = name, dies, both, 0
 
@@ -105,7 +108,9 @@ class Sums(Search[str, Squared]):
         return f"{state}: {self.said}{failure and ': '}{failure}"
 
     def of(self, *numbers: int) -> list[int]:
-        return [line.value for line in self.results([Began(str(n), 1) for n in numbers])]
+        return [
+            line.value for line in self.results([Began(str(n), 1) for n in numbers])
+        ]
 
 
 def adds(*numbers: int) -> Callable[[Sums], None]:

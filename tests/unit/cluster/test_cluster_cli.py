@@ -24,7 +24,9 @@ def test_a_file_says_where_and_what_a_machine_gives(tmp_path: Path) -> None:
     assert (given.cluster.cpus, given.cluster.gpus) == (8, 0.5)
     assert given.cluster.memory == 16 * 2**30
     file.write_text("[cluster]\ncores = 8\n")
-    with pytest.raises(UsageError, match=r"\[cluster\], key 'cores': there is no such key"):
+    with pytest.raises(
+        UsageError, match=r"\[cluster\], key 'cores': there is no such key"
+    ):
         load(file)
 
 
@@ -39,7 +41,9 @@ def test_jobs_are_for_one_machine(tmp_path: Path) -> None:
     assert not (tmp_path / "n").exists()
 
 
-def test_places_are_the_clusters_for_orders_of_any_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_are_the_clusters_for_orders_of_any_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made: list[tuple[object, ...]] = []
     connected = contextlib.nullcontext("a cluster")
     monkeypatch.setattr(machines, "connected", lambda address: connected)

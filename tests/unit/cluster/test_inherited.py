@@ -13,7 +13,11 @@ WORKER = {**SHELL, "RAY_JOB_ID": "1", "RAY_RAYLET_PID": "2", "SPT_NOENV": "1"}
 
 
 def test_variables_of_ray_are_taken_away() -> None:
-    now = {**WORKER, "OMP_NUM_THREADS": "1", "PYTHONBREAKPOINT": "ray.util.rpdb.set_trace"}
+    now = {
+        **WORKER,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONBREAKPOINT": "ray.util.rpdb.set_trace",
+    }
     assert variables(now, WORKER, "cpu", driver=False) == SHELL
 
 
@@ -26,7 +30,9 @@ def test_only_the_users_own_thread_count_is_kept(
     now: str, started: str | None, threads: str | None
 ) -> None:
     first = (
-        None if started is None else {**WORKER, **({"OMP_NUM_THREADS": started} if started else {})}
+        None
+        if started is None
+        else {**WORKER, **({"OMP_NUM_THREADS": started} if started else {})}
     )
     told = variables({**WORKER, "OMP_NUM_THREADS": now}, first, "cpu", driver=False)
     assert told.get("OMP_NUM_THREADS") == threads
@@ -49,7 +55,10 @@ def test_gpus_are_for_cells_on_a_gpu(
 ) -> None:
     now = {**WORKER, **({"CUDA_VISIBLE_DEVICES": mask} if mask is not None else {})}
     started = {**WORKER, "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
-    assert variables(now, started, device, driver=driver).get("CUDA_VISIBLE_DEVICES") == told
+    assert (
+        variables(now, started, device, driver=driver).get("CUDA_VISIBLE_DEVICES")
+        == told
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,11 +81,17 @@ def test_a_list_of_gpus_has_one_order(mask: str, told: str) -> None:
 
 def test_the_first_variables_of_a_process_are_read() -> None:
     child = subprocess.run(
-        [sys.executable, "-c", "import os; os.environ['LATER'] = '1'\n"
-         "from mmrepro.campaign.cluster.remote import started_with as s\n"
-         "print(s()['FIRST'], 'LATER' in s())"],
-        env={**os.environ, "FIRST": "a=b"}, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import os; os.environ['LATER'] = '1'\n"
+            "from mmrepro.campaign.cluster.remote import started_with as s\n"
+            "print(s()['FIRST'], 'LATER' in s())",
+        ],
+        env={**os.environ, "FIRST": "a=b"},
+        capture_output=True,
+        text=True,
+    )
     assert child.stdout.split() == ["a=b", "False"], child.stderr
     assert started_with(2**22 + 1) is None
 
@@ -96,7 +111,11 @@ print(told.returncode, int(told.stdout.split()[1], 16))
 
 
 @pytest.mark.parametrize(("how", "told"), [("as it is", [0, 2]), ("plain", [3, 0])])
-def test_children_end_with_their_own_code_and_can_be_interrupted(how: str, told: list[int]) -> None:
+def test_children_end_with_their_own_code_and_can_be_interrupted(
+    how: str, told: list[int]
+) -> None:
     assert 1 << (signal.SIGINT - 1) == 2
-    child = subprocess.run([sys.executable, "-c", CHILD, how], capture_output=True, text=True)
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, how], capture_output=True, text=True
+    )
     assert [int(word) for word in child.stdout.split()] == told, child.stderr

@@ -17,7 +17,14 @@ from matrix_nights import FakeTrials, planned
 from mmrepro.base.errors import InfrastructureError, NoPlaceLeft, PlaceLost, UsageError
 from mmrepro.campaign.cluster import machines as module, remote
 from mmrepro.campaign.cluster.machines import Machines, connected, label, lost_because
-from mmrepro.campaign.cluster.remote import Engines, Greeting, Parcel, Said, Sent, packed
+from mmrepro.campaign.cluster.remote import (
+    Engines,
+    Greeting,
+    Parcel,
+    Said,
+    Sent,
+    packed,
+)
 from mmrepro.campaign.matrix.options import Cluster
 from mmrepro.campaign.schedule import Next, groups_of
 from mmrepro.campaign.trial import TrialOptions
@@ -33,7 +40,13 @@ FAILED = ray.exceptions.RayTaskError("f", "tb", ValueError(f"of {ADDRESS}"))
 ORDER = CellsUntilWhole("n1", GROUP, {}, {}, {}, repeat=1, confirm=1)
 
 
-def node(number: int, *, alive: bool = True, labels: dict[str, str] | None = None, **more: float):
+def node(
+    number: int,
+    *,
+    alive: bool = True,
+    labels: dict[str, str] | None = None,
+    **more: float,
+):
     return {
         "NodeID": f"{number:08x}" + "0" * 48,
         "Alive": alive,
@@ -123,9 +136,13 @@ def sent(tmp_path: Path, *, incident: bool = True) -> list[Sent]:
     trials = FakeTrials(lambda cell, index: Outcome.REPRODUCED)
     folder = Path("incidents", "n1", CELLS[0].cell.id, "run-1")
     done = trials.run(
-        CELLS[0].cell, tmp_path / "there" / folder, tmp_path / "there",
-        night="n1", index=1, role="planned",
-    )  # fmt: skip
+        CELLS[0].cell,
+        tmp_path / "there" / folder,
+        tmp_path / "there",
+        night="n1",
+        index=1,
+        role="planned",
+    )
     parcel = [Parcel(packed(tmp_path / "there" / folder))] if incident else []
     return [began_of(CELLS[0], Next(1, "planned")), *parcel, done]
 
@@ -135,7 +152,9 @@ def sent(tmp_path: Path, *, incident: bool = True) -> list[Sent]:
 
 def test_machines_with_the_resource_and_the_same_code_are_used() -> None:
     other = {"CPU": 4.0}
-    fake = FakeRay([node(1), node(2, alive=False), {**node(3), "Resources": other}, node(4)])
+    fake = FakeRay(
+        [node(1), node(2, alive=False), {**node(3), "Resources": other}, node(4)]
+    )
     there, told = cluster(fake)
     assert [m.name for m in there.there()] == ["ray-00000001", "ray-00000004"]
     assert told == []
@@ -145,7 +164,9 @@ def test_machines_with_the_resource_and_the_same_code_are_used() -> None:
     assert not any(a["scheduling_strategy"].soft for a in fake.asked)
     fake.at.append(node(5))
     fake.at[0]["Alive"] = False
-    assert [m.name for m in there.there()] == ["ray-00000004", "ray-00000005"], "they come and go"
+    assert [m.name for m in there.there()] == ["ray-00000004", "ray-00000005"], (
+        "they come and go"
+    )
 
 
 def test_a_cluster_without_the_resource_says_what_is_missing() -> None:
@@ -153,19 +174,26 @@ def test_a_cluster_without_the_resource_says_what_is_missing() -> None:
     there, told = cluster(fake)
     assert list(there.there()) == []
     assert list(there.there()) == []
-    assert told == ["no machine of the cluster has the resource engine_host: see docs/cluster.md"]
+    assert told == [
+        "no machine of the cluster has the resource engine_host: see docs/cluster.md"
+    ]
 
 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (lambda own: own.model_copy(update={"version": "9"}), "it has mmrepro 9, and here is"),
+        (
+            lambda own: own.model_copy(update={"version": "9"}),
+            "it has mmrepro 9, and here is",
+        ),
         (
             lambda own: own.model_copy(update={"code": {**own.code, "mmrepro": "x"}}),
             "its code of mmrepro is not the same as here",
         ),
         (
-            lambda own: own.model_copy(update={"code": {**own.code, "borrowed-faults": ""}}),
+            lambda own: own.model_copy(
+                update={"code": {**own.code, "borrowed-faults": ""}}
+            ),
             "its code of borrowed-faults is not the same as here",
         ),
         (lambda own: "{}", "it has another version of mmrepro"),
@@ -181,7 +209,8 @@ def test_one_that_is_not_the_same_is_left_out_and_said_once(
     own = Greeting.model_validate_json(remote.greet(["borrowed-faults"]))
     says = answer(own)
     fake = FakeRay(
-        [node(1)], lambda _: says.model_dump_json() if isinstance(says, Greeting) else says
+        [node(1)],
+        lambda _: says.model_dump_json() if isinstance(says, Greeting) else says,
     )
     there, told = cluster(fake)
     assert list(there.there()) == []
@@ -205,7 +234,9 @@ def test_a_head_that_is_silent_is_waited_for_and_then_given_up(
 
     monkeypatch.setattr(module, "_reached", refused)
     monkeypatch.setattr(fake, "nodes", None, raising=False)
-    assert len(there.there()) == 1, "those that there were; Ray itself is not asked, it would hang"
+    assert len(there.there()) == 1, (
+        "those that there were; Ray itself is not asked, it would hang"
+    )
     monkeypatch.setattr(module, "HEAD_S", 0.0)
     with pytest.raises(NoPlaceLeft, match="head of the Ray cluster"):
         there.there()
@@ -218,7 +249,10 @@ def test_one_with_too_little_is_left_out() -> None:
     assert [m.name for m in there.there()] == ["ray-00000002"]
     assert told == [
         "ray-00000001 is not used: a run asks for 8 of Ray's CPU, and it has 4",
-        "ray-00000003 is not used: a run asks for 4e+09 of Ray's memory, and it has 2e+09",
+        (
+            "ray-00000003 is not used: a run asks for 4e+09 of Ray's memory, and it "
+            "has 2e+09"
+        ),
     ]
 
 
@@ -276,14 +310,32 @@ def test_an_attempt_without_its_incident_does_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "told", "again"),
     [
-        (ray.exceptions.NodeDiedError(f"Node IP: {ADDRESS}"), "The machine one died", False),
-        (ray.exceptions.WorkerCrashedError(), "The worker on one was killed or died", True),
-        (ray.exceptions.OutOfMemoryError(f"on {ADDRESS}"), "The machine one ran out of", True),
+        (
+            ray.exceptions.NodeDiedError(f"Node IP: {ADDRESS}"),
+            "The machine one died",
+            False,
+        ),
+        (
+            ray.exceptions.WorkerCrashedError(),
+            "The worker on one was killed or died",
+            True,
+        ),
+        (
+            ray.exceptions.OutOfMemoryError(f"on {ADDRESS}"),
+            "The machine one ran out of",
+            True,
+        ),
         (ray.exceptions.TaskUnschedulableError("x"), "The machine one is gone", False),
-        (ray.exceptions.ObjectLostError("00" * 28, None, ""), "What one sent was lost", True),
+        (
+            ray.exceptions.ObjectLostError("00" * 28, None, ""),
+            "What one sent was lost",
+            True,
+        ),
         (ray.exceptions.RaySystemError(Exception(ADDRESS)), "Ray failed on one", True),
         (
-            ray.exceptions.RayTaskError("f", f"at {ADDRESS}", OSError(28, "No space left")),
+            ray.exceptions.RayTaskError(
+                "f", f"at {ADDRESS}", OSError(28, "No space left")
+            ),
             "The work on one failed (OSError: No space left)",
             True,
         ),
@@ -311,7 +363,9 @@ def test_whatever_ray_raises_is_one_plain_sentence(
     assert caught.value.message.startswith(told)
     assert re.fullmatch(r"[^.\n]*\.", caught.value.message)
     assert ADDRESS not in caught.value.message
-    assert bool(there.there()) is again, "a dead machine is not asked again, though Ray shows it"
+    assert bool(there.there()) is again, (
+        "a dead machine is not asked again, though Ray shows it"
+    )
 
 
 def test_the_words_are_for_exceptions_that_ray_has() -> None:
@@ -375,7 +429,9 @@ def test_stopping_ends_what_is_in_progress(tmp_path: Path, late: bool) -> None:
     there.stop()
     thread.join(20)
     assert [type(e) for e in ended] == [KeyboardInterrupt], "no loss of the machine's"
-    assert [force for _, force in fake.cancelled] == ([False, True] if late else [False])
+    assert [force for _, force in fake.cancelled] == (
+        [False, True] if late else [False]
+    )
     with pytest.raises(KeyboardInterrupt):
         next(machine.work(ORDER, tmp_path))
 
@@ -388,7 +444,9 @@ def test_an_order_that_is_not_wanted_any_more_is_cancelled(
     there, _ = cluster(fake)
     (machine,) = there.there()
     held, carry_out = [], there.carry_out
-    monkeypatch.setattr(there, "carry_out", lambda *to: held.append(carry_out(*to)) or held[-1])
+    monkeypatch.setattr(
+        there, "carry_out", lambda *to: held.append(carry_out(*to)) or held[-1]
+    )
     working = machine.work(ORDER, tmp_path / "here")
     next(working)
     working.close()
@@ -398,14 +456,18 @@ def test_an_order_that_is_not_wanted_any_more_is_cancelled(
 # ---------------------------------------------------------------- the connection
 
 
-def test_without_ray_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_one_sentence_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError) as caught, connected("auto"):
         pass
     assert caught.value.hint == "pip install 'mmrepro[cluster]'"
 
 
-@pytest.mark.parametrize("address", ["ray://head:10001", "head", "local", "head:port", ""])
+@pytest.mark.parametrize(
+    "address", ["ray://head:10001", "head", "local", "head:port", ""]
+)
 def test_what_is_no_address_is_said_so(address: str) -> None:
     with pytest.raises(UsageError, match="no address"), connected(address):
         pass
@@ -416,7 +478,10 @@ def test_nobody_who_answers_is_said_at_once(
 ) -> None:
     monkeypatch.setattr(module, "_reached", REACHED)
     handler = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(InfrastructureError) as caught, connected(f"127.0.0.1:{unused_tcp_port}"):
+    with (
+        pytest.raises(InfrastructureError) as caught,
+        connected(f"127.0.0.1:{unused_tcp_port}"),
+    ):
         pass
     assert caught.value.hint == "ray status"
     assert signal.getsignal(signal.SIGTERM) is handler

@@ -101,7 +101,9 @@ def test_a_run_finds_none_of_rays_variables(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("how", ["closed", "interrupted"])
-def test_what_is_in_progress_is_ended_when_ray_cancels(as_in_a_worker: Path, how: str) -> None:
+def test_what_is_in_progress_is_ended_when_ray_cancels(
+    as_in_a_worker: Path, how: str
+) -> None:
     begun, ended = threading.Event(), threading.Event()
 
     def during(cell: Cell, index: int) -> None:
@@ -113,7 +115,9 @@ def test_what_is_in_progress_is_ended_when_ray_cancels(as_in_a_worker: Path, how
             super().stop()
             ended.set()
 
-    one = FakeOutfit(Ending(lambda cell, index: Outcome.REPRODUCED, during), FakeProvisions(), [])
+    one = FakeOutfit(
+        Ending(lambda cell, index: Outcome.REPRODUCED, during), FakeProvisions(), []
+    )
     working = carry_out(ORDER, one, "alpha")
     assert isinstance(next(working), Said)
     assert isinstance(next(working), Began)
@@ -121,7 +125,8 @@ def test_what_is_in_progress_is_ended_when_ray_cancels(as_in_a_worker: Path, how
     if how == "closed":
         working.close()
     else:
-        # As Ray does it: raised between two instructions of the main thread, which waits here.
+        # As Ray does it: raised between two instructions of the main thread, which
+        # waits here.
         threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
         with pytest.raises(KeyboardInterrupt):
             next(working)
@@ -143,7 +148,9 @@ def test_what_fails_there_is_raised_here() -> None:
         next(working)
 
 
-def test_what_killed_workers_left_goes_and_what_others_use_stays(as_in_a_worker: Path) -> None:
+def test_what_killed_workers_left_goes_and_what_others_use_stays(
+    as_in_a_worker: Path,
+) -> None:
     dead, used = as_in_a_worker / "dead", as_in_a_worker / "used"
     for folder in (dead, used):
         (folder / "incidents").mkdir(parents=True)
@@ -171,17 +178,27 @@ def test_a_greeting_tells_code_apart(tmp_path: Path) -> None:
     own = tmp_path / "mine.py"
     source = Path(next(iter(__import__("mmrepro.scenarios").scenarios.__path__)))
     own.write_text((source / "mm_prefill_contract.py").read_text())
-    first = Greeting.model_validate_json(greet(["borrowed-faults", str(own), "no-such"]))
+    first = Greeting.model_validate_json(
+        greet(["borrowed-faults", str(own), "no-such"])
+    )
     assert first.code["mmrepro"]
     assert first.code["borrowed-faults"]
     assert first.code[str(own)]
     assert first.code["no-such"] == ""
     own.write_text(own.read_text() + "\n")
     child = subprocess.run(
-        [sys.executable, "-c", "import sys; from mmrepro.campaign.cluster.remote import greet; "
-         "print(greet(sys.argv[1:]))", "borrowed-faults", str(own)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import sys; from mmrepro.campaign.cluster.remote import greet; "
+            "print(greet(sys.argv[1:]))",
+            "borrowed-faults",
+            str(own),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     second = Greeting.model_validate_json(child.stdout)
     assert second.code[str(own)] != first.code[str(own)]
     assert second.code["borrowed-faults"] == first.code["borrowed-faults"]

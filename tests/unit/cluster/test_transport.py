@@ -54,8 +54,12 @@ def test_one_that_is_too_large_is_not_sent(incident: Path) -> None:
         packed(incident, limit=50_000)
 
 
-@pytest.mark.parametrize("what", ["cut", "garbled", "no archive", "too large", "leaves", "link"])
-def test_what_is_not_whole_leaves_nothing(incident: Path, tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize(
+    "what", ["cut", "garbled", "no archive", "too large", "leaves", "link"]
+)
+def test_what_is_not_whole_leaves_nothing(
+    incident: Path, tmp_path: Path, what: str
+) -> None:
     data, limit = packed(incident), 10**9
     if what == "cut":
         data = data[: len(data) // 2]

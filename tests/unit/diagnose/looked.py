@@ -24,7 +24,8 @@ NOW = 1000.0
 
 @dataclass
 class Told:
-    """What a look asked for: probes as (name, arguments, options), starts, and waits."""
+    """What a look asked for: probes as (name, arguments, options), starts, and
+    waits."""
 
     started: list[tuple[Any, float, str]] = field(default_factory=list)
     until: list[float] = field(default_factory=list)
@@ -42,9 +43,16 @@ class Told:
 
 
 PROBES = (
-    "ConnectionsProbe", "GpuProbe", "HttpProbe", "InferenceProbe", "LogsProbe", "MetricsProbe",
-    "ProcessesProbe", "StacksProbe", "SyscallsProbe",
-)  # fmt: skip
+    "ConnectionsProbe",
+    "GpuProbe",
+    "HttpProbe",
+    "InferenceProbe",
+    "LogsProbe",
+    "MetricsProbe",
+    "ProcessesProbe",
+    "StacksProbe",
+    "SyscallsProbe",
+)
 
 
 @pytest.fixture
@@ -53,7 +61,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     seen = Told()
 
     def named(name: str) -> Callable[..., Any]:
-        return lambda *words, **options: (name.removesuffix("Probe").lower(), words, options)
+        return lambda *words, **options: (
+            name.removesuffix("Probe").lower(),
+            words,
+            options,
+        )
 
     for name in PROBES:
         monkeypatch.setattr(collect, name, named(name))
@@ -67,18 +79,24 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
             done.set_result(None)
         return done
 
-    def until(self: Collector, moment: float, unless: Future[None] | None = None) -> None:
+    def until(
+        self: Collector, moment: float, unless: Future[None] | None = None
+    ) -> None:
         seen.until.append(moment - NOW)
 
     monkeypatch.setattr(Collector, "_start", start)
     monkeypatch.setattr(Collector, "_until", until)
-    monkeypatch.setattr(collect, "_wait", lambda future, moment: seen.waited.append(moment - NOW))
+    monkeypatch.setattr(
+        collect, "_wait", lambda future, moment: seen.waited.append(moment - NOW)
+    )
     monkeypatch.setattr(collect.time, "monotonic", lambda: NOW)
     monkeypatch.setattr(discover, "refresh", lambda found: seen.until.append(-1.0))
     return seen
 
 
-def collector(tmp_path: Path, engine: str = "vllm", *data: AnyProbeData, **facts: Any) -> Collector:
+def collector(
+    tmp_path: Path, engine: str = "vllm", *data: AnyProbeData, **facts: Any
+) -> Collector:
     plan = facts.pop("plan", DiagnoseCommand(deadline_s=10.0, model="m"))
     recorder = Recorder(tmp_path)
     recorder.evidence.probes.extend(probed(one) for one in data)

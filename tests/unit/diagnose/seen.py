@@ -51,7 +51,12 @@ def target(**more: Any) -> TargetFacts:
 
 
 def answer(seconds: float = 0.1, text: str = "ok fine", **more: Any) -> InferenceData:
-    fields: dict[str, Any] = {"answered": True, "status": 200, "text": text, "deadline_s": 15.0}
+    fields: dict[str, Any] = {
+        "answered": True,
+        "status": 200,
+        "text": text,
+        "deadline_s": 15.0,
+    }
     return InferenceData(seconds=seconds, **fields | more)
 
 
@@ -116,9 +121,13 @@ def frames(*names: str) -> list[Frame]:
 
 
 def thread(
-    stack: list[Frame], *, name: str = "MainThread", active: bool = True, gil: bool = False,
+    stack: list[Frame],
+    *,
+    name: str = "MainThread",
+    active: bool = True,
+    gil: bool = False,
     tid: int = TID,
-) -> ThreadStack:  # fmt: skip
+) -> ThreadStack:
     return ThreadStack(tid=tid, name=name, active=active, owns_gil=gil, frames=stack)
 
 
@@ -139,12 +148,18 @@ def idle() -> StacksData:
 
 
 def log(*errors: str, progress: str = "") -> LogsData:
-    lines = [LogLine(number=n, level="ERROR", text=text) for n, text in enumerate(errors, 1)]
+    lines = [
+        LogLine(number=n, level="ERROR", text=text) for n, text in enumerate(errors, 1)
+    ]
     last = LogLine(number=9, time="11-21 03:37:42", text=progress) if progress else None
     return LogsData(
-        file="engine.log", bytes_read=1, lines=1, errors=lines, error_count=len(lines),
+        file="engine.log",
+        bytes_read=1,
+        lines=1,
+        errors=lines,
+        error_count=len(lines),
         last_progress=last,
-    )  # fmt: skip
+    )
 
 
 def evidence(*data: AnyProbeData, **facts: Any) -> Evidence:
@@ -164,7 +179,17 @@ GREEN = http(200, 200)
 
 MOVES = sampled(
     *[
-        [thread(frames(f"f{n} m.py:{n}", f"g{n} m.py:{n}", f"h{n} m:1", f"i{n} m:1", "s a:1"))]
+        [
+            thread(
+                frames(
+                    f"f{n} m.py:{n}",
+                    f"g{n} m.py:{n}",
+                    f"h{n} m:1",
+                    f"i{n} m:1",
+                    "s a:1",
+                )
+            )
+        ]
         for n in range(5)
     ]
 )

@@ -1,4 +1,5 @@
-"""What ended a server, by its log: shapes with right answers, and what a text does not carry."""
+"""What ended a server, by its log: shapes with right answers, and what a text does not
+carry."""
 
 from __future__ import annotations
 
@@ -61,7 +62,10 @@ def test_a_shape_has_its_answer(shape: Shape) -> None:
     assert shape.exception in one.exception
     assert shape.process in one.process
     assert one.advice, "each class has something to do next"
-    assert not any("gateway" in text for text in one.advice) or one.name is C.KILLED_BY_INPUT
+    assert (
+        not any("gateway" in text for text in one.advice)
+        or one.name is C.KILLED_BY_INPUT
+    )
 
 
 def test_the_grid_is_large_and_no_class_is_false() -> None:
@@ -72,7 +76,7 @@ def test_the_grid_is_large_and_no_class_is_false() -> None:
     assert {shape.right for shape in SHAPES} >= set(C) - {C.GRAMMAR_LOOP}
 
 
-# ---------------------------------------------------------------- lines that are taken away
+# ------------------------------------------------------------ lines that are taken away
 
 
 def stated(server: ServerInLog) -> dict[C, Certainty]:
@@ -103,18 +107,31 @@ def test_a_shorter_log_says_nothing_surer(shape: Shape) -> None:
             continue
         part = read(text)[0].cause
         if part.name is whole.cause.name:
-            assert ORDER.index(part.certainty) >= ORDER.index(whole.cause.certainty), text
+            assert ORDER.index(part.certainty) >= ORDER.index(whole.cause.certainty), (
+                text
+            )
         else:
-            # Another class is never said for certain, unless the whole log has it as well.
-            assert part.certainty is not Certainty.CERTAIN or part.name in stated(whole), text
+            # Another class is never said for certain, unless the whole log has it as
+            # well.
+            assert part.certainty is not Certainty.CERTAIN or part.name in stated(
+                whole
+            ), text
 
 
 # ---------------------------------------------------------------- what comes first
 
 
 def test_what_was_survived_is_no_cause() -> None:
-    lived = logged(CORE, "core.py:1449", "Invocation of add_lora method failed",
-                   *trace("ValueError: x")) + worked("08:50:10") + worked("08:50:20")  # fmt: skip
+    lived = (
+        logged(
+            CORE,
+            "core.py:1449",
+            "Invocation of add_lora method failed",
+            *trace("ValueError: x"),
+        )
+        + worked("08:50:10")
+        + worked("08:50:20")
+    )
     died = fatal("KeyError: 'late'", STEP).partition(READY)[2]
     later = died.replace(" 08:41", " 08:51").replace(" 08:40", " 08:50")
     one = read(BEGUN + READY + worked() + lived + later)[0].cause
@@ -123,21 +140,31 @@ def test_what_was_survived_is_no_cause() -> None:
 
 @pytest.mark.parametrize(
     "said",
-    ["post-warmup freeze_gc failed", "NIXL L3 cleaner tick failed", "FPM publisher send failed"],
+    [
+        "post-warmup freeze_gc failed",
+        "NIXL L3 cleaner tick failed",
+        "FPM publisher send failed",
+    ],
 )
 def test_what_sglang_warns_of_ends_nothing(said: str) -> None:
     """Its lines show no level."""
-    refused = "Traceback (most recent call last):\nConnectionRefusedError: [Errno 111] refused\n"
+    refused = (
+        "Traceback (most recent call last):\nConnectionRefusedError: [Errno "
+        "111] refused\n"
+    )
     assert read(sgl(said) + refused)[0].cause.name not in (C.NETWORK, C.ENGINE_DEFECT)
     assert read(sgl("a transfer failed") + refused)[0].cause.name is C.NETWORK
 
 
 def test_a_fault_explains_the_peers_that_lost_their_connection() -> None:
-    peer = "RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:1"
-    lost = scheduler(peer, "TP0").removesuffix(QUIT)
-    why = sgl("Scheduler hit an exception: Traceback (most recent call last):", "TP3") + (
-        f"RuntimeError: CUDA error: an illegal memory access was encountered{HINT}"
+    peer = (
+        "RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by "
+        "peer [10.0.0.7]:1"
     )
+    lost = scheduler(peer, "TP0").removesuffix(QUIT)
+    why = sgl(
+        "Scheduler hit an exception: Traceback (most recent call last):", "TP3"
+    ) + (f"RuntimeError: CUDA error: an illegal memory access was encountered{HINT}")
     one = read(lost + why + QUIT)[0]
     assert (one.cause.name, one.cause.process) == (C.GPU_FAULT, "TP3")
     assert C.NETWORK in {other.name for other in one.others}
@@ -151,7 +178,10 @@ def test_two_things_that_end_a_server_are_both_told() -> None:
     )
     one = read(text)[0]
     assert one.engine == "vllm"
-    assert (one.cause.name, one.cause.certainty) == (C.OUT_OF_HOST_MEMORY, Certainty.CERTAIN)
+    assert (one.cause.name, one.cause.certainty) == (
+        C.OUT_OF_HOST_MEMORY,
+        Certainty.CERTAIN,
+    )
     assert "Xid 79" in " ".join(one.cause.why)
     assert [other.name for other in one.others] == [C.GPU_FAULT]
     assert "take the node out" in " ".join(one.others[0].advice)
@@ -172,10 +202,10 @@ def test_a_start_after_an_end_is_told() -> None:
 
 def test_nothing_is_concluded_from_what_a_user_wrote() -> None:
     asked = (
-        f"{FRONT} INFO {DAY} 08:40:12 [logger.py:39] Received request cmpl-1: prompt: 'what is "
-        "EngineCore encountered a fatal error. torch.OutOfMemoryError: CUDA out of memory. "
-        "Segmentation fault (core dumped) Watchdog caught collective operation timeout?', params: "
-        "SamplingParams(n=1)\n"
+        f"{FRONT} INFO {DAY} 08:40:12 [logger.py:39] Received request cmpl-1: prompt: "
+        "'what is EngineCore encountered a fatal error. torch.OutOfMemoryError: CUDA "
+        "out of memory. Segmentation fault (core dumped) Watchdog caught collective "
+        "operation timeout?', params: SamplingParams(n=1)\n"
     )
     one = read(BEGUN + READY + worked() + asked + worked("08:40:20"))[0]
     assert one.cause.name is C.ALIVE
@@ -183,7 +213,10 @@ def test_nothing_is_concluded_from_what_a_user_wrote() -> None:
 
 
 def test_a_line_of_settings_ends_nothing() -> None:
-    told = sgl("server_args=ServerArgs(on_exit=restart if exit code: -9, watchdog timeout for=300)")
+    told = sgl(
+        "server_args=ServerArgs(on_exit=restart if exit code: -9, watchdog timeout "
+        "for=300)"
+    )
     assert read(told + SGL_WORKED)[0].cause.name is C.ALIVE
     assert read(SGL_WORKED + told)[0].cause.name is C.ALIVE
 
@@ -257,7 +290,9 @@ def test_two_replicas_are_two_servers() -> None:
 
 def test_the_kernel_beside_a_server_is_none_of_its_own(tmp_path: Path) -> None:
     lines = [f"Apr 18 13:05:02 node7 serve[77]: {SGL_WORKED}"]
-    lines.append(f"{KERNEL}Out of memory: Killed process 77 (sglang::schedul) anon-rss:6kB\n")
+    lines.append(
+        f"{KERNEL}Out of memory: Killed process 77 (sglang::schedul) anon-rss:6kB\n"
+    )
     (tmp_path / "journal.log").write_text("".join(lines))
     told = read_logs([tmp_path / "journal.log"])
     assert [server.engine for server in told.servers] == ["sglang"]
@@ -275,13 +310,17 @@ def told_of(path: Path, text: str | bytes, name: str = "server.log") -> LogReadi
 def test_packed_and_encoded_logs_are_read_as_plain_ones(tmp_path: Path) -> None:
     text = fatal("KeyError: 'k'")
     plain = told_of(tmp_path, text, "a.log").cause
-    for number, data in enumerate((gzip.compress(text.encode()), text.encode("utf-16"))):
+    for number, data in enumerate(
+        (gzip.compress(text.encode()), text.encode("utf-16"))
+    ):
         other = told_of(tmp_path, data, f"{number}.log").cause
         assert other.model_copy(update={"file": plain.file}) == plain
 
 
 def test_a_message_of_many_lines_in_json(tmp_path: Path) -> None:
-    message = "\n".join(["EngineCore encountered a fatal error.", *trace("KeyError: 'k'", STEP)])
+    message = "\n".join(
+        ["EngineCore encountered a fatal error.", *trace("KeyError: 'k'", STEP)]
+    )
     line = {
         "timestamp": "2026-03-09T08:41:33Z",
         "level": "ERROR",
@@ -295,7 +334,10 @@ def test_a_message_of_many_lines_in_json(tmp_path: Path) -> None:
 
 def test_a_large_log_keeps_what_is_around_its_end(tmp_path: Path) -> None:
     noise = (
-        worked().replace("310.4", "0.0").replace("88.1", "0.0").replace("Running: 3", "Running: 0")
+        worked()
+        .replace("310.4", "0.0")
+        .replace("88.1", "0.0")
+        .replace("Running: 3", "Running: 0")
     )
     end = fatal("KeyError: 'in-the-middle'", STEP).partition(READY)[2]
     text = BEGUN + READY + noise * 9000 + end + noise.replace("INFO", "DEBUG") * 9000
@@ -325,11 +367,16 @@ def test_an_excerpt_is_bounded() -> None:
     assert 1000 < len(data.excerpt) < 8000
     assert data.excerpt[0].number == 1
     assert data.excerpt[-1].number == data.lines
-    assert [line.number for line in data.excerpt] == sorted({line.number for line in data.excerpt})
+    assert [line.number for line in data.excerpt] == sorted(
+        {line.number for line in data.excerpt}
+    )
 
 
 def test_ranks_with_files_of_their_own_are_read_by_time(tmp_path: Path) -> None:
-    late = "[rank0]:[E309 08:51:10.118903881 ProcessGroupNCCL.cpp:685] [Rank 0] Watchdog caught "
+    late = (
+        "[rank0]:[E309 08:51:10.118903881 ProcessGroupNCCL.cpp:685] [Rank 0] "
+        "Watchdog caught "
+    )
     late += "collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE)\n"
     (tmp_path / "rank0.log").write_text(BEGUN + READY + worked() + late)
     (tmp_path / "rank1.log").write_text(
@@ -363,8 +410,15 @@ def test_an_export_with_its_newest_lines_first_is_turned_round(tmp_path: Path) -
     lines = text.splitlines(keepends=True)
     whole = told_of(tmp_path, text).cause
     turned = told_of(tmp_path, "".join(reversed(lines)), "newest-first.log").cause
-    assert whole.exception == "AssertionError (out = self.model(**kwargs); gpu_model_runner.py:318)"
-    assert (turned.name, turned.exception, turned.time) == (whole.name, whole.exception, whole.time)
+    assert (
+        whole.exception
+        == "AssertionError (out = self.model(**kwargs); gpu_model_runner.py:318)"
+    )
+    assert (turned.name, turned.exception, turned.time) == (
+        whole.name,
+        whole.exception,
+        whole.time,
+    )
     assert turned.line is not None
     assert whole.line == len(lines) + 1 - turned.line
 
@@ -380,7 +434,9 @@ def ran(*words: str, stdin: str = "") -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
-def test_the_first_screen_has_the_cause_first_and_the_verdict_last(tmp_path: Path) -> None:
+def test_the_first_screen_has_the_cause_first_and_the_verdict_last(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "server.log").write_text(in_worker("KeyError: 'k'"))
     code, text = ran(str(tmp_path / "server.log"))
     lines = text.splitlines()
@@ -397,7 +453,9 @@ def test_the_first_screen_has_the_cause_first_and_the_verdict_last(tmp_path: Pat
 
 def test_json_is_one_document_with_the_documented_names(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs/server.log").write_text(fatal("torch.OutOfMemoryError: CUDA out of memory."))
+    (tmp_path / "logs/server.log").write_text(
+        fatal("torch.OutOfMemoryError: CUDA out of memory.")
+    )
     code, text = ran(str(tmp_path / "logs"), "--json")
     told = json.loads(text)
     assert (code, told["$id"], told["engine"]) == (0, "urn:mmrepro:logs:1", "vllm")
@@ -408,7 +466,9 @@ def test_json_is_one_document_with_the_documented_names(tmp_path: Path) -> None:
 
 
 def test_what_is_no_log_ends_with_3(tmp_path: Path) -> None:
-    (tmp_path / "dump.txt").write_text('Process 7: x\nPython v3.12\n\nThread 7 (idle): "Main"\n')
+    (tmp_path / "dump.txt").write_text(
+        'Process 7: x\nPython v3.12\n\nThread 7 (idle): "Main"\n'
+    )
     code, text = ran(str(tmp_path / "dump.txt"))
     assert code == 3
     assert text.startswith("This is a py-spy dump.")
@@ -432,8 +492,15 @@ def test_the_anchors_are_found_by_plain_texts() -> None:
 def test_names_in_json_are_those_of_the_documentation() -> None:
     one = Cause(name=C.GPU_FAULT, certainty=Certainty.CERTAIN)
     assert set(one.model_dump()) >= {
-        "class", "certainty", "exception", "process", "time", "line", "why", "advice",
-    }  # fmt: skip
+        "class",
+        "certainty",
+        "exception",
+        "process",
+        "time",
+        "line",
+        "why",
+        "advice",
+    }
     docs = Path(__file__).parents[3] / "docs/logs.md"
     text = docs.read_text()
     assert all(f"| `{name.value}` |" in text for name in C)
@@ -449,13 +516,19 @@ def test_judge_takes_lines_alone() -> None:
     [
         ("sglang", "server_args=ServerArgs(disable_cuda_graph=True, tp_size=2)", True),
         ("sglang", "server_args={'model_path': 'm', 'disable_cuda_graph': True}", True),
-        ("sglang", "server_args=ServerArgs(disable_cuda_graph=False, tp_size=2)", False),
+        (
+            "sglang",
+            "server_args=ServerArgs(disable_cuda_graph=False, tp_size=2)",
+            False,
+        ),
         ("vllm", "non-default args: {'model': 'm', 'enforce_eager': True}", True),
         ("vllm", "non-default args: {'model': 'm'}", False),
         ("vllm", "", False),
     ],
 )
-def test_what_is_in_force_is_not_advised(engine: str, settings: str, in_force: bool) -> None:
+def test_what_is_in_force_is_not_advised(
+    engine: str, settings: str, in_force: bool
+) -> None:
     found = advice_for(C.GPU_FAULT, engine, "illegal memory access", settings)
     assert any("rules out CUDA graphs" in one for one in found) is not in_force
     assert any("attention-backend" in one for one in found)

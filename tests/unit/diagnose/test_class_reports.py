@@ -1,4 +1,5 @@
-"""A class on its way to the reader: terminal, JSON, report.md and report.html, schema."""
+"""A class on its way to the reader: terminal, JSON, report.md and report.html,
+schema."""
 
 from __future__ import annotations
 
@@ -46,8 +47,14 @@ def test_a_class_is_in_every_report_and_as_it_is_written(gone: DiagnoseCommand) 
     reports.write_reports(gone.out)
     page, text = ((gone.out / f"report.{kind}").read_text() for kind in ("html", "md"))
     for report in (page, text):
-        for words in ("Class of failure", "killed-by-input", "certain: killed by input",
-                      "stop_token_ids", "refuse or rewrite the field", "vllm#54195"):  # fmt: skip
+        for words in (
+            "Class of failure",
+            "killed-by-input",
+            "certain: killed by input",
+            "stop_token_ids",
+            "refuse or rewrite the field",
+            "vllm#54195",
+        ):
             assert words in report.replace("\\", ""), words
         assert "<script>x" not in report
     assert "1151935" in page
@@ -59,7 +66,9 @@ def test_a_class_is_in_every_report_and_as_it_is_written(gone: DiagnoseCommand) 
     document = json.loads((gone.out / "incident.json").read_text())
     assert document["diagnosis"]["classes"][0]["name"] == "killed-by-input"
     assert document["diagnosis"]["cause"]["class"] == "killed-by-input"
-    assert "excerpt" not in json.dumps(document["evidence"]).replace('"excerpt": []', "")
+    assert "excerpt" not in json.dumps(document["evidence"]).replace(
+        '"excerpt": []', ""
+    )
 
 
 def test_the_schema_tells_of_classes_and_of_connections() -> None:
@@ -74,7 +83,9 @@ def test_a_failure_that_fits_by_its_symptom_alone_is_on_the_first_screen(
     gone: DiagnoseCommand,
 ) -> None:
     found = diagnose(gone).diagnosis
-    alike = found.matches[0].model_copy(update={"fit": Fit.SYMPTOM_ONLY, "why": "no cause"})
+    alike = found.matches[0].model_copy(
+        update={"fit": Fit.SYMPTOM_ONLY, "why": "no cause"}
+    )
     shown = io.StringIO()
     page = compose_diagnosis(None, found.model_copy(update={"matches": [alike]}))
     print_page(page, Console(file=shown, width=400))

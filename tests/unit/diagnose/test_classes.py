@@ -1,4 +1,5 @@
-"""Each class of failure: what makes it, and the one changed thing that takes it away."""
+"""Each class of failure: what makes it, and the one changed thing that takes it
+away."""
 
 from __future__ import annotations
 
@@ -54,17 +55,30 @@ NAMES = {
 
 def at_time(data: AnyProbeData, seconds: float) -> AnyProbeResult:
     return ProbeResult[AnyProbeData](
-        probe=data.kind, phase="check", status=ProbeStatus.OK, started=at(seconds), seconds=0.1,
+        probe=data.kind,
+        phase="check",
+        status=ProbeStatus.OK,
+        started=at(seconds),
+        seconds=0.1,
         data=data,
-    )  # fmt: skip
+    )
 
 
 def reading(**values: float) -> MetricsData:
-    counted = {"running": 0.0, "waiting": 0.0, "finished": 16.0, "prompt_tokens": 3496.0,
-               "generation_tokens": 60.0, "steps": 90.0, "kv_usage": 0.0} | values  # fmt: skip
+    counted = {
+        "running": 0.0,
+        "waiting": 0.0,
+        "finished": 16.0,
+        "prompt_tokens": 3496.0,
+        "generation_tokens": 60.0,
+        "steps": 90.0,
+        "kv_usage": 0.0,
+    } | values
     samples = [
         MetricSample(
-            name=NAMES[n], labels={"reason": n} if n in ("capacity", "deferred") else {}, value=v
+            name=NAMES[n],
+            labels={"reason": n} if n in ("capacity", "deferred") else {},
+            value=v,
         )
         for n, v in counted.items()
     ]
@@ -82,7 +96,9 @@ def connected(*clients: int, unread: int = 0) -> list[AnyProbeData]:
 
 def seen(*parts: Any, **facts: Any) -> Evidence:
     """Data, results, and lists of either."""
-    flat = [one for part in parts for one in (part if isinstance(part, list) else [part])]
+    flat = [
+        one for part in parts for one in (part if isinstance(part, list) else [part])
+    ]
     probes = [one if isinstance(one, ProbeResult) else probed(one) for one in flat]
     return Evidence(probes=probes, facts=facts)
 
@@ -108,33 +124,61 @@ F, C = LiveClass, Certainty
 # ---------------------------------------------------------------- what is no failure
 
 
-BUSY = counts(*({"running": 4.0, "waiting": 1.0, "generation_tokens": 60.0 + 90 * n,
-                 "steps": 90.0 + n} for n in range(2)), every=2.0)  # fmt: skip
-SLOW_STEP = counts({"running": 1.0}, {"running": 1.0, "steps": 91.0}, {"running": 1.0, "steps": 91})
+BUSY = counts(
+    *(
+        {
+            "running": 4.0,
+            "waiting": 1.0,
+            "generation_tokens": 60.0 + 90 * n,
+            "steps": 90.0 + n,
+        }
+        for n in range(2)
+    ),
+    every=2.0,
+)
+SLOW_STEP = counts(
+    {"running": 1.0}, {"running": 1.0, "steps": 91.0}, {"running": 1.0, "steps": 91}
+)
 FILLS = counts({"running": 1.0, "kv_usage": 0.1}, {"running": 1.0, "kv_usage": 0.2})
 NO_FAILURE: dict[str, Evidence] = {
     "idle": seen(GREEN, counts(*STILL[:2]), answer(), idle(), COLD, connected(0, 0)),
-    "idle, clients keep their connections": seen(GREEN, counts(*STILL), answer(), connected(9, 9)),
+    "idle, clients keep their connections": seen(
+        GREEN, counts(*STILL), answer(), connected(9, 9)
+    ),
     "loaded": seen(GREEN, BUSY, answer(), MOVES, HOT, connected(4, 4)),
-    "loaded, clients come and go": seen(GREEN, BUSY, answer(), MOVES, HOT, connected(4, 0)),
+    "loaded, clients come and go": seen(
+        GREEN, BUSY, answer(), MOVES, HOT, connected(4, 0)
+    ),
     "loaded, not asked": seen(GREEN, BUSY, MOVES, HOT, connected(4, 4)),
     "overloaded": seen(GREEN, BUSY, ASKED, MOVES, HOT, connected(48, 48)),
-    "slow: one step takes long": seen(GREEN, SLOW_STEP, ASKED, MOVES, HOT, connected(1, 1)),
-    "slow: its stack moves": seen(GREEN, counts(*RUNS), ASKED, MOVES, HOT, connected(1, 1)),
+    "slow: one step takes long": seen(
+        GREEN, SLOW_STEP, ASKED, MOVES, HOT, connected(1, 1)
+    ),
+    "slow: its stack moves": seen(
+        GREEN, counts(*RUNS), ASKED, MOVES, HOT, connected(1, 1)
+    ),
     "slow: its KV cache fills": seen(GREEN, FILLS, ASKED, SPIN, HOT, connected(1, 1)),
-    "slow: read for too short a time": seen(GREEN, counts(*RUNS, every=1.0), ASKED, SPIN, HOT),
-    "slow, not asked": seen(GREEN, counts(*RUNS, every=2.0), SPIN, HOT, connected(1, 1)),
+    "slow: read for too short a time": seen(
+        GREEN, counts(*RUNS, every=1.0), ASKED, SPIN, HOT
+    ),
+    "slow, not asked": seen(
+        GREEN, counts(*RUNS, every=2.0), SPIN, HOT, connected(1, 1)
+    ),
     "idle, not asked": seen(GREEN, counts(*STILL), idle(), COLD, connected(0, 0)),
     "starting, nothing listens": seen(http(None, None, gone=True), idle()),
     "starting, not ready": seen(http(503, 200), counts({}, {}), idle(), HOT),
-    "the machine is short of processors": seen(GREEN, counts(*RUNS), ASKED, SPIN, HOT,
-        **{LATENESS: 0.6}),
-    "short of processors, and no reason is told": seen(GREEN, counts(*[{"waiting": 1.0}] * 3),
-        ASKED, MOVES, COLD, **{LATENESS: 0.6}),
-    "answered after a queue for capacity": seen(GREEN, counts(*QUEUE), answer(), idle()),
+    "the machine is short of processors": seen(
+        GREEN, counts(*RUNS), ASKED, SPIN, HOT, **{LATENESS: 0.6}
+    ),
+    "short of processors, and no reason is told": seen(
+        GREEN, counts(*[{"waiting": 1.0}] * 3), ASKED, MOVES, COLD, **{LATENESS: 0.6}
+    ),
+    "answered after a queue for capacity": seen(
+        GREEN, counts(*QUEUE), answer(), idle()
+    ),
     "nothing could be seen": seen(),
     "silence alone": seen(ASKED),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", NO_FAILURE)
@@ -154,46 +198,90 @@ COMPILES = frames(
 GRAMMAR = sampled(*[[thread(COMPILES)]] * 5)
 STALE = counts(*[{"running": 3.0}] * 2, every=2.0)
 IN_A_STEP = sampled(
-    *[[thread(frames("dequeue shm.py:1", "_process_engine_step core.py:9"), active=False)]] * 5
+    *[
+        [
+            thread(
+                frames("dequeue shm.py:1", "_process_engine_step core.py:9"),
+                active=False,
+            )
+        ]
+    ]
+    * 5
 )
-ORPHANS = counts(*({"running": 1.0, "generation_tokens": 60.0 + 40 * n} for n in range(2)), every=2)
+ORPHANS = counts(
+    *({"running": 1.0, "generation_tokens": 60.0 + 40 * n} for n in range(2)), every=2
+)
 
 CASES: Made = {
-    "hang, gauges at 0": (seen(GREEN, counts(*STILL), ASKED, SPIN, HOT, connected(1, 1)),
-        {F.STEPS_STOPPED: C.CERTAIN, F.GAUGES_LIE: C.CERTAIN}),
-    "hang, one runs": (seen(GREEN, counts(*RUNS), ASKED, SPIN, HOT, connected(1, 1)),
-        {F.STEPS_STOPPED: C.CERTAIN}),
-    "hang, stacks closed to us": (seen(GREEN, counts(*RUNS), ASKED, connected(1, 1)),
-        {F.STEPS_STOPPED: C.POSSIBLE}),
-    "hang, not asked": (seen(GREEN, counts(*RUNS), SPIN, HOT, connected(1, 1)),
-        {F.STEPS_STOPPED: C.LIKELY}),
-    "hang, not asked, only sockets tell": (seen(GREEN, counts(*STILL), SPIN, HOT, connected(1, 1,
-        unread=1)), {F.STEPS_STOPPED: C.LIKELY}),
-    "requests do not get there": (seen(GREEN, counts(*STILL), ASKED, idle(), COLD, connected(0,
-        0)), {F.STEPS_STOPPED: C.LIKELY}),
-    "can never fit": (seen(GREEN, counts(*QUEUE), ASKED, MOVES, COLD, connected(1, 1)),
-        {F.NEVER_FITS: C.CERTAIN}),
-    "can never fit, on a busy machine": (seen(GREEN, counts(*QUEUE), ASKED, MOVES, COLD,
-        **{LATENESS: 0.6}), {F.NEVER_FITS: C.CERTAIN}),
-    "can never fit, stacks closed to us": (seen(GREEN, counts(*QUEUE), ASKED, COLD),
-        {F.NEVER_FITS: C.CERTAIN}),
-    "can never fit, not asked": (seen(GREEN, counts(*QUEUE[:2], every=2.0), MOVES, COLD),
-        {F.NEVER_FITS: C.LIKELY}),
-    "can never fit, no reason is told": (seen(GREEN, counts(*[{"waiting": 1.0}] * 3), ASKED, MOVES,
-        COLD), {F.NEVER_FITS: C.LIKELY}),
-    "gauges from before an abort": (seen(GREEN, STALE, idle(), COLD, connected(0, 0)),
-        {F.GAUGES_LIE: C.CERTAIN}),
-    "gauges from before an abort, clients connected": (seen(GREEN, STALE, idle(), COLD,
-        connected(2, 2)), {F.GAUGES_LIE: C.LIKELY}),
-    "work for nobody": (seen(GREEN, ORPHANS, MOVES, HOT, connected(0, 0)),
-        {F.WORK_WITHOUT_CLIENTS: C.LIKELY}),
-    "work for nobody, answered": (seen(GREEN, ORPHANS, answer(), connected(0, 0)),
-        {F.WORK_WITHOUT_CLIENTS: C.LIKELY}),
-    "a flood in the log": (seen(GREEN, counts({}, {}), answer(), connected(0, 0),
-        **{LOG_GROWTH: 9e5}), {F.WORK_WITHOUT_CLIENTS: C.POSSIBLE}),
-    "grammar": (seen(GREEN, counts(*RUNS), ASKED, GRAMMAR, HOT, connected(1, 1)),
-        {F.GRAMMAR_LOOP: C.CERTAIN, F.STEPS_STOPPED: C.CERTAIN}),
-}  # fmt: skip
+    "hang, gauges at 0": (
+        seen(GREEN, counts(*STILL), ASKED, SPIN, HOT, connected(1, 1)),
+        {F.STEPS_STOPPED: C.CERTAIN, F.GAUGES_LIE: C.CERTAIN},
+    ),
+    "hang, one runs": (
+        seen(GREEN, counts(*RUNS), ASKED, SPIN, HOT, connected(1, 1)),
+        {F.STEPS_STOPPED: C.CERTAIN},
+    ),
+    "hang, stacks closed to us": (
+        seen(GREEN, counts(*RUNS), ASKED, connected(1, 1)),
+        {F.STEPS_STOPPED: C.POSSIBLE},
+    ),
+    "hang, not asked": (
+        seen(GREEN, counts(*RUNS), SPIN, HOT, connected(1, 1)),
+        {F.STEPS_STOPPED: C.LIKELY},
+    ),
+    "hang, not asked, only sockets tell": (
+        seen(GREEN, counts(*STILL), SPIN, HOT, connected(1, 1, unread=1)),
+        {F.STEPS_STOPPED: C.LIKELY},
+    ),
+    "requests do not get there": (
+        seen(GREEN, counts(*STILL), ASKED, idle(), COLD, connected(0, 0)),
+        {F.STEPS_STOPPED: C.LIKELY},
+    ),
+    "can never fit": (
+        seen(GREEN, counts(*QUEUE), ASKED, MOVES, COLD, connected(1, 1)),
+        {F.NEVER_FITS: C.CERTAIN},
+    ),
+    "can never fit, on a busy machine": (
+        seen(GREEN, counts(*QUEUE), ASKED, MOVES, COLD, **{LATENESS: 0.6}),
+        {F.NEVER_FITS: C.CERTAIN},
+    ),
+    "can never fit, stacks closed to us": (
+        seen(GREEN, counts(*QUEUE), ASKED, COLD),
+        {F.NEVER_FITS: C.CERTAIN},
+    ),
+    "can never fit, not asked": (
+        seen(GREEN, counts(*QUEUE[:2], every=2.0), MOVES, COLD),
+        {F.NEVER_FITS: C.LIKELY},
+    ),
+    "can never fit, no reason is told": (
+        seen(GREEN, counts(*[{"waiting": 1.0}] * 3), ASKED, MOVES, COLD),
+        {F.NEVER_FITS: C.LIKELY},
+    ),
+    "gauges from before an abort": (
+        seen(GREEN, STALE, idle(), COLD, connected(0, 0)),
+        {F.GAUGES_LIE: C.CERTAIN},
+    ),
+    "gauges from before an abort, clients connected": (
+        seen(GREEN, STALE, idle(), COLD, connected(2, 2)),
+        {F.GAUGES_LIE: C.LIKELY},
+    ),
+    "work for nobody": (
+        seen(GREEN, ORPHANS, MOVES, HOT, connected(0, 0)),
+        {F.WORK_WITHOUT_CLIENTS: C.LIKELY},
+    ),
+    "work for nobody, answered": (
+        seen(GREEN, ORPHANS, answer(), connected(0, 0)),
+        {F.WORK_WITHOUT_CLIENTS: C.LIKELY},
+    ),
+    "a flood in the log": (
+        seen(GREEN, counts({}, {}), answer(), connected(0, 0), **{LOG_GROWTH: 9e5}),
+        {F.WORK_WITHOUT_CLIENTS: C.POSSIBLE},
+    ),
+    "grammar": (
+        seen(GREEN, counts(*RUNS), ASKED, GRAMMAR, HOT, connected(1, 1)),
+        {F.GRAMMAR_LOOP: C.CERTAIN, F.STEPS_STOPPED: C.CERTAIN},
+    ),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -216,35 +304,57 @@ def changed(case: str, *more: Any, **facts: Any) -> dict[LiveClass, Certainty]:
     new = seen(*more)
     kinds = {p.probe for p in new.probes}
     kept = [p for p in evidence.probes if p.probe not in kinds]
-    return told(Evidence(probes=[*kept, *new.probes], facts={**evidence.facts, **facts}))
+    return told(
+        Evidence(probes=[*kept, *new.probes], facts={**evidence.facts, **facts})
+    )
 
 
 TOKENS = counts(*({"running": 1.0, "generation_tokens": 60.0 + n} for n in range(3)))
 TURNS: dict[str, Callable[[], dict[LiveClass, Certainty]]] = {
     "a token is counted": lambda: changed("hang, one runs", TOKENS),
-    "the request is answered": lambda: changed("hang, one runs", answer(), counts(*STILL)),
+    "the request is answered": lambda: changed(
+        "hang, one runs", answer(), counts(*STILL)
+    ),
     "the stack moves": lambda: changed("hang, gauges at 0", MOVES),
     "nothing waits": lambda: changed("hang, not asked", counts(*STILL)),
     "no reading but one": lambda: changed("hang, one runs", counts(*RUNS[:1])),
-    "the reason is another": lambda: changed("can never fit, not asked", counts(*[{"waiting": 2.0,
-        "capacity": 0.0, "deferred": 2.0}] * 2, every=2.0)),
-    "the cache is in use": lambda: changed("can never fit", counts(*[{**QUEUE[0],
-        "kv_usage": 0.9}] * 3)),
-    "one runs": lambda: changed("can never fit", counts(*[{**QUEUE[0], "running": 1.0}] * 3)),
-    "it left the queue": lambda: changed("can never fit, not asked", counts(QUEUE[0],
-        {"waiting": 0.0, "capacity": 0.0}, every=2.0)),
-    "idle inside a step: another process works": lambda: changed("gauges from before an abort",
-        IN_A_STEP),
-    "nothing runs by the gauges": lambda: changed("gauges from before an abort", counts(*STILL)),
+    "the reason is another": lambda: changed(
+        "can never fit, not asked",
+        counts(*[{"waiting": 2.0, "capacity": 0.0, "deferred": 2.0}] * 2, every=2.0),
+    ),
+    "the cache is in use": lambda: changed(
+        "can never fit", counts(*[{**QUEUE[0], "kv_usage": 0.9}] * 3)
+    ),
+    "one runs": lambda: changed(
+        "can never fit", counts(*[{**QUEUE[0], "running": 1.0}] * 3)
+    ),
+    "it left the queue": lambda: changed(
+        "can never fit, not asked",
+        counts(QUEUE[0], {"waiting": 0.0, "capacity": 0.0}, every=2.0),
+    ),
+    "idle inside a step: another process works": lambda: changed(
+        "gauges from before an abort", IN_A_STEP
+    ),
+    "nothing runs by the gauges": lambda: changed(
+        "gauges from before an abort", counts(*STILL)
+    ),
     "a client is connected": lambda: changed("work for nobody", connected(1, 1)),
-    "a client is connected by then": lambda: changed("work for nobody", connected(0, 1)),
+    "a client is connected by then": lambda: changed(
+        "work for nobody", connected(0, 1)
+    ),
     "sockets were read once": lambda: changed("work for nobody", connected(0)),
-    "it is our own request that runs": lambda: changed("work for nobody, answered",
-        at_time(answer(9.0), 0.0), counts({"running": 1.0}, {"running": 1.0,
-        "generation_tokens": 64.0}, every=2.0)),
-    "a log that grows slowly": lambda: changed("a flood in the log", **{LOG_GROWTH: 6000.0}),
+    "it is our own request that runs": lambda: changed(
+        "work for nobody, answered",
+        at_time(answer(9.0), 0.0),
+        counts(
+            {"running": 1.0}, {"running": 1.0, "generation_tokens": 64.0}, every=2.0
+        ),
+    ),
+    "a log that grows slowly": lambda: changed(
+        "a flood in the log", **{LOG_GROWTH: 6000.0}
+    ),
     "a flood with clients": lambda: changed("a flood in the log", connected(3, 3)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("turn", TURNS)
@@ -269,7 +379,9 @@ def test_a_grammar_that_is_compiled_while_others_are_answered_is_no_loop() -> No
 
 
 def test_what_a_lock_holds_up_is_a_standstill_as_well() -> None:
-    lock = sampled(*[[thread(frames("acquire threading.py:7", "step a.py:3"), active=False)]] * 5)
+    lock = sampled(
+        *[[thread(frames("acquire threading.py:7", "step a.py:3"), active=False)]] * 5
+    )
     found = told(seen(GREEN, counts(*RUNS), ASKED, lock, COLD, waiting()))
     assert found == {F.STEPS_STOPPED: C.CERTAIN}
 
@@ -293,12 +405,14 @@ def test_every_class_has_words_advice_and_references() -> None:
 
 
 def test_a_silent_request_that_was_cut_short_of_its_deadline_counts() -> None:
-    cut = InferenceData(answered=False, status=None, seconds=4.6, deadline_s=15.0, cut=True)
+    cut = InferenceData(
+        answered=False, status=None, seconds=4.6, deadline_s=15.0, cut=True
+    )
     evidence = seen(GREEN, counts({}, {}, every=4.5), at_time(cut, 0.1), SPIN, HOT)
     assert told(evidence)[F.STEPS_STOPPED] is C.CERTAIN
 
 
-# ------------------------------------------------------------------ prefill and decode apart
+# ------------------------------------------------------------- prefill and decode apart
 
 
 def transfers(*values: float, every: float = 5.0) -> list[AnyProbeResult]:
@@ -320,7 +434,10 @@ def transfers(*values: float, every: float = 5.0) -> list[AnyProbeResult]:
 
 def test_a_kv_cache_that_does_not_arrive() -> None:
     sglang = {"engine": "sglang", "core_role": "scheduler"}
-    assert told(seen(GREEN, transfers(1, 1), SILENCE), **sglang)[F.TRANSFER_STUCK] is C.LIKELY
+    assert (
+        told(seen(GREEN, transfers(1, 1), SILENCE), **sglang)[F.TRANSFER_STUCK]
+        is C.LIKELY
+    )
     for other in (
         seen(GREEN, transfers(1, 0), SILENCE),
         seen(GREEN, transfers(1, 1), answer()),

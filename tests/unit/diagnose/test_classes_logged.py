@@ -23,8 +23,8 @@ WORKER = "(Worker pid=5810) ERROR 11-24 18:15:48"
 FRONT = "(APIServer pid=5377) ERROR 11-24 18:15:48"
 FATAL = f"{CORE} [v1/engine/core.py:1197] EngineCore encountered a fatal error."
 ECHO = (
-    f"{FRONT} [v1/engine/async_llm.py:704] vllm.v1.engine.exceptions.EngineDeadError: EngineCore "
-    "encountered an issue. See stack trace (above) for the root cause."
+    f"{FRONT} [v1/engine/async_llm.py:704] vllm.v1.engine.exceptions.EngineDeadError: "
+    "EngineCore encountered an issue. See stack trace (above) for the root cause."
 )
 AT = "[v1/executor/multiproc_executor.py:987]"
 # Recorded: vLLM 0.23.0, stop_token_ids [1151935] and min_tokens 1; frames left out.
@@ -48,7 +48,8 @@ structured_outputs=None, extra_args=None),block_ids=([2],),num_computed_tokens=0
 bounds for dimension 1 with size 320', please check the stack trace above for the root cause
 {ECHO}
 """
-# Recorded: vLLM 0.23.0, structured_outputs with a second regex that the first's backend refuses.
+# Recorded: vLLM 0.23.0, structured_outputs with a second regex that the first's backend
+#     refuses.
 GRAMMAR = f"""\
 {FATAL}
 {CORE} [v1/engine/core.py:1197] Traceback (most recent call last):
@@ -101,8 +102,13 @@ def test_the_field_is_the_one_that_held_the_number_of_the_exception() -> None:
     one = named(STOP_TOKEN)[F.KILLED_BY_INPUT]
     assert one.certainty is C.CERTAIN
     assert "by its field stop_token_ids: IndexError: index 1151935" in one.sentence
-    assert one.why[0].startswith("line 7, Worker pid=5810, 11-24 18:15:48: IndexError: index 115")
-    assert "set in the requests that it began to work on: stop_token_ids, min_tokens" in one.why
+    assert one.why[0].startswith(
+        "line 7, Worker pid=5810, 11-24 18:15:48: IndexError: index 115"
+    )
+    assert (
+        "set in the requests that it began to work on: stop_token_ids, min_tokens"
+        in one.why
+    )
     assert not any("EngineDeadError" in text for text in one.why)
 
 
@@ -110,14 +116,18 @@ def test_a_grammar_that_ended_it_is_two_classes() -> None:
     found = named(GRAMMAR)
     assert found.keys() == {F.KILLED_BY_INPUT, F.GRAMMAR_LOOP}
     assert "by its field structured_outputs" in found[F.KILLED_BY_INPUT].sentence
-    assert found[F.GRAMMAR_LOOP].sentence.startswith("A grammar ended the engine: RuntimeError: [")
+    assert found[F.GRAMMAR_LOOP].sentence.startswith(
+        "A grammar ended the engine: RuntimeError: ["
+    )
 
 
 def test_a_field_is_known_by_the_message_or_by_the_frames_next_to_it() -> None:
     assert "by its field prompt_embeds" in named(EMBEDS)[F.KILLED_BY_INPUT].sentence
     assert "by its field top_logprobs" in named(FRAMES)[F.KILLED_BY_INPUT].sentence
     # Further out every request passes: then nothing points to one.
-    assert named(FRAMES.replace("nums)\n", "nums)\n" + f"{WORKER} {AT}     x\n" * 9)) == {}
+    assert (
+        named(FRAMES.replace("nums)\n", "nums)\n" + f"{WORKER} {AT}     x\n" * 9)) == {}
+    )
 
 
 def test_engines_without_marks_of_processes() -> None:
@@ -131,7 +141,10 @@ def test_engines_without_marks_of_processes() -> None:
     ("text", "engine"),
     [
         # A start that failed.
-        (SGLANG.partition("Prefill")[0] + SGLANG.partition("#new-token: 20\n")[2], "sglang"),
+        (
+            SGLANG.partition("Prefill")[0] + SGLANG.partition("#new-token: 20\n")[2],
+            "sglang",
+        ),
         (GRAMMAR.replace("encountered a fatal error", "failed to start"), "vllm"),
         # A signal leaves no exception of the core's own.
         (f"{CORE} [a.py:1] Engine core proc died unexpectedly\n{ECHO}\n", "vllm"),
@@ -148,29 +161,46 @@ def test_what_no_input_killed(text: str, engine: str) -> None:
 
 def test_a_server_that_answers_was_not_killed() -> None:
     assert named(STOP_TOKEN, answer()) == {}
-    assert F.KILLED_BY_INPUT in named(STOP_TOKEN, failed(500, "HTTP 500: EngineDeadError"))
+    assert F.KILLED_BY_INPUT in named(
+        STOP_TOKEN, failed(500, "HTTP 500: EngineDeadError")
+    )
 
 
 def test_an_end_of_an_earlier_process_is_not_that_of_one_that_lives() -> None:
-    for alive, names in ((True, set()), (False, {F.KILLED_BY_INPUT}), (None, {F.KILLED_BY_INPUT})):
+    for alive, names in (
+        (True, set()),
+        (False, {F.KILLED_BY_INPUT}),
+        (None, {F.KILLED_BY_INPUT}),
+    ):
         found = evidence(read(STOP_TOKEN, "vllm"), **{CORE_ALIVE: alive})
         assert {one.name for one in classes(found, target())} == names
     # Its loop has ended, and its process lives: every request fails.
-    lives = evidence(read(STOP_TOKEN, "vllm"), failed(500, "HTTP 500"), **{CORE_ALIVE: True})
+    lives = evidence(
+        read(STOP_TOKEN, "vllm"), failed(500, "HTTP 500"), **{CORE_ALIVE: True}
+    )
     assert [one.name for one in classes(lives, target())] == [F.KILLED_BY_INPUT]
 
 
 def test_a_number_that_every_request_may_have_blames_no_field() -> None:
-    text = STOP_TOKEN.replace("max_tokens=8", "max_tokens=320").replace("[1151935], bad", "[], bad")
+    text = STOP_TOKEN.replace("max_tokens=8", "max_tokens=320").replace(
+        "[1151935], bad", "[], bad"
+    )
     assert named(text) == {}
 
 
 @pytest.mark.parametrize(
-    "what", ["torch.OutOfMemoryError: CUDA out of memory", "CUDA error: an illegal memory access",
-             "TimeoutError: RPC call to sample_tokens timed out.", "OSError: Too many open files"]
-)  # fmt: skip
+    "what",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory",
+        "CUDA error: an illegal memory access",
+        "TimeoutError: RPC call to sample_tokens timed out.",
+        "OSError: Too many open files",
+    ],
+)
 def test_what_a_machine_does_is_no_request_s(what: str) -> None:
-    text = EMBEDS.replace("AssertionError: M-RoPE requires prompt_token_ids to be available.", what)
+    text = EMBEDS.replace(
+        "AssertionError: M-RoPE requires prompt_token_ids to be available.", what
+    )
     stuck = {F.WORKER_STUCK} if "RPC call" in what else set()
     assert named(text).keys() == stuck
 
@@ -188,29 +218,39 @@ def test_an_exception_far_from_the_end_is_of_something_else() -> None:
 
 COUNTS = {
     "vllm, any release": (
-        "ValueError: Attempted to assign 25 + 25 + 25 = 75 multimodal tokens to 147 placeholders",
+        (
+            "ValueError: Attempted to assign 25 + 25 + 25 = 75 multimodal tokens to "
+            "147 placeholders"
+        ),
         "75 embeddings for 147 placeholders",
         C.CERTAIN,
     ),
     "vllm, items": (
-        "AssertionError: Expected number of multimodal embeddings to match number of input items: "
-        "2, but got len(mm_embeddings)=1 instead. This is most likely due to",
+        "AssertionError: Expected number of multimodal embeddings to match number of "
+        "input items: 2, but got len(mm_embeddings)=1 instead. This is most likely due "
+        "to",
         "1 embeddings for 2 items",
         C.CERTAIN,
     ),
     "sglang": (
-        "Number of tokens in multimodal embedding does not match those in the input text. Got 279 "
-        "tokens in the text but 260 tokens from multimodal embeddings.",
+        "Number of tokens in multimodal embedding does not match those in the input "
+        "text. Got 279 tokens in the text but 260 tokens from multimodal embeddings.",
         "260 embeddings for 279 placeholders",
         C.CERTAIN,
     ),
     "transformers": (
-        "ValueError: Image features and image tokens do not match: tokens: 64, features 63",
+        (
+            "ValueError: Image features and image tokens do not match: tokens: 64, "
+            "features 63"
+        ),
         "63 embeddings for 64 placeholders",
         C.CERTAIN,
     ),
     "lmdeploy": (
-        "AssertionError: the number of image token id 9 is not equal to input images, 2 vs 1",
+        (
+            "AssertionError: the number of image token id 9 is not equal to input "
+            "images, 2 vs 1"
+        ),
         "1 pictures for 2 placeholders",
         C.LIKELY,
     ),
@@ -236,7 +276,9 @@ def test_counts_that_are_equal_or_not_told() -> None:
 
 def test_it_is_told_of_a_server_that_answers_as_well() -> None:
     """SGLang only warns, and answers with what it had."""
-    found = named(f"[2026-11-24 18:20:00] {COUNTS['sglang'][0]}\n", answer(), engine="sglang")
+    found = named(
+        f"[2026-11-24 18:20:00] {COUNTS['sglang'][0]}\n", answer(), engine="sglang"
+    )
     assert found.keys() == {F.PLACEHOLDER_COUNTS}
 
 
@@ -248,10 +290,12 @@ def test_no_log_names_nothing() -> None:
 
 
 BEAT = (
-    "(EngineCore pid=5627) INFO 11-26 00:33:50 [shm_broadcast.py:871] No available shared memory "
-    "broadcast block found in 60 seconds. This typically happens when some processes are hanging."
+    "(EngineCore pid=5627) INFO 11-26 00:33:50 [shm_broadcast.py:871] No available "
+    "shared memory broadcast block found in 60 seconds. This typically happens when "
+    "some processes are hanging."
 )
-# Recorded: vLLM 0.32.0 with tensor parallel 2, five minutes after Worker_TP1 slept for good.
+# Recorded: vLLM 0.32.0 with tensor parallel 2, five minutes after Worker_TP1 slept for
+#     good.
 TIMED_OUT = f"""\
 {BEAT}
 (EngineCore pid=5627) ERROR 11-26 00:37:50 [core.py:1512] EngineCore encountered a fatal error.
@@ -290,4 +334,6 @@ def test_a_heartbeat_is_no_fault_while_the_server_works() -> None:
     assert (one.certainty, one.why[0][:12]) == (C.CERTAIN, "1 such lines")
     assert F.HEARTBEAT_ONLY not in named(BEAT)
     assert F.HEARTBEAT_ONLY not in named(TIMED_OUT)
-    assert not named("(EngineCore pid=5627) INFO 11-26 00:33:50 [core.py:1] fine", answer())
+    assert not named(
+        "(EngineCore pid=5627) INFO 11-26 00:33:50 [core.py:1] fine", answer()
+    )

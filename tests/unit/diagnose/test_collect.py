@@ -1,4 +1,5 @@
-"""What a look does, in which order and with which bounds; the probes themselves are stand-ins."""
+"""What a look does, in which order and with which bounds; the probes themselves are
+stand-ins."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def test_a_dead_or_stopped_server_is_looked_at_once_and_asked_nothing(
     assert (made.requests, made.inferences, told.until, told.waited) == ([], 0, [], [])
 
 
-def test_a_healthy_server_is_read_twice_and_asked_once(tmp_path: Path, told: Told) -> None:
+def test_a_healthy_server_is_read_twice_and_asked_once(
+    tmp_path: Path, told: Told
+) -> None:
     made = collector(tmp_path, "vllm", GREEN)
     made.plan = DiagnoseCommand(deadline_s=10.0, model="m", request=False)
     look(made)
@@ -55,8 +58,11 @@ def test_a_front_that_was_not_well_is_asked_again(tmp_path: Path, told: Told) ->
     assert made.requests == ["GET /metrics", "GET /health", "GET /v1/models"]
 
 
-def test_a_silent_one_is_looked_at_again_before_the_deadline(tmp_path: Path, told: Told) -> None:
-    """The request is still on its way: a second round, and the last readings before its end."""
+def test_a_silent_one_is_looked_at_again_before_the_deadline(
+    tmp_path: Path, told: Told
+) -> None:
+    """The request is still on its way: a second round, and the last readings before its
+    end."""
     made = collector(tmp_path, "vllm", GREEN)
     look(made)
     first = ["stacks", "others", "processes", "syscalls"]
@@ -72,7 +78,9 @@ def test_a_silent_one_is_looked_at_again_before_the_deadline(tmp_path: Path, tol
     assert made.requests[0] == "POST /v1/chat/completions"
 
 
-def test_without_a_request_a_suspect_is_watched_as_long(tmp_path: Path, told: Told) -> None:
+def test_without_a_request_a_suspect_is_watched_as_long(
+    tmp_path: Path, told: Told
+) -> None:
     made = collector(tmp_path, "vllm", GREEN)
     made.plan = DiagnoseCommand(deadline_s=10.0, request=False)
     look(made, suspicious=True)
@@ -118,14 +126,18 @@ def test_an_answered_suspect_is_watched_too(
     assert told.labels[-1] == "metrics-2"
 
 
-def test_a_short_deadline_still_leaves_time_for_stacks(tmp_path: Path, told: Told) -> None:
+def test_a_short_deadline_still_leaves_time_for_stacks(
+    tmp_path: Path, told: Told
+) -> None:
     made = collector(tmp_path, "vllm", GREEN)
     made.plan = DiagnoseCommand(deadline_s=2.0, model="m")
     look(made)
     assert told.seconds("2-stacks") == collect.EVIDENCE_S
 
 
-def test_what_has_no_time_for_an_answer_is_not_asked_again(tmp_path: Path, told: Told) -> None:
+def test_what_has_no_time_for_an_answer_is_not_asked_again(
+    tmp_path: Path, told: Told
+) -> None:
     made = collector(tmp_path, "vllm", GREEN)
     made._end = NOW + collect.WORTH_S - 0.1
     look(made)
@@ -174,7 +186,11 @@ def test_the_front_is_asked_its_cheap_endpoints(tmp_path: Path, told: Told) -> N
         (URL, ["/health", "/v1/models"], 3.0),
         {"headers": {"A": "b"}},
     )
-    assert told.probe("metrics-1") == ("metrics", (f"{URL}/metrics", 3.0), {"headers": {"A": "b"}})
+    assert told.probe("metrics-1") == (
+        "metrics",
+        (f"{URL}/metrics", 3.0),
+        {"headers": {"A": "b"}},
+    )
     assert made.requests == ["GET /health", "GET /v1/models", "GET /metrics"]
     unknown = collector(tmp_path, "")
     unknown.ask_front()
@@ -191,7 +207,13 @@ def listed(status: int, body: str) -> HttpData:
     ("plan", "status", "body", "command", "model"),
     [
         ("given", 200, '{"data": [{"id": "listed"}]}', ["--model", "named"], "given"),
-        ("", 200, '{"data": [{"id": "listed"}, {"id": "x"}]}', ["--model", "named"], "listed"),
+        (
+            "",
+            200,
+            '{"data": [{"id": "listed"}, {"id": "x"}]}',
+            ["--model", "named"],
+            "listed",
+        ),
         ("", 401, '{"data": [{"id": "listed"}]}', ["--model", "named"], "named"),
         ("", 200, "<html>", ["--model", "named"], "named"),
         ("", 200, '{"data": []}', ["--model", "named"], "named"),
@@ -209,7 +231,11 @@ def test_the_model_that_is_asked_for(
 ) -> None:
     command = ["serve", *(str(word) for word in command)]
     made = collector(
-        tmp_path, "vllm", listed(status, body), plan=DiagnoseCommand(model=plan), command=command
+        tmp_path,
+        "vllm",
+        listed(status, body),
+        plan=DiagnoseCommand(model=plan),
+        command=command,
     )
     assert made.model() == model
 
@@ -222,7 +248,9 @@ def test_without_a_model_no_request_is_sent(tmp_path: Path, told: Told) -> None:
 
 
 def test_the_request_is_small_and_bounded(tmp_path: Path, told: Told) -> None:
-    made = collector(tmp_path, plan=DiagnoseCommand(deadline_s=7.0, model="m", headers={"A": "b"}))
+    made = collector(
+        tmp_path, plan=DiagnoseCommand(deadline_s=7.0, model="m", headers={"A": "b"})
+    )
     assert made._request() is not None
     words, options = (URL, "m", 7.0), {"max_tokens": 8, "headers": {"A": "b"}}
     options["given_up"] = made._given_up
@@ -235,7 +263,9 @@ def test_the_request_is_small_and_bounded(tmp_path: Path, told: Told) -> None:
 
 
 @pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], dict[str, tuple[int, bytes]]]:
+def fetched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[list[Any], dict[str, tuple[int, bytes]]]:
     asked: list[Any] = []
     answers: dict[str, tuple[int, bytes]] = {}
 
@@ -248,22 +278,33 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], dict[str, tuple
     return asked, answers
 
 
-def test_the_release_is_asked_for_where_no_file_tells_it(tmp_path: Path, fetched: Any) -> None:
+def test_the_release_is_asked_for_where_no_file_tells_it(
+    tmp_path: Path, fetched: Any
+) -> None:
     asked, answers = fetched
-    made = collector(tmp_path, "sglang", release="", plan=DiagnoseCommand(headers={"A": "b"}))
+    made = collector(
+        tmp_path, "sglang", release="", plan=DiagnoseCommand(headers={"A": "b"})
+    )
     answers[f"{URL}/get_server_info"] = (200, b"not JSON")
     answers[f"{URL}/server_info"] = (200, b'{"version": "0.5.6"}')
     made.ask_release()
     facts = made.target.facts
     assert (facts.release, facts.release_from) == ("0.5.6", "its endpoint /server_info")
     options = {"timeout_s": 3.0, "max_bytes": 1_048_576, "headers": {"A": "b"}}
-    assert asked == [("GET", f"{URL}{p}", options) for p in ("/get_server_info", "/server_info")]
+    assert asked == [
+        ("GET", f"{URL}{p}", options) for p in ("/get_server_info", "/server_info")
+    ]
     assert made.requests == ["GET /get_server_info", "GET /server_info"]
 
 
 @pytest.mark.parametrize(
     "answer",
-    [(500, b'{"version": "0.5.6"}'), (200, b'{"version": "no"}'), (200, b"{}"), (200, b"[]")],
+    [
+        (500, b'{"version": "0.5.6"}'),
+        (200, b'{"version": "no"}'),
+        (200, b"{}"),
+        (200, b"[]"),
+    ],
 )
 def test_a_release_that_is_not_told_stays_unknown(
     answer: tuple[int, bytes], tmp_path: Path, fetched: Any

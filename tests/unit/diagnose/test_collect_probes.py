@@ -1,4 +1,5 @@
-"""Which processes and logs are looked at, within which bounds, and what a look says of itself."""
+"""Which processes and logs are looked at, within which bounds, and what a look says of
+itself."""
 
 from __future__ import annotations
 
@@ -46,8 +47,12 @@ def processes(*roles: str) -> list[TargetProcess]:
     ]
 
 
-def test_the_core_is_sampled_first_and_helpers_never(tmp_path: Path, told: Told) -> None:
-    found = processes("APIServer", "resource_tracker", "EngineCore", "bash", "Worker", "sh", "tee")
+def test_the_core_is_sampled_first_and_helpers_never(
+    tmp_path: Path, told: Told
+) -> None:
+    found = processes(
+        "APIServer", "resource_tracker", "EngineCore", "bash", "Worker", "sh", "tee"
+    )
     made = collector(tmp_path, processes=found, plan=DiagnoseCommand(samples=4))
     made._processes_round("2-", 6.0)
     _, words, options = told.probe("2-stacks")
@@ -73,12 +78,16 @@ def test_the_core_is_sampled_first_and_helpers_never(tmp_path: Path, told: Told)
 
 def test_more_than_one_core_and_many_processes(tmp_path: Path, told: Told) -> None:
     roles = ("APIServer", *("EngineCore",) * 3, *("Worker",) * 9)
-    made = collector(tmp_path, processes=processes(*roles), plan=DiagnoseCommand(native=True))
+    made = collector(
+        tmp_path, processes=processes(*roles), plan=DiagnoseCommand(native=True)
+    )
     made._processes_round()
     pids = told.probe("stacks")[1][0]
     assert pids == [FRONT + 1, FRONT, FRONT + 2, FRONT + 3]
     assert told.probe("ranks")[1] == ([FRONT + 4 + n for n in range(9)],)
-    with_more = collector(tmp_path, processes=processes("APIServer", "EngineCore", *"abcdefg"))
+    with_more = collector(
+        tmp_path, processes=processes("APIServer", "EngineCore", *"abcdefg")
+    )
     with_more._processes_round()
     assert told.probe("others")[1] == ([FRONT + 2 + n for n in range(4)],)
     assert told.probe("others")[2]["samples"] == collect.OTHERS
@@ -90,7 +99,9 @@ def test_more_than_one_core_and_many_processes(tmp_path: Path, told: Told) -> No
     assert told.started[-3][0][2]["interval_s"] == 0.02
 
 
-def test_without_a_core_by_name_the_front_is_measured(tmp_path: Path, told: Told) -> None:
+def test_without_a_core_by_name_the_front_is_measured(
+    tmp_path: Path, told: Told
+) -> None:
     made = collector(tmp_path, states="S")
     made._processes_round()
     assert told.probe("stacks")[1] == ([FRONT],)
@@ -100,13 +111,17 @@ def test_without_a_core_by_name_the_front_is_measured(tmp_path: Path, told: Told
 
 def test_helpers_of_every_program_do_not_matter() -> None:
     helpers = ["resource_tracker", "sh", "bash", "timeout", "tee"]
-    assert [collect._may_matter(role) for role in (*helpers, "Worker")] == [False] * 5 + [True]
+    assert [collect._may_matter(role) for role in (*helpers, "Worker")] == [
+        False
+    ] * 5 + [True]
 
 
 # ---------------------------------------------------------------- more of the core
 
 
-def test_more_samples_are_taken_until_one_shows_what_is_wanted(tmp_path: Path, told: Told) -> None:
+def test_more_samples_are_taken_until_one_shows_what_is_wanted(
+    tmp_path: Path, told: Told
+) -> None:
     spin = sampled([thread([])], [thread([])])
     made = collector(tmp_path, "vllm", spin)
     asked: list[int] = []
@@ -119,10 +134,17 @@ def test_more_samples_are_taken_until_one_shows_what_is_wanted(tmp_path: Path, t
     _, words, options = told.probe("stacks-more")
     until = options.pop("until")
     assert words == ([CORE],)
-    bounds = {"samples": 20, "interval_s": 0.03, "blocking_fallback": False, "min_samples": 1}
+    bounds = {
+        "samples": 20,
+        "interval_s": 0.03,
+        "blocking_fallback": False,
+        "min_samples": 1,
+    }
     assert options == bounds
     assert told.seconds("stacks-more") == 2.5
-    two = collector(tmp_path, processes=processes("APIServer", "EngineCore", "EngineCore"))
+    two = collector(
+        tmp_path, processes=processes("APIServer", "EngineCore", "EngineCore")
+    )
     two.more_stacks(lambda samples: False)
     assert told.started[-1][0][1] == ([FRONT + 1],)
     assert (until([]), until(spin.samples)) == (False, True)
@@ -140,14 +162,18 @@ def test_no_more_samples_without_a_core_or_a_want(
 # ---------------------------------------------------------------- what it did
 
 
-def test_what_a_look_did_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_look_did_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = iter([(1.0, 5), (3.544, 7)])
     monkeypatch.setattr(collect, "_usage", lambda: next(usage))
     clock = iter([100.0, 102.346])
     monkeypatch.setattr(collect.time, "monotonic", lambda: next(clock))
     stacks = StacksData(
         samples=[
-            StackSample(pid=CORE, taken=at(n), blocking=n < 2, seconds=0.111, threads=[])
+            StackSample(
+                pid=CORE, taken=at(n), blocking=n < 2, seconds=0.111, threads=[]
+            )
             for n in range(3)
         ]
     )
@@ -181,7 +207,9 @@ def test_a_probes_result_is_kept_under_its_label(
 ) -> None:
     seen: list[Any] = []
 
-    def run(probe: Any, folder: Path, seconds: float, *, phase: str, label: str, mask: Any) -> Any:
+    def run(
+        probe: Any, folder: Path, seconds: float, *, phase: str, label: str, mask: Any
+    ) -> Any:
         assert mask is made.recorder.mask
         seen.append((probe, folder, seconds, phase, label))
         return probed(answer())
@@ -238,7 +266,12 @@ def test_waiting_ends_with_the_moment_or_with_the_request(
 def test_why_stacks_are_missing() -> None:
     def stacks(status: ProbeStatus, reason: str) -> Any:
         return ProbeResult[AnyProbeData](
-            probe="stacks", phase="check", status=status, reason=reason, started=at(0), seconds=0.1
+            probe="stacks",
+            phase="check",
+            status=status,
+            reason=reason,
+            started=at(0),
+            seconds=0.1,
         )
 
     closed = stacks(ProbeStatus.UNAVAILABLE, "closed")
@@ -270,7 +303,9 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-def test_logs_are_read_from_the_process_on(tmp_path: Path, told: Told, lives: list[Any]) -> None:
+def test_logs_are_read_from_the_process_on(
+    tmp_path: Path, told: Told, lives: list[Any]
+) -> None:
     last = log_file(tmp_path, "s.log", 6000.0)
     newer = log_file(tmp_path, "s.log.1", 5000.0)
     log_file(tmp_path, "s.log.2", 4999.0)
@@ -281,7 +316,12 @@ def test_logs_are_read_from_the_process_on(tmp_path: Path, told: Told, lives: li
     name, words, options = told.probe("logs-1")
     files, patterns, progress = words
     assert (name, files, progress) == ("logs", [newer, last], vllm.progress_pattern)
-    assert patterns.keys() == {"failed-500", "mine", *CLASS_PATTERNS, *vllm.log_patterns}
+    assert patterns.keys() == {
+        "failed-500",
+        "mine",
+        *CLASS_PATTERNS,
+        *vllm.log_patterns,
+    }
     assert options["life"] == (vllm.start_lines, datetime.fromtimestamp(5000.0))
     assert options["added"] == vllm.added_pattern
     assert told.seconds("logs-1") == 10.0
@@ -291,7 +331,10 @@ def test_logs_are_read_from_the_process_on(tmp_path: Path, told: Told, lives: li
 def test_a_log_that_was_written_before_the_server_is_not_its_own(
     tmp_path: Path, told: Told, lives: list[Any]
 ) -> None:
-    old, own = log_file(tmp_path, "old.log", 4999.0), log_file(tmp_path, "own.log", 5000.0)
+    old, own = (
+        log_file(tmp_path, "old.log", 4999.0),
+        log_file(tmp_path, "own.log", 5000.0),
+    )
     made = collector(tmp_path, logs=[str(old), str(own), str(tmp_path / "gone.log")])
     made._logs()
     assert told.labels == ["logs-1", "logs-2"]
@@ -300,7 +343,9 @@ def test_a_log_that_was_written_before_the_server_is_not_its_own(
         "logs",
         ([tmp_path / "gone.log"], *told.probe("logs-1")[1][1:]),
     )
-    assert made.target.unseen == [f"the log: {old} was written before this server started"]
+    assert made.target.unseen == [
+        f"the log: {old} was written before this server started"
+    ]
 
 
 def test_a_log_that_is_too_large_is_read_from_its_end(
@@ -337,7 +382,9 @@ def test_when_a_process_began(monkeypatch: pytest.MonkeyPatch) -> None:
     began_at_300 = Stat(5, "n", "S", 1, 0, 0, 1, 300, 0)
     monkeypatch.setattr(discover.processes, "stat", lambda pid: began_at_300)
     monkeypatch.setattr(discover.processes, "TICKS_PER_S", 100)
-    monkeypatch.setattr(discover.time, "clock_gettime", {discover.time.CLOCK_BOOTTIME: 50.0}.get)
+    monkeypatch.setattr(
+        discover.time, "clock_gettime", {discover.time.CLOCK_BOOTTIME: 50.0}.get
+    )
     monkeypatch.setattr(discover.time, "time", lambda: 1000.0)
     # Three seconds after boot, 47 s ago, and two seconds for clocks that are rough.
     assert discover.began(Target(target())) == 951.0
@@ -346,7 +393,9 @@ def test_when_a_process_began(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_log_of_a_process_that_has_just_started_is_its_own(tmp_path: Path) -> None:
     path = tmp_path / "s.log"
     path.touch()
-    assert not collect._older(path, discover.began(Target(target(root_pid=os.getpid()))))
+    assert not collect._older(
+        path, discover.began(Target(target(root_pid=os.getpid())))
+    )
 
 
 def test_closing_waits_for_nothing(tmp_path: Path) -> None:
@@ -371,11 +420,16 @@ def test_what_was_cut_off_counts_as_done_too(tmp_path: Path) -> None:
     made.close()
 
 
-def test_the_model_is_read_from_endpoints_of_which_some_were_cut_off(tmp_path: Path) -> None:
+def test_the_model_is_read_from_endpoints_of_which_some_were_cut_off(
+    tmp_path: Path,
+) -> None:
     body = '{"data":[{"id":"m"}]}'
     answers = [EndpointAnswer(path="/v1/models", status=200, seconds=0.1, body=body)]
     made = collector(
-        tmp_path, "vllm", HttpData(base_url="http://x", answers=answers), plan=DiagnoseCommand()
+        tmp_path,
+        "vllm",
+        HttpData(base_url="http://x", answers=answers),
+        plan=DiagnoseCommand(),
     )
     made.evidence.probes[0].status = ProbeStatus.TIMED_OUT
     assert made.model() == "m"

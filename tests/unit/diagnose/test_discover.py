@@ -1,4 +1,5 @@
-"""From a URL to processes, engine, release and logs; on tables, and on a real small process."""
+"""From a URL to processes, engine, release and logs; on tables, and on a real small
+process."""
 
 from __future__ import annotations
 
@@ -51,13 +52,18 @@ def test_any_table_is_read_without_raising(text: str) -> None:
 
 
 def test_a_namespaces_own_addresses() -> None:
-    trie = "  +-- 172.17.0.0/16\n     |-- 172.17.0.2\n        /32 host LOCAL\n     |-- 172.17.0.9\n"
+    trie = (
+        "  +-- 172.17.0.0/16\n     |-- 172.17.0.2\n        /32 host LOCAL\n    "
+        " |-- 172.17.0.9\n"
+    )
     assert discover.owns(trie, "172.17.0.2")
     assert not discover.owns(trie, "172.17.0.9")
     assert not discover.owns("", "172.17.0.2")
 
 
-@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://x:port"])
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8000", "ftp://x", "http://", "http://x:port"]
+)
 def test_what_is_no_address_is_a_usage_error(url: str) -> None:
     with pytest.raises(UsageError, match="not the address"):
         discover.parse_url(url)
@@ -83,7 +89,8 @@ child.kill()
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int, Path]]:
-    """A process that listens and has a child: its pid, its port, the file of its stderr."""
+    """A process that listens and has a child: its pid, its port, the file of its
+    stderr."""
     log = tmp_path_factory.mktemp("small") / "server.log"
     with (
         log.open("w") as errors,
@@ -138,7 +145,9 @@ def test_hidden_sockets_are_found_by_the_command_line(
     monkeypatch.setattr(processes, "holders", lambda inodes: ([], 40))
     words = ["python", "-m", "vllm.x", "--server-port", str(port)]
     real = discover.processes.arguments
-    monkeypatch.setattr(discover.processes, "arguments", lambda p: words if p == pid else real(p))
+    monkeypatch.setattr(
+        discover.processes, "arguments", lambda p: words if p == pid else real(p)
+    )
     target = discover.find(f"http://127.0.0.1:{port}")
     assert target.facts.root_pid == pid
     assert "40 processes are closed" in target.unseen[0]
@@ -193,7 +202,9 @@ def test_engines_are_recognised_by_their_commands(command: str, engine: str) -> 
 
 
 def test_engines_are_recognised_by_their_metrics() -> None:
-    names = frozenset({"vllm:num_requests_running", "python_gc_objects_collected_total"})
+    names = frozenset(
+        {"vllm:num_requests_running", "python_gc_objects_collected_total"}
+    )
     assert [n for n, e in ENGINES.items() if e.recognise(Signs((), names))] == ["vllm"]
 
 
@@ -203,10 +214,17 @@ def test_options_of_a_live_command_line() -> None:
 
 
 def test_the_exit_status_of_a_zombie() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    )
     try:
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not collected
-        assert kernel.exit_code(child.pid) in (9, 0)  # 0: the kernel hides it without the right
+        os.waitid(
+            os.P_PID, child.pid, os.WEXITED | os.WNOWAIT
+        )  # ended, and not collected
+        assert kernel.exit_code(child.pid) in (
+            9,
+            0,
+        )  # 0: the kernel hides it without the right
         assert kernel.exit_code(os.getpid()) is None
     finally:
         child.wait()

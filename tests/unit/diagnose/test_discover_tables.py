@@ -1,4 +1,5 @@
-"""From a URL to the server behind it, on a made-up process table: each branch at its edge."""
+"""From a URL to the server behind it, on a made-up process table: each branch at its
+edge."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     monkeypatch.setattr(
         processes, "arguments", lambda pid: made.processes.get(pid, (0, ""))[1].split()
     )
-    monkeypatch.setattr(processes, "tree", lambda root: [p for p in made.processes if p >= root])
+    monkeypatch.setattr(
+        processes, "tree", lambda root: [p for p in made.processes if p >= root]
+    )
     monkeypatch.setattr(processes, "cmdline", lambda pid: made.processes[pid][1])
     return made
 
@@ -66,9 +69,12 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Table:
 
 
 def listening(
-    monkeypatch: pytest.MonkeyPatch, *found: str, owners: Any = ([], 0), ours: bool = True,
+    monkeypatch: pytest.MonkeyPatch,
+    *found: str,
+    owners: Any = ([], 0),
+    ours: bool = True,
     inside: int | None = None,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     asked: list[Any] = []
 
     def listeners(port: int, namespace: Any) -> list[Socket]:
@@ -90,13 +96,20 @@ def listening(
     return asked
 
 
-def test_the_owner_of_the_listening_socket(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_owner_of_the_listening_socket(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table.processes = {5: (1, VLLM), 7: (5, "VLLM::EngineCore")}
     asked = listening(monkeypatch, "0.0.0.0", "10.0.0.1", owners=([5, 7], 3))
     found = discover.find(f"{URL}/v1")
     facts = found.facts
     assert asked == [(8000, "self"), [70]]
-    assert (facts.place, facts.listening, facts.root_pid, facts.port) == ("local", True, 5, 8000)
+    assert (facts.place, facts.listening, facts.root_pid, facts.port) == (
+        "local",
+        True,
+        5,
+        8000,
+    )
     assert (facts.found_by, facts.url) == ("it listens on port 8000", URL)
     assert [p.pid for p in facts.processes] == [5, 7]
     assert (found.unseen, found.given) == ([], False)
@@ -124,7 +137,11 @@ def test_a_container_is_looked_into_by_its_namespace(
     assert asked[0] == (8000, 77)
     listening(monkeypatch, owners=([5], 0), ours=False)
     far = discover.find(URL)
-    assert (far.facts.place, far.facts.listening, far.facts.root_pid) == ("remote", None, None)
+    assert (far.facts.place, far.facts.listening, far.facts.root_pid) == (
+        "remote",
+        None,
+        None,
+    )
     assert "127.0.0.1 is not an address of this machine" in far.unseen[0]
 
 
@@ -144,32 +161,43 @@ def test_a_pid_namespace_below_ours_is_a_container(
         assert (facts.processes[0].inner_pid, facts.place) == (inner, place)
 
 
-def test_a_socket_whose_owner_is_hidden(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_whose_owner_is_hidden(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listening(monkeypatch, "127.0.0.1", owners=([], 9))
     hidden = discover.find(URL)
     assert (hidden.facts.listening, hidden.facts.root_pid) == (True, None)
     assert hidden.unseen == [
-        "who listens on port 8000 cannot be seen from here (9 processes are closed): run mmrepro "
-        "as root, or as the server's own user, or give --pid"
+        "who listens on port 8000 cannot be seen from here (9 processes are closed): "
+        "run mmrepro as root, or as the server's own user, or give --pid"
     ]
     table.processes, table.uids = {5: (1, f"{VLLM} --port 8000")}, {5: 1000}
     named = discover.find(URL)
     assert named.facts.root_pid == 5
     assert named.facts.found_by == "its command line names port 8000"
-    assert "taken by its command line. To be sure: run mmrepro as root" in named.unseen[0]
+    assert (
+        "taken by its command line. To be sure: run mmrepro as root" in named.unseen[0]
+    )
 
 
-def test_a_socket_of_another_pid_namespace(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_of_another_pid_namespace(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listening(monkeypatch, "127.0.0.1")
     found = discover.find(URL)
     assert (found.facts.listening, found.facts.root_pid) == (True, None)
-    assert "no process of this pid namespace holds the socket on port 8000" in found.unseen[0]
+    assert (
+        "no process of this pid namespace holds the socket on port 8000"
+        in found.unseen[0]
+    )
     listening(monkeypatch)
     assert discover.find(URL).facts.listening is False
     assert discover.find(URL).unseen == []
 
 
-def test_a_process_that_the_user_names(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_the_user_names(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table.processes = {5: (1, VLLM), 7: (5, "x")}
     listening(monkeypatch, "127.0.0.1", owners=([5], 0))
     named = discover.find(URL, 7)
@@ -272,7 +300,9 @@ def test_processes_that_end_while_they_are_looked_at(
     del table.processes[5]
     discover.refresh(found)
     assert [p.pid for p in found.facts.processes] == [7]
-    monkeypatch.setattr(processes, "tree", lambda root: [5, 7])  # 5 ended after this list
+    monkeypatch.setattr(
+        processes, "tree", lambda root: [5, 7]
+    )  # 5 ended after this list
     discover.refresh(found)
     assert [p.pid for p in found.facts.processes] == [7]
     untouched = Target(target(root_pid=None))
@@ -280,7 +310,9 @@ def test_processes_that_end_while_they_are_looked_at(
     assert len(untouched.facts.processes) == 2
 
 
-def test_many_processes_are_cut_short(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_processes_are_cut_short(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(discover, "MAX_PROCESSES", 2)
     table.processes = {5: (1, VLLM), 6: (5, "a"), 7: (5, "b")}
     found = Target(target(root_pid=5))
@@ -294,13 +326,23 @@ def test_the_engine_with_more_reasons_is_taken(table: Table) -> None:
     discover.name_engine(found, frozenset({"vllm:num_requests_running"}))
     assert found.facts.engine == "vllm"
     assert len(found.facts.engine_because) == 2
-    assert (found.facts.core_role, found.facts.processes[0].role) == ("EngineCore", "APIServer")
+    assert (found.facts.core_role, found.facts.processes[0].role) == (
+        "EngineCore",
+        "APIServer",
+    )
     proxy = Target(target(root_pid=5, command=["nginx"], engine="", processes=[]))
     table.processes = {5: (1, "nginx")}
     discover.name_engine(proxy, frozenset({"vllm:num_requests_running"}))
-    assert (proxy.facts.engine, proxy.facts.root_pid, proxy.facts.found_by) == ("vllm", None, "")
+    assert (proxy.facts.engine, proxy.facts.root_pid, proxy.facts.found_by) == (
+        "vllm",
+        None,
+        "",
+    )
     assert (proxy.facts.command, proxy.facts.processes) == ([], [])
-    assert "who listens on port 8000 is no vllm (nginx), a proxy perhaps" in proxy.unseen[0]
+    assert (
+        "who listens on port 8000 is no vllm (nginx), a proxy perhaps"
+        in proxy.unseen[0]
+    )
     chosen = Target(target(root_pid=None, command=[], engine="", processes=[]))
     discover.name_engine(chosen, frozenset(), "sglang")
     assert chosen.facts.engine_because == ["given with --engine"]
@@ -319,7 +361,9 @@ def test_titles_of_kernel_names_serve_where_there_is_no_command(table: Table) ->
 
 
 def test_words_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "read", lambda pid, name, limit: b"a\0b c\0\0\0\xff\0\0")
+    monkeypatch.setattr(
+        processes, "read", lambda pid, name, limit: b"a\0b c\0\0\0\xff\0\0"
+    )
     assert processes.arguments(5) == ["a", "b c", "\ufffd"]
 
 
@@ -349,7 +393,9 @@ def test_an_engine_that_is_to_listen_there_is_on_its_way(
 def test_a_fork_has_the_options_that_it_was_started_with(
     table: Table, monkeypatch: pytest.MonkeyPatch, typed: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(processes, "arguments", lambda _: ["python", "-c", FORK_SERVER, "minivllm"])
+    monkeypatch.setattr(
+        processes, "arguments", lambda _: ["python", "-c", FORK_SERVER, "minivllm"]
+    )
     table.processes = {5: (1, "python")}
     found = discover.find(URL, pid=5, typed=typed)
     assert found.facts.command == [*typed], "a fork shows its fork server's own"

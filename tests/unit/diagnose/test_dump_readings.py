@@ -52,7 +52,12 @@ def screen(reading) -> str:
 def test_one_dump_of_a_hung_engine_names_the_place_and_leaves_the_rest_open():
     found = told("ghost-all.txt")
     core = found.processes[0]
-    assert (found.engine, core.role, core.pid, core.samples) == ("vllm", "EngineCore", 18569, 1)
+    assert (found.engine, core.role, core.pid, core.samples) == (
+        "vllm",
+        "EngineCore",
+        18569,
+        1,
+    )
     assert core.stays is None
     assert "get_and_update_item" in core.sentence
     assert "stands" not in core.sentence
@@ -72,7 +77,9 @@ def test_three_dumps_show_that_it_stays_there():
 
 
 def test_a_copy_of_a_dump_is_no_second_sample(tmp_path):
-    copies = [shutil.copy(DUMPS / "ghost-core-1.txt", tmp_path / f"{n}.txt") for n in range(3)]
+    copies = [
+        shutil.copy(DUMPS / "ghost-core-1.txt", tmp_path / f"{n}.txt") for n in range(3)
+    ]
     found = dumps.read([read_dump(Path(copy)) for copy in copies])
     assert [p.samples for p in found.processes] == [1]
     assert found.processes[0].stays is None
@@ -99,7 +106,8 @@ def test_a_wait_for_the_gpu_is_called_one(tmp_path):
     file = tmp_path / "x"
     file.write_text(
         "Process 212: VLLM::EngineCore\nPython v3.12.13 (/usr/bin/python3.12)\n\n"
-        'Thread 212 (active): "MainThread"\n    cuEventSynchronize (libcuda.so.580.126.09)\n'
+        'Thread 212 (active): "MainThread"\n    cuEventSynchronize '
+        "(libcuda.so.580.126.09)\n"
         "    _to_list (vllm/v1/worker/gpu_model_runner.py:6120)\n"
     )
     found = dumps.read([read_dump(file)])
@@ -137,9 +145,13 @@ def test_single_samples_of_recorded_servers_name_their_own_failure_alone(
         for sample in [s for s in data.samples if s.threads][:3]:
             samples += 1
             result = ProbeResult(
-                probe="stacks", phase="check", status=ProbeStatus.OK, started=Moment.now(),
-                seconds=0.0, data=StacksData(samples=[sample]),
-            )  # fmt: skip
+                probe="stacks",
+                phase="check",
+                status=ProbeStatus.OK,
+                started=Moment.now(),
+                seconds=0.0,
+                data=StacksData(samples=[sample]),
+            )
             fitting = dumps.failures(scenarios, Evidence(probes=[result]), live)
             assert {f.fit for f in fitting} <= {Resemblance.IF_IT_STAYS}
             named |= {f.scenario for f in fitting}
@@ -147,14 +159,14 @@ def test_single_samples_of_recorded_servers_name_their_own_failure_alone(
     assert named == expected
 
 
-# ------------------------------------------------------------------ metrics, GPUs, requests
+# -------------------------------------------------------------- metrics, GPUs, requests
 
 
 def test_metrics_alone_are_numbers_and_no_verdict():
     found = told("ghost-metrics.txt")
     assert found.counts == [
-        "0 running, 0 waiting, KV cache 0 % used, 1,168 prompt tokens, 8 tokens generated, "
-        "6 requests finished"
+        "0 running, 0 waiting, KV cache 0 % used, 1,168 prompt tokens, 8 tokens "
+        "generated, 6 requests finished"
     ]
     assert found.failures == []
     assert "idle" not in found.model_dump_json()
@@ -180,29 +192,38 @@ def test_data_parallel_engines_are_told_apart(tmp_path):
     file = tmp_path / "m"
     file.write_text(
         "".join(
-            f'vllm:num_requests_running{{engine="{n}",model_name="m"}} {n}.0\n' for n in range(3)
+            f'vllm:num_requests_running{{engine="{n}",model_name="m"}} {n}.0\n'
+            for n in range(3)
         )
     )
-    assert dumps.read([read_dump(file)]).counts == [f"engine {n}: {n} running" for n in range(3)]
+    assert dumps.read([read_dump(file)]).counts == [
+        f"engine {n}: {n} running" for n in range(3)
+    ]
 
 
 def test_gpus_and_requests_are_in_words():
     found = told("nvidia-smi.txt", "sglang-0.5.23.pkl")
     assert found.engine == "sglang"
-    assert found.counts[0].startswith("GPU 0, 100 % busy, 72.3 GiB of 79.6 GiB used, by VLLM")
+    assert found.counts[0].startswith(
+        "GPU 0, 100 % busy, 72.3 GiB of 79.6 GiB used, by VLLM"
+    )
     assert "3 requests, 2 of them not finished when it was written" in found.counts
     assert any("stop_token_ids [999999]" in text for text in found.counts)
     assert "secret prompt" not in found.model_dump_json()
 
 
-# ------------------------------------------------------------------ mmrepro logs, diagnose --log
+# --------------------------------------------------------- mmrepro logs, diagnose --log
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("ghost-all.txt", DumpKind.PY_SPY), ("ghost-metrics.txt", DumpKind.METRICS),
-     ("nvidia-smi.txt", DumpKind.NVIDIA_SMI), ("sglang-0.5.17.pkl", DumpKind.REQUESTS)],
-)  # fmt: skip
+    [
+        ("ghost-all.txt", DumpKind.PY_SPY),
+        ("ghost-metrics.txt", DumpKind.METRICS),
+        ("nvidia-smi.txt", DumpKind.NVIDIA_SMI),
+        ("sglang-0.5.17.pkl", DumpKind.REQUESTS),
+    ],
+)
 def test_a_dump_alone_is_no_log_and_is_answered(name, kind):
     reading = read_logs([DUMPS / name])
     assert reading.cause.name is CauseClass.NOT_A_LOG
@@ -216,7 +237,8 @@ def test_a_dump_alone_is_no_log_and_is_answered(name, kind):
 def test_last_words_name_the_cause(tmp_path):
     file = tmp_path / "x"
     file.write_text(
-        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent "
+        "call first):\n"
         '  File "/x/vllm/v1/worker/gpu_model_runner.py", line 3 in execute_model\n'
         '  File "/x/vllm/v1/engine/core.py", line 3 in run_engine_core\n'
     )
@@ -241,10 +263,13 @@ def test_a_watchdogs_dump_is_possibly_a_hang_until_it_stays(tmp_path):
 
 
 LOG = (
-    "(EngineCore pid=18569) INFO 11-26 00:45:40 [core.py:112] Initializing a V1 LLM engine "
+    "(EngineCore pid=18569) INFO 11-26 00:45:40 [core.py:112] Initializing a V1 LLM "
+    "engine "
     "(v0.23.0) with config: model='/m'\n"
-    "(APIServer pid=16289) INFO 11-26 00:47:45 [loggers.py:271] Engine 000: Avg prompt throughput: "
-    "93.8 tokens/s, Avg generation throughput: 1.0 tokens/s, Running: 0 reqs, Waiting: 0 reqs\n"
+    "(APIServer pid=16289) INFO 11-26 00:47:45 [loggers.py:271] Engine 000: Avg prompt "
+    "throughput: "
+    "93.8 tokens/s, Avg generation throughput: 1.0 tokens/s, Running: 0 reqs, Waiting: "
+    "0 reqs\n"
 )
 
 
@@ -283,16 +308,29 @@ def test_a_hostile_pickle_is_one_sentence_and_exit_3(tmp_path):
     file.write_bytes(b"\x80\x04cposix\nsystem\n(\x8c\x04trueutR.")
     done = CliRunner().invoke(app, ["logs", str(file)])
     assert done.exit_code == 3
-    assert "it asks for posix.system, which was not done" in " ".join(done.output.split())
+    assert "it asks for posix.system, which was not done" in " ".join(
+        done.output.split()
+    )
 
 
 def test_diagnose_takes_dumps_for_what_they_are(tmp_path, monkeypatch):
-    monkeypatch.setattr("mmrepro.cli.live._bound", lambda: None)  # it would bound all later tests
+    monkeypatch.setattr(
+        "mmrepro.cli.live._bound", lambda: None
+    )  # it would bound all later tests
     done = CliRunner().invoke(
         app,
-        ["diagnose", "http://127.0.0.1:9", "--log", str(DUMPS / "ghost-all.txt"), "--json",
-         "--out", str(tmp_path / "out"), "--deadline", "2"],
-    )  # fmt: skip
+        [
+            "diagnose",
+            "http://127.0.0.1:9",
+            "--log",
+            str(DUMPS / "ghost-all.txt"),
+            "--json",
+            "--out",
+            str(tmp_path / "out"),
+            "--deadline",
+            "2",
+        ],
+    )
     found = json.loads(done.stdout)
     assert [f["scenario"] for f in found["dumps"]["failures"]] == [GHOST]
     assert found["assessment"]["state"] == "dead"

@@ -19,8 +19,14 @@ from mmrepro.traffic.evidence import Evidence
 from rich.console import Console
 from seen import answer, target
 
-PREFILL = ("--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_producer"}')
-DECODE = ("--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}')
+PREFILL = (
+    "--kv-transfer-config",
+    '{"kv_connector": "NixlConnector", "kv_role": "kv_producer"}',
+)
+DECODE = (
+    "--kv-transfer-config",
+    '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}',
+)
 FETCH = "vllm:num_requests_kv_fetch_by_stage"
 SOURCE = "vllm:prompt_tokens_by_source_total"
 WELL = ServerState.HEALTHY
@@ -53,7 +59,9 @@ def looked(
     found = Diagnosis(
         taken=Moment(wall=NOW, mono=0),
         target=target(url=url, port=port, command=words, **facts),
-        assessment=Assessment(state=state, sentence=f"It is {state.value}.", process="EngineCore"),
+        assessment=Assessment(
+            state=state, sentence=f"It is {state.value}.", process="EngineCore"
+        ),
     )
     said = [probed(answered)] if answered else []
     evidence = Evidence(probes=[probed(http(200, 200)), *said, *readings])
@@ -64,7 +72,9 @@ def fleet(*looks: Look) -> Fleet:
     members, findings = read(looks)
     state, sentence = summary(members, findings)
     taken = Moment(wall=NOW, mono=0)
-    return Fleet(taken=taken, state=state, sentence=sentence, findings=findings, members=members)
+    return Fleet(
+        taken=taken, state=state, sentence=sentence, findings=findings, members=members
+    )
 
 
 # ---------------------------------------------------------------- what each is for
@@ -88,7 +98,9 @@ def fleet(*looks: Look) -> Fleet:
         ((), Part.REPLICA),
     ],
 )
-def test_a_command_line_says_what_a_server_is_for(command: tuple[str, ...], part: Part) -> None:
+def test_a_command_line_says_what_a_server_is_for(
+    command: tuple[str, ...], part: Part
+) -> None:
     found, because = part_of(command)
     assert (found, bool(because)) == (part, part is not Part.REPLICA)
 
@@ -131,10 +143,18 @@ def test_several_are_unwell_and_one_answers() -> None:
 def test_all_are_unwell() -> None:
     found = fleet(looked(1, ServerState.FROZEN), looked(2, ServerState.FROZEN))
     assert (found.state, found.exit_code) == (FleetState.ALL_UNWELL, 1)
-    assert found.sentence == "All 2 servers are unwell: frozen, and where could not be seen."
+    assert (
+        found.sentence
+        == "All 2 servers are unwell: frozen, and where could not be seen."
+    )
     assert "127.0.0.1:2: dead" in fleet(looked(1, ServerState.FROZEN), dead(2)).sentence
-    alone = fleet(looked(1, ServerState.FROZEN, command=PREFILL), looked(2, command=DECODE))
-    assert alone.sentence == "127.0.0.1:1, the only prefill server, is unwell: It is frozen."
+    alone = fleet(
+        looked(1, ServerState.FROZEN, command=PREFILL), looked(2, command=DECODE)
+    )
+    assert (
+        alone.sentence
+        == "127.0.0.1:1, the only prefill server, is unwell: It is frozen."
+    )
 
 
 def dead(port: int) -> Look:
@@ -146,32 +166,46 @@ def test_what_could_not_be_told_is_neither_well_nor_odd() -> None:
     found = fleet(looked(1), looked(2, ServerState.UNREACHABLE), blind)
     assert (found.state, found.exit_code) == (FleetState.UNKNOWN, 3)
     assert "1 of 3 servers are well" in found.sentence
-    assert fleet(looked(1, ServerState.DEAD), blind).sentence.startswith("No server is seen")
+    assert fleet(looked(1, ServerState.DEAD), blind).sentence.startswith(
+        "No server is seen"
+    )
 
 
 def test_prometheus_speaks_for_a_server_that_is_too_far_away() -> None:
-    held = Scraped(health="up", seconds=60, running=[2, 2], waiting=[0, 1], tokens=[900, 900])
+    held = Scraped(
+        health="up", seconds=60, running=[2, 2], waiting=[0, 1], tokens=[900, 900]
+    )
     far = looked(2, ServerState.UNREACHABLE, scraped=held)
     found = fleet(looked(1), far)
     assert found.findings[0].servers == ["127.0.0.1:2"]
     assert "no token was counted in 60 s, by Prometheus" in found.sentence
-    for moves in ({"tokens": [900, 901]}, {"running": [0, 2]}, {"running": [], "waiting": []}):
+    for moves in (
+        {"tokens": [900, 901]},
+        {"running": [0, 2]},
+        {"running": [], "waiting": []},
+    ):
         other = held.model_copy(update=moves)
-        assert fleet(looked(1), looked(2, ServerState.UNREACHABLE, scraped=other)).state is (
-            FleetState.UNKNOWN
-        )
+        assert fleet(
+            looked(1), looked(2, ServerState.UNREACHABLE, scraped=other)
+        ).state is (FleetState.UNKNOWN)
     near = fleet(looked(1), looked(2, scraped=held))
-    assert near.state is FleetState.ALL_WELL, "what was looked at itself is better known"
+    assert near.state is FleetState.ALL_WELL, (
+        "what was looked at itself is better known"
+    )
 
 
 def test_in_what_one_is_unlike_the_others() -> None:
     same = ("--max-num-seqs", "8")
     found = fleet(
         looked(1, command=same, answered=answer(0.1)),
-        looked(2, command=("--max-num-seqs", "4", "--enforce-eager"), release="0.12.0",
-               answered=answer(6.0)),
+        looked(
+            2,
+            command=("--max-num-seqs", "4", "--enforce-eager"),
+            release="0.12.0",
+            answered=answer(6.0),
+        ),
         looked(3, command=same, answered=answer(0.2)),
-    )  # fmt: skip
+    )
     assert found.state is FleetState.ALL_WELL, "a difference is no fault"
     assert [m.differs for m in found.members] == [[], found.members[1].differs, []]
     told = "\n".join(found.members[1].differs)
@@ -194,7 +228,9 @@ def waiting(seconds: float = 9.0, *, made: float = 4, count: float = 1) -> list[
     """Readings of a decode server: requests that wait for a KV cache."""
     return [
         metrics(20, fetch__in_progress=count, generation_tokens_total=100),
-        metrics(20 + seconds, fetch__in_progress=count, generation_tokens_total=100 + made),
+        metrics(
+            20 + seconds, fetch__in_progress=count, generation_tokens_total=100 + made
+        ),
     ]
 
 
@@ -208,7 +244,9 @@ def test_a_transfer_that_does_not_end_while_both_answer() -> None:
     assert (found.state, found.exit_code) == (FleetState.TRANSFER_STANDS, 1)
     assert found.findings[0].servers == ["127.0.0.1:2"]
     assert "does not arrive" in found.sentence
-    assert "not at fault as far as can be seen" in found.sentence, "its prefill has no such metric"
+    assert "not at fault as far as can be seen" in found.sentence, (
+        "its prefill has no such metric"
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,17 +266,23 @@ def test_a_transfer_may_be_on_its_way(readings: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        (ServerState.SLOW, "127.0.0.1:1 is not at fault as far as can be seen (127.0.0.1:1: slow"),
+        (
+            ServerState.SLOW,
+            "127.0.0.1:1 is not at fault as far as can be seen (127.0.0.1:1: slow",
+        ),
         (ServerState.UNKNOWN, "of 127.0.0.1:1 it could not be told how it is."),
     ],
 )
 def test_a_prefill_server_that_is_slow_or_unknown_is_not_at_fault(
     state: ServerState, said: str
 ) -> None:
-    """Of real servers on a busy machine: the prefill one was slow, and was called at fault."""
+    """Of real servers on a busy machine: the prefill one was slow, and was called at
+    fault."""
     decode = looked(2, WELL, *waiting(), command=DECODE, answered=answer())
-    deferred = [metrics(s, num_requests_waiting_by_reason=0, generation_tokens_total=1)
-                for s in (20, 29)]  # fmt: skip
+    deferred = [
+        metrics(s, num_requests_waiting_by_reason=0, generation_tokens_total=1)
+        for s in (20, 29)
+    ]
     found = pair(looked(1, state, *deferred, command=PREFILL), decode)
     assert found.state is FleetState.TRANSFER_STANDS
     assert said in found.sentence
@@ -249,8 +293,12 @@ def test_the_side_that_stands_is_named() -> None:
     frozen = looked(1, ServerState.FROZEN_PYTHON, command=PREFILL)
     found = pair(frozen, decode)
     assert found.state is FleetState.TRANSFER_STANDS
-    assert found.sentence.startswith("The transfer stands on the prefill side: 127.0.0.1:1")
-    assert [one.state for one in found.findings] == [FleetState.TRANSFER_STANDS], "said once"
+    assert found.sentence.startswith(
+        "The transfer stands on the prefill side: 127.0.0.1:1"
+    )
+    assert [one.state for one in found.findings] == [FleetState.TRANSFER_STANDS], (
+        "said once"
+    )
 
 
 def test_a_prefill_server_with_caches_that_nobody_fetches() -> None:
@@ -261,7 +309,9 @@ def test_a_prefill_server_with_caches_that_nobody_fetches() -> None:
         ]
         data = MetricsData(url="", samples=samples)
         read_at = [probed(data).model_copy(update={"started": at(s)}) for s in (20, 29)]
-        return looked(port, WELL, *read_at, engine="sglang", core_role="sglang::scheduler")
+        return looked(
+            port, WELL, *read_at, engine="sglang", core_role="sglang::scheduler"
+        )
 
     held = "sglang:num_prefill_inflight_queue_reqs"
     asked = "sglang:num_decode_transfer_queue_reqs"
@@ -270,7 +320,9 @@ def test_a_prefill_server_with_caches_that_nobody_fetches() -> None:
         (1, 0, "on the decode side"),
         (0, 1, "on the prefill side"),
     ):
-        found = fleet(sglang(1, "prefill", held, sends), sglang(2, "decode", asked, waits))
+        found = fleet(
+            sglang(1, "prefill", held, sends), sglang(2, "decode", asked, waits)
+        )
         assert found.state is FleetState.TRANSFER_STANDS
         assert side in found.sentence
     none = fleet(sglang(1, "prefill", held, 0), sglang(2, "decode", asked, 0))
@@ -280,9 +332,12 @@ def test_a_prefill_server_with_caches_that_nobody_fetches() -> None:
 def test_a_decode_server_that_prefills_itself_and_says_nothing() -> None:
     def decode(local: float, remote: float, requests: float = 10) -> Look:
         reading = metrics(
-            20, source__local_compute=local, source__external_kv_transfer=remote,
-            request_prompt_tokens_sum=local + remote, request_prompt_tokens_count=requests,
-        )  # fmt: skip
+            20,
+            source__local_compute=local,
+            source__external_kv_transfer=remote,
+            request_prompt_tokens_sum=local + remote,
+            request_prompt_tokens_count=requests,
+        )
         return looked(2, WELL, reading, command=DECODE, answered=answer())
 
     prefill = looked(1, WELL, metrics(20, prompt_tokens_total=3), command=PREFILL)
@@ -295,14 +350,18 @@ def test_a_decode_server_that_prefills_itself_and_says_nothing() -> None:
     assert pair(prefill, decode(10, 1490)).state is FleetState.ALL_WELL
     assert pair(prefill, decode(400, 0)).state is FleetState.ALL_WELL, "too few"
     checks = decode(1500, 0, requests=100)
-    assert pair(prefill, checks).state is FleetState.ALL_WELL, "health checks go past the router"
+    assert pair(prefill, checks).state is FleetState.ALL_WELL, (
+        "health checks go past the router"
+    )
 
 
 # ---------------------------------------------------------------- its report
 
 
 def test_the_first_screen_and_every_format(capsys: pytest.CaptureFixture[str]) -> None:
-    many = [looked(port) for port in range(1, 20)] + [looked(99, ServerState.FROZEN_PYTHON)]
+    many = [looked(port) for port in range(1, 20)] + [
+        looked(99, ServerState.FROZEN_PYTHON)
+    ]
     found = fleet(*many)
     print_page(compose_fleet(found), Console(width=100))
     shown = capsys.readouterr().out.splitlines()

@@ -1,4 +1,5 @@
-"""Several servers, found and looked at: nobody listens there, or a FAKE that answers as its API."""
+"""Several servers, found and looked at: nobody listens there, or a FAKE that answers as
+its API."""
 
 from __future__ import annotations
 
@@ -74,7 +75,9 @@ def test_an_interrupted_look_leaves_only_what_others_put_there(
     monkeypatch.setattr(session, "_each", interrupted)
     (tmp_path / "look/mine").mkdir(parents=True)
     with pytest.raises(KeyboardInterrupt):
-        session.look(DiagnoseCommand("http://x:1", more=("http://x:2",), out=tmp_path / "look"))
+        session.look(
+            DiagnoseCommand("http://x:1", more=("http://x:2",), out=tmp_path / "look")
+        )
     assert [p.name for p in (tmp_path / "look").iterdir()] == ["mine"]
 
 
@@ -98,7 +101,9 @@ def test_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert json.loads(done.stdout)["$id"] == "urn:mmrepro:fleet:1"
     assert "All 2 servers are unwell: dead." in shown.stdout
     folder = Path(json.loads(done.stdout)["incident_dir"])
-    assert {"fleet.json", "report.md", "report.html"} <= {p.name for p in folder.iterdir()}
+    assert {"fleet.json", "report.md", "report.html"} <= {
+        p.name for p in folder.iterdir()
+    }
     missing = CliRunner().invoke(app, ["diagnose"])
     assert isinstance(missing.exception, UsageError)
 
@@ -106,7 +111,9 @@ def test_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 # ---------------------------------------------------------------- Prometheus
 
 
-def target(instance: str, job: str = "llm", health: str = "up", **more: Any) -> dict[str, Any]:
+def target(
+    instance: str, job: str = "llm", health: str = "up", **more: Any
+) -> dict[str, Any]:
     """In the form of prometheus.io/docs/prometheus/latest/querying/api#targets."""
     return {
         "discoveredLabels": {"__address__": instance},
@@ -121,7 +128,10 @@ def target(instance: str, job: str = "llm", health: str = "up", **more: Any) -> 
 def vector(*series: tuple[str, str, str, float]) -> dict[str, Any]:
     """In the form of an instant query's answer: job, instance, name, value."""
     result = [
-        {"metric": {"job": j, "instance": i} | ({"__name__": n} if n else {}), "value": [0, str(v)]}
+        {
+            "metric": {"job": j, "instance": i} | ({"__name__": n} if n else {}),
+            "value": [0, str(v)],
+        }
         for j, i, n, v in series
     ]
     return {"resultType": "vector", "result": result}
@@ -145,14 +155,21 @@ def asked_of(
 
 
 def api(
-    targets: list[Any] | None, *, tokens: tuple[float, float] = (10, 30), held: Any = None
+    targets: list[Any] | None,
+    *,
+    tokens: tuple[float, float] = (10, 30),
+    held: Any = None,
 ) -> Callable[[str, dict[str, list[str]]], tuple[int, Any]]:
     def answers(path: str, query: dict[str, list[str]]) -> tuple[int, Any]:
         def fine(data: Any) -> tuple[int, Any]:
             return 200, {"status": "success", "data": data}
 
         if path.endswith("/targets"):
-            return fine({"activeTargets": targets}) if targets is not None else (404, b"no")
+            return (
+                fine({"activeTargets": targets})
+                if targets is not None
+                else (404, b"no")
+            )
         if query["query"][0].startswith("count"):
             return fine(held or vector(("llm", A, "", 5), ("llm", B, "", 5)))
         late = float(query["time"][0])
@@ -173,12 +190,18 @@ def api(
 @pytest.mark.parametrize("path", ["", "/", "/api/v1"])
 def test_its_targets_that_are_inference_servers(path: str) -> None:
     node = target("127.0.0.1:9100", "node")
-    found = asked_of(api([target(A), target(B, health="down"), node, "?", {"labels": 1}]), path)
+    found = asked_of(
+        api([target(A), target(B, health="down"), node, "?", {"labels": 1}]), path
+    )
     assert list(found.found) == [f"http://{A}", f"http://{B}"]
     assert found.found[f"http://{A}"].tokens == [10, 30]
     assert found.found[f"http://{A}"].running == [1, 1]
     down = found.found[f"http://{B}"]
-    assert (down.health, down.last_error, down.tokens) == ("down", "connection refused", [])
+    assert (down.health, down.last_error, down.tokens) == (
+        "down",
+        "connection refused",
+        [],
+    )
 
 
 def test_what_stores_metrics_and_lists_no_targets() -> None:
@@ -194,7 +217,11 @@ def test_what_stores_metrics_and_lists_no_targets() -> None:
         {"result": []},
         {"result": "no"},
         {"result": [{"metric": 1}, {"metric": {}, "value": []}, None]},
-        vector(("x", "unix:/run/x", "", 1), ("x", "http://[", "", 1), ("x", "ftp://x:1", "", 1)),
+        vector(
+            ("x", "unix:/run/x", "", 1),
+            ("x", "http://[", "", 1),
+            ("x", "ftp://x:1", "", 1),
+        ),
     ],
 )
 def test_one_that_watches_no_inference_server(held: Any) -> None:
@@ -204,7 +231,8 @@ def test_one_that_watches_no_inference_server(held: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [(200, b"<html>"), (401, b"{}"), (200, {"status": "error"}), (200, b"[" * 10_000)]
+    "answer",
+    [(200, b"<html>"), (401, b"{}"), (200, {"status": "error"}), (200, b"[" * 10_000)],
 )
 def test_what_is_no_prometheus_server(answer: tuple[int, Any]) -> None:
     with pytest.raises(UsageError, match="is no Prometheus server") as raised:
@@ -212,10 +240,16 @@ def test_what_is_no_prometheus_server(answer: tuple[int, Any]) -> None:
     assert "hunter2" not in raised.value.message
 
 
-def test_its_servers_come_after_those_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = prometheus.Known({f"http://{A}": Scraped(health="up"), f"http://{B}": Scraped()})
+def test_its_servers_come_after_those_that_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = prometheus.Known(
+        {f"http://{A}": Scraped(health="up"), f"http://{B}": Scraped()}
+    )
     monkeypatch.setattr(prometheus, "known", lambda url: known)
-    asked = DiagnoseCommand("http://x:1", more=(f"http://{A}/",), prometheus="http://p:9090")
+    asked = DiagnoseCommand(
+        "http://x:1", more=(f"http://{A}/",), prometheus="http://p:9090"
+    )
     found, unseen = session.servers(asked)
     assert list(found) == ["http://x:1", f"http://{A}", f"http://{B}"]
     assert found[f"http://{A}"] == Scraped(health="up")
@@ -251,7 +285,9 @@ def test_several_watches_are_served_together() -> None:
     assert f'mmrepro_watch_odd{{server="{B}"}} 1.0' in lines
     assert f'mmrepro_watch_odd{{server="{A}"}} 0.0' in lines
     assert f'mmrepro_watch_live{{server="{B}"}} 0.0' in lines
-    assert states({A: watch(*failed), B: watch(*failed)})["odd"] == [], "none is unlike the other"
+    assert states({A: watch(*failed), B: watch(*failed)})["odd"] == [], (
+        "none is unlike the other"
+    )
     assert "odd" not in states({"": served[A]})
 
 
@@ -266,10 +302,14 @@ def test_several_are_watched_as_it_is_typed(
         done = CliRunner().invoke(app, ["watch", *urls, *words])
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.exit_code == 1
-    assert {one["server"] for one in events} == {url.partition("://")[2] for url in urls}
+    assert {one["server"] for one in events} == {
+        url.partition("://")[2] for url in urls
+    }
 
 
-def test_watches_that_fail_at_once_share_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watches_that_fail_at_once_share_one_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     looks: list[str] = []
     began, all_ask = threading.Event(), threading.Event()
 
@@ -277,7 +317,9 @@ def test_watches_that_fail_at_once_share_one_look(monkeypatch: pytest.MonkeyPatc
         looks.append(asked.url)
         began.set()
         assert all_ask.wait(30)
-        fleet = Fleet(taken=Moment.now(), state=FleetState.ODD_ONE_OUT, sentence="B.", members=[])
+        fleet = Fleet(
+            taken=Moment.now(), state=FleetState.ODD_ONE_OUT, sentence="B.", members=[]
+        )
         return session.Looked(fleet, None, ())
 
     class Counted:

@@ -1,4 +1,5 @@
-"""Where a silent engine stands: each state's words, frames and process, and the edges between."""
+"""Where a silent engine stands: each state's words, frames and process, and the edges
+between."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def mixed(*gil: bool, stack: Any = STEP) -> Any:
     return sampled(*[[thread(stack, gil=one)] for one in gil])
 
 
-# ---------------------------------------------------------------- one thread that stands
+# --------------------------------------------------------------- one thread that stands
 
 
 def test_a_loop_in_python_has_the_gil_in_half_of_the_samples() -> None:
@@ -56,18 +57,18 @@ def test_a_loop_in_python_has_the_gil_in_half_of_the_samples() -> None:
     less = engine(mixed(True, False, False, False), use(98.0))
     assert less.state is ServerState.FROZEN_NATIVE
     assert half.sentence == (
-        "EngineCore is frozen in Python code: matmul (layer.py:7), in thread 'MainThread', which "
-        "computes without end and keeps the GIL."
+        "EngineCore is frozen in Python code: matmul (layer.py:7), in thread "
+        "'MainThread', which computes without end and keeps the GIL."
     )
     assert less.sentence == (
-        "EngineCore is frozen in native code called from matmul (layer.py:7): it computes without "
-        "end, outside the GIL."
+        "EngineCore is frozen in native code called from matmul (layer.py:7): it "
+        "computes without end, outside the GIL."
     )
     assert half.why == [
         "seen",
         "EngineCore uses 98 % user + 0 % system of a core",
-        "in all 4 samples thread 'MainThread' is in matmul (layer.py:7), 4 times active, 2 times "
-        "with the GIL",
+        "in all 4 samples thread 'MainThread' is in matmul (layer.py:7), 4 times "
+        "active, 2 times with the GIL",
     ]
     assert (half.process, half.thread, half.seen, half.samples) == (
         "EngineCore",
@@ -81,9 +82,12 @@ def test_a_loop_in_python_has_the_gil_in_half_of_the_samples() -> None:
 
 
 def test_a_core_that_is_hot_spins_where_its_thread_was_active_each_time() -> None:
-    """The thread that uses the CPU may not be told, as without the right to read its times."""
+    """The thread that uses the CPU may not be told, as without the right to read its
+    times."""
     unnamed = use(98.0, thread=1.0)
-    assert engine(five(thread(LOOP, gil=True)), unnamed).state is ServerState.FROZEN_PYTHON
+    assert (
+        engine(five(thread(LOOP, gil=True)), unnamed).state is ServerState.FROZEN_PYTHON
+    )
     lazy = sampled(*[[thread(STEP, active=n > 0)] for n in range(4)])
     assert engine(lazy, unnamed).state is ServerState.BLOCKED_ON_LOCK
     assert engine(lazy, use(98.0)).state is ServerState.FROZEN_NATIVE
@@ -97,22 +101,28 @@ def test_a_wait_in_a_native_call() -> None:
     asleep = five(thread(STEP, active=False))
     read = engine(asleep, use(1.0), waiting("read"))
     assert read.sentence == (
-        "EngineCore waits in a native call made by matmul (layer.py:7) (system call read)."
+        "EngineCore waits in a native call made by matmul (layer.py:7) (system call "
+        "read)."
     )
     assert read.advice == [frozen.KEEP, frozen.MORE_STACKS.format(pid=CORE)]
     kept = engine(five(thread(STEP, active=False, gil=True)), use(1.0))
     assert kept.sentence == (
-        "EngineCore waits in a native call made by matmul (layer.py:7) and keeps the GIL."
+        "EngineCore waits in a native call made by matmul (layer.py:7) and keeps the "
+        "GIL."
     )
     assert kept.state is ServerState.FROZEN_NATIVE
     cuda = five(thread(frames("synchronize torch/cuda/streams.py:7"), active=False))
     stuck = engine(cuda, use(99.0), waiting("futex"))  # CUDA waits in a loop
     assert stuck.state is ServerState.KERNEL_STUCK
-    assert stuck.sentence.startswith("EngineCore waits for its device in synchronize, called by ")
+    assert stuck.sentence.startswith(
+        "EngineCore waits for its device in synchronize, called by "
+    )
     launch = five(thread(frames("launch triton/backends/driver.py:7"), active=False))
     assert engine(launch, use(1.0), waiting("futex")).state is ServerState.FROZEN_NATIVE
     assert "(system call futex)" in engine(launch, use(1.0), waiting("futex")).sentence
-    assert engine(asleep, use(1.0), waiting("futex")).state is ServerState.BLOCKED_ON_LOCK
+    assert (
+        engine(asleep, use(1.0), waiting("futex")).state is ServerState.BLOCKED_ON_LOCK
+    )
     assert engine(asleep, use(1.0)).state is ServerState.BLOCKED_ON_LOCK
     other = engine(five(thread(STEP, active=False, tid=7)), use(1.0), waiting("read"))
     assert other.state is ServerState.BLOCKED_ON_LOCK
@@ -129,10 +139,13 @@ def test_who_sleeps_in_no_sample_waits_for_no_lock() -> None:
     busy = engine(five(thread(STEP, active=True)), use(18.0))
     assert busy.state is ServerState.UNKNOWN
     assert busy.sentence == (
-        "EngineCore is in a native call made by matmul (layer.py:7) in every sample, and has less "
-        "than a processor: it computes slowly, or without end."
+        "EngineCore is in a native call made by matmul (layer.py:7) in every sample, "
+        "and has less than a processor: it computes slowly, or without end."
     )
-    assert engine(five(thread(STEP, active=True)), use(99.0)).state is ServerState.FROZEN_NATIVE
+    assert (
+        engine(five(thread(STEP, active=True)), use(99.0)).state
+        is ServerState.FROZEN_NATIVE
+    )
     locking = five(thread(frames("acquire t.py:7", "step a.py:3"), active=True))
     assert engine(locking, use(18.0)).state is ServerState.BLOCKED_ON_LOCK
     waits = engine(five(thread(STEP, active=True)), use(18.0), waiting("futex"))
@@ -140,15 +153,26 @@ def test_who_sleeps_in_no_sample_waits_for_no_lock() -> None:
 
 
 def test_a_lock_whose_holder_cannot_be_seen() -> None:
-    locked = engine(five(thread(frames("acquire t.py:7", "step a.py:3"), active=False)), use(1.0))
-    assert locked.sentence == (
-        "EngineCore is blocked: thread 'MainThread' waits for a lock in acquire (t.py:7)."
+    locked = engine(
+        five(thread(frames("acquire t.py:7", "step a.py:3"), active=False)), use(1.0)
     )
-    assert locked.advice == [frozen.KEEP, "who holds it could not be seen in the locals"]
+    assert locked.sentence == (
+        "EngineCore is blocked: thread 'MainThread' waits for a lock in acquire "
+        "(t.py:7)."
+    )
+    assert locked.advice == [
+        frozen.KEEP,
+        "who holds it could not be seen in the locals",
+    ]
     assert locked.holder == ""
-    waits, holds = frames("acquire t.py:7", "step a.py:3"), frames("sleepy b.py:9", "held b.py:4")
+    waits, holds = (
+        frames("acquire t.py:7", "step a.py:3"),
+        frames("sleepy b.py:9", "held b.py:4"),
+    )
     waits[1].locals["lock"] = holds[1].locals["lock"] = "<lock at 0x7f01>"
-    both = five(thread(waits, active=False), thread(holds, active=False, name="other", tid=1))
+    both = five(
+        thread(waits, active=False), thread(holds, active=False, name="other", tid=1)
+    )
     held = engine(both, use(1.0))
     assert held.sentence.endswith("; thread 'other' has it, in sleepy (b.py:9).")
     assert held.advice == [frozen.KEEP]
@@ -161,9 +185,13 @@ def test_the_busiest_thread_is_named_before_others() -> None:
     hot = thread(LOOP, name="worker", tid=TID)
     main = thread(STEP, name="MainThread", tid=1, gil=True)
     assert engine(five(main, hot), use(98.0)).thread == "worker"
-    # None is hot: the one that has the GIL, the core's own, the main one, the more active.
+    # None is hot: the one that has the GIL, the core's own, the main one, the more
+    # active.
     assert (
-        engine(five(thread(STEP, name="w", tid=1, gil=True), thread(LOOP)), use(1.0)).thread == "w"
+        engine(
+            five(thread(STEP, name="w", tid=1, gil=True), thread(LOOP)), use(1.0)
+        ).thread
+        == "w"
     )
     core = thread(STEP, name="EngineCore loop", tid=1)
     assert engine(five(thread(LOOP), core), use(1.0)).thread == "EngineCore loop"
@@ -177,8 +205,12 @@ def test_the_busiest_thread_is_named_before_others() -> None:
     assert engine(sampled(*eager), use(1.0)).thread == "b"
     for stack, gil in ((STEP, True), (frames("acquire t.py:7", "step a.py:3"), False)):
         other = five(thread(stack, name="w", active=False, gil=gil))
-        assert engine(other, use(1.0)).state not in (ServerState.NOT_RECEIVING, ServerState.SLOW)
-    # One that neither runs nor has a place of its own only sleeps: those are everywhere.
+        assert engine(other, use(1.0)).state not in (
+            ServerState.NOT_RECEIVING,
+            ServerState.SLOW,
+        )
+    # One that neither runs nor has a place of its own only sleeps: those are
+    # everywhere.
     assert engine(five(lazy), use(1.0)).state is ServerState.NOT_RECEIVING
 
 
@@ -197,7 +229,10 @@ def test_a_loop_in_which_the_engine_idles_is_no_place_to_hang() -> None:
     idle_sglang = engine(sampled(*turns), use(98.0), engine="sglang")
     assert idle_sglang.state is ServerState.NOT_RECEIVING
     assert engine(sampled(*turns), use(98.0)).state is not ServerState.NOT_RECEIVING
-    assert frozen.idle_loops(view(engine="sglang")) == {"event_loop_normal", "event_loop_overlap"}
+    assert frozen.idle_loops(view(engine="sglang")) == {
+        "event_loop_normal",
+        "event_loop_overlap",
+    }
     assert frozen.idle_loops(view(engine="")) == frozenset()
 
 
@@ -216,7 +251,9 @@ def test_a_starved_engine() -> None:
     assert (starved.state, starved.process) == (ServerState.STARVED, "EngineCore")
     assert "none is let in" in starved.sentence
     assert starved.why == ["seen", "EngineCore uses 1 % user + 0 % system of a core"]
-    assert engine(*still(waiting=3, running=1), idle()).state is ServerState.NOT_RECEIVING
+    assert (
+        engine(*still(waiting=3, running=1), idle()).state is ServerState.NOT_RECEIVING
+    )
     assert engine(*still(), idle()).state is ServerState.NOT_RECEIVING
     assert engine(*still(waiting=3)).state is ServerState.STARVED
     assert engine(*still(waiting=3, running=1)).state is ServerState.FROZEN
@@ -227,19 +264,27 @@ def test_a_starved_engine() -> None:
 def test_an_engine_that_waits_for_work() -> None:
     deaf = engine(*still(), idle(), use(1.0))
     assert deaf.state is ServerState.NOT_RECEIVING
-    assert deaf.sentence.startswith("EngineCore waits for work (wait (threading.py:320)) while a")
+    assert deaf.sentence.startswith(
+        "EngineCore waits for work (wait (threading.py:320)) while a"
+    )
     assert (deaf.process, deaf.thread, deaf.seen) == ("EngineCore", "MainThread", 5)
     assert deaf.advice[0] == frozen.KEEP
     quiet = engine(*still(), idle(), use(1.0), asked=False)
     assert quiet.state is ServerState.NO_FAULT_SEEN
-    assert quiet.sentence == "EngineCore waits for work; whether work reaches it was not tried."
-    assert quiet.advice == ["let mmrepro send its one small request (without --no-request)"]
+    assert (
+        quiet.sentence
+        == "EngineCore waits for work; whether work reaches it was not tried."
+    )
+    assert quiet.advice == [
+        "let mmrepro send its one small request (without --no-request)"
+    ]
     assert (quiet.process, quiet.frames) == ("EngineCore", [])
 
 
 def moving(**more: Any) -> list[list[ThreadStack]]:
     names = [
-        [f"f{n} m.py:{n}", f"g{n} m.py:{n}", f"h{n} m.py:{n}", f"i{n} m.py:1"] for n in range(5)
+        [f"f{n} m.py:{n}", f"g{n} m.py:{n}", f"h{n} m.py:{n}", f"i{n} m.py:1"]
+        for n in range(5)
     ]
     return [[thread(frames(*one, "s a:1"), **more)] for one in names]
 
@@ -250,18 +295,29 @@ def test_an_engine_that_computes_something_long() -> None:
     assert slow.sentence.startswith("EngineCore computes (its stack moves: now f")
     assert slow.sentence.endswith("nothing was finished while it was watched.")
     assert slow.thread == "MainThread"
-    assert engine(*still(), sampled(*moving()), use(1.0)).state is ServerState.NOT_RECEIVING
+    assert (
+        engine(*still(), sampled(*moving()), use(1.0)).state
+        is ServerState.NOT_RECEIVING
+    )
     # Its main thread waits, another one computes.
     both = [[thread(IDLE, tid=1, active=False), *one] for one in moving(name="worker")]
     assert engine(*still(), sampled(*both), use(98.0)).thread == "worker"
-    idle_worker = [[*one, thread(IDLE, tid=1, name="x", active=False)] for one in moving()]
+    idle_worker = [
+        [*one, thread(IDLE, tid=1, name="x", active=False)] for one in moving()
+    ]
     assert engine(*still(), sampled(*idle_worker), use(98.0)).thread == "MainThread"
     # The engine's own thread is the main one where front and engine share a process.
-    own = [[*one, thread(IDLE, tid=1, name="EngineCore", active=False)] for one in moving(tid=9)]
+    own = [
+        [*one, thread(IDLE, tid=1, name="EngineCore", active=False)]
+        for one in moving(tid=9)
+    ]
     assert engine(*still(), sampled(*own), use(1.0)).thread == "EngineCore"
     # Without a main thread, the first that was seen.
     first = [
-        [thread(IDLE, tid=1, name="a", active=False), thread(IDLE, tid=2, name="b", active=False)]
+        [
+            thread(IDLE, tid=1, name="a", active=False),
+            thread(IDLE, tid=2, name="b", active=False),
+        ]
     ] * 5
     assert engine(*still(), sampled(*first), use(1.0)).thread == "a"
 
@@ -273,8 +329,8 @@ def test_without_stacks_silence_and_counters_make_it_frozen() -> None:
     deaf = engine(GREEN, *still(), use(1.0))
     assert deaf.state is ServerState.FROZEN
     assert deaf.sentence == (
-        "The server is frozen: it takes requests, answers none and finishes nothing. Where could "
-        "not be seen."
+        "The server is frozen: it takes requests, answers none and finishes nothing. "
+        "Where could not be seen."
     )
     assert deaf.process == "EngineCore"
     assert "CAP_SYS_PTRACE" in deaf.advice[1]
@@ -289,7 +345,10 @@ def test_without_stacks_silence_and_counters_make_it_frozen() -> None:
     assert blocked.sentence == deaf.sentence
     untried = engine(GREEN, *still(), asked=False)
     assert untried.state is ServerState.UNKNOWN
-    assert untried.sentence == "It finished nothing while it was watched; no request tried it."
+    assert (
+        untried.sentence
+        == "It finished nothing while it was watched; no request tried it."
+    )
     assert "request" in untried.advice[0]
 
 
@@ -315,7 +374,8 @@ def test_without_stacks_and_counters_nothing_is_known_but_of_a_silent_front() ->
 
 
 def test_a_front_that_sleeps_on_top_of_uvloop() -> None:
-    """uvloop's loop has no Python frame: py-spy showed these of a real one that was wedged so."""
+    """uvloop's loop has no Python frame: py-spy showed these of a real one that was
+    wedged so."""
     loop = frames("Runner.run asyncio/runners.py:118", "run uvloop/__init__.py:92")
     wedged = thread([*frames("_wedge hooks.py:7"), *loop], active=False)
     told = frozen.front(view(five(wedged, pid=FRONT)), [])
@@ -329,13 +389,16 @@ def test_a_front_that_answers_nothing() -> None:
     stuck = frozen.front(view(five(thread(STEP), pid=FRONT)), ["seen"])
     assert (stuck.state, stuck.process) == (ServerState.FRONT_FROZEN, "APIServer")
     assert stuck.sentence == (
-        "The HTTP front takes connections and answers none of them, in matmul (layer.py:7)."
+        "The HTTP front takes connections and answers none of them, in matmul "
+        "(layer.py:7)."
     )
     assert len(stuck.why) == 2
     assert stuck.thread == "MainThread"
     assert stuck.advice == [frozen.KEEP]
     unseen = frozen.front(view(), ["seen"])
-    assert unseen.sentence == "The HTTP front takes connections and answers none of them."
+    assert (
+        unseen.sentence == "The HTTP front takes connections and answers none of them."
+    )
     assert (unseen.why, unseen.frames, unseen.thread) == (["seen"], [], "")
 
 
@@ -362,11 +425,18 @@ def test_an_idle_loop_is_known_by_where_it_turns_or_where_it_is() -> None:
         return engine(sampled(*samples), use(98.0), engine="sglang").state
 
     deep = [f"{f} m.py:{{0}}" for f in "abcdefg"]
-    turns = [[*(d.format(n) for d in deep), f"event_loop_normal s.py:{n}"] for n in range(1, 4)]
-    assert state(*turns) is ServerState.NOT_RECEIVING  # it turns there, and is elsewhere
+    turns = [
+        [*(d.format(n) for d in deep), f"event_loop_normal s.py:{n}"]
+        for n in range(1, 4)
+    ]
+    assert (
+        state(*turns) is ServerState.NOT_RECEIVING
+    )  # it turns there, and is elsewhere
     inside = [*(d.format(1) for d in deep), "other s.py:1"]
     moves = [*(d.format(2) for d in deep), "step s.py:2"]
-    assert state(inside, ["event_loop_normal s.py:3"], moves) is ServerState.NOT_RECEIVING
+    assert (
+        state(inside, ["event_loop_normal s.py:3"], moves) is ServerState.NOT_RECEIVING
+    )
     assert state(inside, ["work s.py:3"], moves) is ServerState.SLOW
     called = ["work s.py:3", "event_loop_normal s.py:3"]
     assert state(inside, called, moves) is ServerState.SLOW
@@ -374,7 +444,10 @@ def test_an_idle_loop_is_known_by_where_it_turns_or_where_it_is() -> None:
 
 def test_an_idle_engine_is_shown_by_its_main_thread() -> None:
     worker = thread(IDLE, name="worker", tid=1, active=False)
-    assert engine(five(worker, thread(IDLE, active=False)), use(1.0)).thread == "MainThread"
+    assert (
+        engine(five(worker, thread(IDLE, active=False)), use(1.0)).thread
+        == "MainThread"
+    )
 
 
 def test_a_process_that_is_not_seen_has_no_role() -> None:

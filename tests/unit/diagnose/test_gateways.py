@@ -1,4 +1,5 @@
-"""What stands before a server: FAKE gateways and balancers. What they say is not the server's."""
+"""What stands before a server: FAKE gateways and balancers. What they say is not the
+server's."""
 
 from __future__ import annotations
 
@@ -14,11 +15,24 @@ from mmrepro.live.diagnose.classes import classes
 from mmrepro.live.diagnose.general import assess
 from mmrepro.probes.data import AnyProbeData, MetricSample
 from mmrepro.probes.http import NOT_SENT, fetch
-from seen import GREEN, SILENCE, answer, evidence, failed, http as endpoints, log, still, target
+from seen import (
+    GREEN,
+    SILENCE,
+    answer,
+    evidence,
+    failed,
+    http as endpoints,
+    log,
+    still,
+    target,
+)
 from test_hostile_answers import MODELS, looked
 
 NOBODY = {"root_pid": None, "processes": [], "place": "remote", "listening": None}
-NGINX = b"<html><head><title>502 Bad Gateway</title></head><center>nginx/1.27.4</center></html>"
+NGINX = (
+    b"<html><head><title>502 Bad "
+    b"Gateway</title></head><center>nginx/1.27.4</center></html>"
+)
 
 
 def said(*data: AnyProbeData, **facts: object) -> Assessment:
@@ -26,7 +40,8 @@ def said(*data: AnyProbeData, **facts: object) -> Assessment:
 
 
 def routed(post: Reply, **others: bytes) -> Reply:
-    """A FAKE server: ``post`` answers completions, and each other one its path (``v1_models``)."""
+    """A FAKE server: ``post`` answers completions, and each other one its path
+    (``v1_models``)."""
 
     async def reply(request: bytes, writer) -> None:  # type: ignore[no-untyped-def]
         method, path, _ = request.split(b" ", 2)
@@ -37,7 +52,7 @@ def routed(post: Reply, **others: bytes) -> Reply:
     return reply
 
 
-# ---------------------------------------------------------------- a gateway's own errors
+# --------------------------------------------------------------- a gateway's own errors
 
 
 @pytest.mark.parametrize(
@@ -46,13 +61,21 @@ def routed(post: Reply, **others: bytes) -> Reply:
         (http(502, NGINX, "text/html"), ServerState.UNREACHABLE),
         (http(502, b"Bad Gateway", "text/plain"), ServerState.UNREACHABLE),
         (http(504, NGINX.replace(b"502", b"504"), "text/html"), ServerState.UNKNOWN),
-        (http(503, NGINX.replace(b"502", b"503"), "text/html"), ServerState.UNREACHABLE),
+        (
+            http(503, NGINX.replace(b"502", b"503"), "text/html"),
+            ServerState.UNREACHABLE,
+        ),
         (http(503, b"no healthy upstream", "text/plain"), ServerState.UNREACHABLE),
-        (http(500, NGINX.replace(b"502", b"500"), "text/html"), ServerState.UNREACHABLE),
+        (
+            http(500, NGINX.replace(b"502", b"500"), "text/html"),
+            ServerState.UNREACHABLE,
+        ),
     ],
     ids=["502 page", "502 text", "504", "503 page", "503 envoy", "500 page"],
 )
-@pytest.mark.parametrize("models", [True, False], ids=["models are listed", "all of it"])
+@pytest.mark.parametrize(
+    "models", [True, False], ids=["models are listed", "all of it"]
+)
 def test_a_gateways_error_is_neither_a_start_nor_a_failure_of_the_server(
     raw: bytes, state: ServerState, models: bool, tmp_path: Path
 ) -> None:
@@ -60,7 +83,9 @@ def test_a_gateways_error_is_neither_a_start_nor_a_failure_of_the_server(
     reply = routed(answering(raw), health=raw, v1_models=listed, metrics=raw)
     told = looked(reply, tmp_path).diagnosis.assessment
     assert told.state is state, told
-    assert told.sentence.startswith("A gateway answers in the server's place: HTTP 50"), told
+    assert told.sentence.startswith(
+        "A gateway answers in the server's place: HTTP 50"
+    ), told
     assert "normal" not in " ".join(told.advice)
 
 
@@ -73,7 +98,10 @@ def test_each_gateways_sentence_tells_what_it_waited_for() -> None:
     assert (one.state, "a gateway's 502" in one.sentence) == (ServerState.FAILING, True)
 
 
-WARMING = '{"error": {"message": "The model is loading", "type": "unavailable_error", "code": 503}}'
+WARMING = (
+    '{"error": {"message": "The model is loading", "type": '
+    '"unavailable_error", "code": 503}}'
+)
 
 
 @pytest.mark.parametrize("body", ["", WARMING, '{"detail":"Not ready"}'])
@@ -103,10 +131,26 @@ def test_only_503_is_a_servers_word_that_it_starts() -> None:
 
 
 KEY_ERRORS = [
-    {"error": {"message": "Authentication Error, No api key passed in.", "type": "auth_error",
-               "param": "None", "code": "401"}},
-    {"error": {"message": "Authentication Error, Invalid proxy token passed", "code": "500"}},
-    {"error": {"message": "litellm.InternalServerError: connection error", "code": 500}},
+    {
+        "error": {
+            "message": "Authentication Error, No api key passed in.",
+            "type": "auth_error",
+            "param": "None",
+            "code": "401",
+        }
+    },
+    {
+        "error": {
+            "message": "Authentication Error, Invalid proxy token passed",
+            "code": "500",
+        }
+    },
+    {
+        "error": {
+            "message": "litellm.InternalServerError: connection error",
+            "code": 500,
+        }
+    },
     {"error": {"message": "No deployments available for selected model", "code": 500}},
     {"message": "An unexpected error occurred", "request_id": "9f"},
     {"error_msg": "missing key"},
@@ -116,24 +160,35 @@ KEY_ERRORS = [
     {"error": {"message": "m", "type": "new_api_error", "param": "", "code": 500}},
     {"error": {"message": "Internal Server Error", "code": 500}, "user_id": "u"},
     {"error": {"message": "Internal Server Error", "code": 500}},
-    {"type": "about:blank", "title": "Internal Server Error", "status": 500, "detail": "no"},
+    {
+        "type": "about:blank",
+        "title": "Internal Server Error",
+        "status": 500,
+        "detail": "no",
+    },
     {"detail": {"error": "Internal server error"}},
     {"kind": "Status", "status": "Failure", "message": "dial tcp", "code": 500},
     {"message": "the stream ended", "type": "Internal Server Error", "code": 500},
     ["no"],
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("body", KEY_ERRORS, ids=str)
-def test_a_gateways_key_error_is_no_failure_of_the_engine(body: object, tmp_path: Path) -> None:
+def test_a_gateways_key_error_is_no_failure_of_the_engine(
+    body: object, tmp_path: Path
+) -> None:
     raw = json.dumps(body)
     assert live_server.fails(failed(500, f"HTTP 500: {raw}")).truth is Truth.UNKNOWN
     assert said(GREEN, failed(500, f"HTTP 500: {raw}")).state is ServerState.UNREACHABLE
     reply = routed(
-        answering(http(500, raw.encode())), health=http(200, b""), v1_models=http(200, MODELS)
+        answering(http(500, raw.encode())),
+        health=http(200, b""),
+        v1_models=http(200, MODELS),
     )
     told = looked(reply, tmp_path, engine="lmdeploy").diagnosis
-    assert [m.scenario for m in told.matches if m.fit not in ("exposed", "not-this")] == []
+    assert [
+        m.scenario for m in told.matches if m.fit not in ("exposed", "not-this")
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -167,14 +222,16 @@ def test_an_engines_own_error_is_a_failure(body: str) -> None:
     assert said(GREEN, failed(500, f"HTTP 500: {body}")).state is ServerState.FAILING
 
 
-# ---------------------------------------------------------------- a balancer's other replica
+# ----------------------------------------------------------- a balancer's other replica
 
 
 def other_replicas(*begun: float, **values: float) -> list[AnyProbeData]:
     """Readings, each of the process that began then."""
     read = [metrics(**values) for _ in begun]
     for one, at in zip(read, begun, strict=True):
-        one.samples.append(MetricSample(name="process_start_time_seconds", labels={}, value=at))
+        one.samples.append(
+            MetricSample(name="process_start_time_seconds", labels={}, value=at)
+        )
     return list(read)
 
 
@@ -184,15 +241,20 @@ def test_a_slow_replica_behind_a_balancer_is_not_frozen() -> None:
     assert idle.state is ServerState.UNKNOWN, idle
     assert "another replica's" in idle.sentence
     found = classes(evidence(GREEN, *still(), SILENCE), target(**NOBODY))
-    assert {one.name for one in found}.isdisjoint({LiveClass.GAUGES_LIE, LiveClass.STEPS_STOPPED})
+    assert {one.name for one in found}.isdisjoint(
+        {LiveClass.GAUGES_LIE, LiveClass.STEPS_STOPPED}
+    )
     for gauge in ("running", "waiting"):
         counted = said(GREEN, *still(**{gauge: 1}), SILENCE)
         assert counted.state in (ServerState.FROZEN, ServerState.STARVED), counted
-    assert assess(evidence(GREEN, *still(), SILENCE), target()).state is ServerState.FROZEN
+    assert (
+        assess(evidence(GREEN, *still(), SILENCE), target()).state is ServerState.FROZEN
+    )
 
 
 def test_counters_of_two_replicas_show_neither_work_nor_a_standstill() -> None:
-    """One has more tokens than the other, which is no work done between two readings."""
+    """One has more tokens than the other, which is no work done between two
+    readings."""
     two = other_replicas(1.0, 2.0, running=1)
     two[1].samples[4] = two[1].samples[4].model_copy(update={"value": 9999})  # type: ignore[union-attr]
     assert said(GREEN, *two, SILENCE).state is ServerState.UNKNOWN
@@ -202,7 +264,9 @@ def test_counters_of_two_replicas_show_neither_work_nor_a_standstill() -> None:
     assert said(GREEN, *same, SILENCE).state is ServerState.FROZEN
 
 
-def test_who_listens_unseen_and_answers_nothing_is_not_called_frozen(tmp_path: Path) -> None:
+def test_who_listens_unseen_and_answers_nothing_is_not_called_frozen(
+    tmp_path: Path,
+) -> None:
     told = said(endpoints(None, None), place="local", listening=True)
     assert told.state is ServerState.UNKNOWN
     assert "stands before it" in told.sentence
@@ -214,11 +278,17 @@ def test_who_listens_unseen_and_answers_nothing_is_not_called_frozen(tmp_path: P
 
 def test_what_cannot_be_sent_is_no_answer_of_the_server(tmp_path: Path) -> None:
     good = routed(
-        answering(http(200, completion())), health=http(200, b""), v1_models=http(200, MODELS)
+        answering(http(200, completion())),
+        health=http(200, b""),
+        v1_models=http(200, MODELS),
     )
     for bad in ({"X": "ü"}, {"X": "a\nb"}, {"": "a"}, {"Content-Length": "5"}):
-        told = looked(good, tmp_path / str(len(str(bad))), headers=bad).diagnosis.assessment
+        told = looked(
+            good, tmp_path / str(len(str(bad))), headers=bad
+        ).diagnosis.assessment
         assert told.state is ServerState.UNKNOWN, told
         assert "HTTP answer" not in told.sentence, told
-    error = fetch("GET", "http://127.0.0.1:9", timeout_s=1, max_bytes=9, headers={"X": "ü"}).error
+    error = fetch(
+        "GET", "http://127.0.0.1:9", timeout_s=1, max_bytes=9, headers={"X": "ü"}
+    ).error
     assert error.startswith(NOT_SENT)

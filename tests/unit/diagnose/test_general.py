@@ -1,4 +1,5 @@
-"""The general diagnosis: one state for each kind of evidence, and no stronger one than was seen."""
+"""The general diagnosis: one state for each kind of evidence, and no stronger one than
+was seen."""
 
 from __future__ import annotations
 
@@ -38,8 +39,12 @@ LOOP = frames("pop cache.py:5", "evict cache.py:9", "add core.py:3", "loop core.
 SPIN = sampled(*[[thread(LOOP, gil=True)]] * 5)
 NATIVE = sampled(*[[thread(frames("matmul layer.py:7", "step core.py:3"))]] * 5)
 NAP = sampled(*[[thread(frames("fetch io.py:7", "step core.py:3"), active=False)]] * 5)
-CUDA = sampled(*[[thread(frames("synchronize torch/cuda/__init__.py:7"), active=False)]] * 5)
-LOCK = sampled(*[[thread(frames("acquire threading.py:7", "step a.py:3"), active=False)]] * 5)
+CUDA = sampled(
+    *[[thread(frames("synchronize torch/cuda/__init__.py:7"), active=False)]] * 5
+)
+LOCK = sampled(
+    *[[thread(frames("acquire threading.py:7", "step a.py:3"), active=False)]] * 5
+)
 HOT, COLD = use(98.0), use(1.0)
 NO_CONNECTION = http(None, None)
 for one in NO_CONNECTION.answers:
@@ -52,88 +57,239 @@ DIED.match_counts, DIED.matches = {"engine-died": 1}, {"engine-died": DIED.error
 
 CASES: dict[str, tuple[ServerState, list[AnyProbeData], dict[str, Any]]] = {
     "healthy": (ServerState.HEALTHY, [GREEN, *still(), answer(), idle(), COLD], {}),
-    "busy": (ServerState.HEALTHY, [GREEN, *moving(running=4), answer(), MOVES, HOT], {}),
-    "busy, queue, answered": (ServerState.HEALTHY, [GREEN, *moving(waiting=4), answer(2)], {}),
-    "busy, not asked": (ServerState.HEALTHY, [GREEN, *moving(running=4), MOVES, HOT], {}),
-    "no traffic, not asked": (ServerState.NO_FAULT_SEEN, [GREEN, *still(), idle(), COLD], {}),
+    "busy": (
+        ServerState.HEALTHY,
+        [GREEN, *moving(running=4), answer(), MOVES, HOT],
+        {},
+    ),
+    "busy, queue, answered": (
+        ServerState.HEALTHY,
+        [GREEN, *moving(waiting=4), answer(2)],
+        {},
+    ),
+    "busy, not asked": (
+        ServerState.HEALTHY,
+        [GREEN, *moving(running=4), MOVES, HOT],
+        {},
+    ),
+    "no traffic, not asked": (
+        ServerState.NO_FAULT_SEEN,
+        [GREEN, *still(), idle(), COLD],
+        {},
+    ),
     "slow": (ServerState.SLOW, [GREEN, *moving(), answer(9.0)], {}),
-    "slow, queue": (ServerState.OVERLOADED, [GREEN, *moving(waiting=9), answer(9.0)], {}),
-    "overloaded": (ServerState.OVERLOADED, [GREEN, *moving(running=8, waiting=9), SILENCE, MOVES],
-        {}),
+    "slow, queue": (
+        ServerState.OVERLOADED,
+        [GREEN, *moving(waiting=9), answer(9.0)],
+        {},
+    ),
+    "overloaded": (
+        ServerState.OVERLOADED,
+        [GREEN, *moving(running=8, waiting=9), SILENCE, MOVES],
+        {},
+    ),
     "turned away": (ServerState.OVERLOADED, [GREEN, failed(429, "HTTP 429: full")], {}),
-    "works, silent": (ServerState.SLOW, [GREEN, *moving(running=1), SILENCE, MOVES, HOT], {}),
-    "long step": (ServerState.SLOW, [GREEN, *still(running=1), SILENCE, MOVES, HOT], {}),
-    "spins in Python": (ServerState.FROZEN_PYTHON, [GREEN, *still(), SILENCE, SPIN, HOT], {}),
+    "works, silent": (
+        ServerState.SLOW,
+        [GREEN, *moving(running=1), SILENCE, MOVES, HOT],
+        {},
+    ),
+    "long step": (
+        ServerState.SLOW,
+        [GREEN, *still(running=1), SILENCE, MOVES, HOT],
+        {},
+    ),
+    "spins in Python": (
+        ServerState.FROZEN_PYTHON,
+        [GREEN, *still(), SILENCE, SPIN, HOT],
+        {},
+    ),
     "spins, not asked": (ServerState.FROZEN_PYTHON, [GREEN, *still(), SPIN, HOT], {}),
-    "spins in C": (ServerState.FROZEN_NATIVE, [GREEN, *still(running=1), SILENCE, NATIVE, HOT], {}),
-    "waits in C": (ServerState.FROZEN_NATIVE, [GREEN, *still(running=1), SILENCE, NAP, COLD,
-        waiting("read")], {}),
-    "waits for CUDA": (ServerState.KERNEL_STUCK, [GREEN, *still(running=1), SILENCE, CUDA, COLD,
-        waiting("futex")], {}),
-    "lock": (ServerState.BLOCKED_ON_LOCK, [GREEN, *still(running=1), SILENCE, LOCK, COLD], {}),
-    "starved": (ServerState.STARVED, [GREEN, *still(waiting=3), SILENCE, idle(), COLD], {}),
-    "starved, no stacks": (ServerState.STARVED, [GREEN, *still(waiting=3), SILENCE, COLD], {}),
+    "spins in C": (
+        ServerState.FROZEN_NATIVE,
+        [GREEN, *still(running=1), SILENCE, NATIVE, HOT],
+        {},
+    ),
+    "waits in C": (
+        ServerState.FROZEN_NATIVE,
+        [GREEN, *still(running=1), SILENCE, NAP, COLD, waiting("read")],
+        {},
+    ),
+    "waits for CUDA": (
+        ServerState.KERNEL_STUCK,
+        [GREEN, *still(running=1), SILENCE, CUDA, COLD, waiting("futex")],
+        {},
+    ),
+    "lock": (
+        ServerState.BLOCKED_ON_LOCK,
+        [GREEN, *still(running=1), SILENCE, LOCK, COLD],
+        {},
+    ),
+    "starved": (
+        ServerState.STARVED,
+        [GREEN, *still(waiting=3), SILENCE, idle(), COLD],
+        {},
+    ),
+    "starved, no stacks": (
+        ServerState.STARVED,
+        [GREEN, *still(waiting=3), SILENCE, COLD],
+        {},
+    ),
     "deaf": (ServerState.NOT_RECEIVING, [GREEN, *still(), SILENCE, idle(), COLD], {}),
     "no stacks": (ServerState.FROZEN, [GREEN, *still(), SILENCE, HOT], {}),
     "no stacks, no metrics": (ServerState.UNKNOWN, [GREEN, SILENCE, HOT], {}),
     "silence alone": (ServerState.UNKNOWN, [SILENCE], {}),
-    "spins, no stacks, no metrics": (ServerState.UNKNOWN, [GREEN, SILENCE, HOT, waiting("",
-        "spinning-in-user-space")], {}),
+    "spins, no stacks, no metrics": (
+        ServerState.UNKNOWN,
+        [GREEN, SILENCE, HOT, waiting("", "spinning-in-user-space")],
+        {},
+    ),
     "no metrics": (ServerState.FROZEN_PYTHON, [GREEN, SILENCE, SPIN, HOT], {}),
-    "front silent": (ServerState.FRONT_FROZEN, [http(None, None), *still(), idle()], {}),
-    "all of it silent": (ServerState.FROZEN_PYTHON, [http(None, None), SPIN, HOT],
-        {"core_role": "", "root_pid": CORE}),
+    "front silent": (
+        ServerState.FRONT_FROZEN,
+        [http(None, None), *still(), idle()],
+        {},
+    ),
+    "all of it silent": (
+        ServerState.FROZEN_PYTHON,
+        [http(None, None), SPIN, HOT],
+        {"core_role": "", "root_pid": CORE},
+    ),
     "closed to us": (ServerState.UNREACHABLE, [NO_CONNECTION], {}),
-    "500": (ServerState.FAILING,
-        [GREEN, failed(500, "HTTP 500: Internal Server Error"), log("RuntimeError: x")], {}),
+    "500": (
+        ServerState.FAILING,
+        [GREEN, failed(500, "HTTP 500: Internal Server Error"), log("RuntimeError: x")],
+        {},
+    ),
     "reset": (ServerState.FAILING, [GREEN, failed(None, "ReadError: reset")], {}),
-    "error finish": (ServerState.FAILING, [GREEN, failed(200, "ended with finish_reason 'error'")],
-        {}),
-    "garbage": (ServerState.BROKEN_OUTPUT, [GREEN, failed(200, "the 200 answer is not JSON")], {}),
+    "error finish": (
+        ServerState.FAILING,
+        [GREEN, failed(200, "ended with finish_reason 'error'")],
+        {},
+    ),
+    "garbage": (
+        ServerState.BROKEN_OUTPUT,
+        [GREEN, failed(200, "the 200 answer is not JSON")],
+        {},
+    ),
     "NaN": (ServerState.BROKEN_OUTPUT, [GREEN, answer(text="!!!!!!!!")], {}),
-    "refused": (ServerState.NO_FAULT_SEEN, [GREEN, *still(), failed(400, "HTTP 400"), idle()], {}),
-    "503, no answer": (ServerState.NOT_READY, [http(503, 200), *still(), failed(404, "HTTP 404")],
-        {}),
+    "refused": (
+        ServerState.NO_FAULT_SEEN,
+        [GREEN, *still(), failed(400, "HTTP 400"), idle()],
+        {},
+    ),
+    "503, no answer": (
+        ServerState.NOT_READY,
+        [http(503, 200), *still(), failed(404, "HTTP 404")],
+        {},
+    ),
     "503, answers": (ServerState.FAILING, [http(503, 200), answer()], {}),
     "late, answers": (ServerState.SLOW, [http(None, 200), answer()], {}),
-    "late at first, answers": (ServerState.HEALTHY, [http(None, 200), GREEN, answer()], {}),
+    "late at first, answers": (
+        ServerState.HEALTHY,
+        [http(None, 200), GREEN, answer()],
+        {},
+    ),
     "503 and late, answers": (ServerState.FAILING, [http(None, 503), answer()], {}),
     "stopped": (ServerState.STOPPED, [], {"states": "TT"}),
     "core stopped": (ServerState.STOPPED, [GREEN], {"states": "ST"}),
     "traced": (ServerState.STOPPED, [GREEN], {"states": "St"}),
     "core dead": (ServerState.PART_DEAD, [GREEN, *still()], {"states": "SZ"}),
-    "core gone, by its log": (ServerState.PART_DEAD, [GREEN, *still(), SILENCE, DIED], ALONE),
-    "core gone, by its log, not asked": (ServerState.PART_DEAD, [GREEN, *still(), DIED], ALONE),
-    "no core by name": (ServerState.FROZEN, [GREEN, *still(), SILENCE, FRONT_IDLE], ALONE),
-    "no core by name, no metrics": (ServerState.UNKNOWN, [GREEN, SILENCE, FRONT_IDLE], ALONE),
-    "no core by name, healthy": (ServerState.HEALTHY, [GREEN, *moving(), answer(), DIED], ALONE),
-    "no core by name, works": (ServerState.HEALTHY, [GREEN, *moving(), FRONT_IDLE, DIED], ALONE),
-    "no core by name, idle": (ServerState.NO_FAULT_SEEN, [GREEN, *still(), FRONT_IDLE], ALONE),
-    "no core by name, late front": (ServerState.FRONT_FROZEN, [http(None, None), *still(),
-        FRONT_IDLE], ALONE),
+    "core gone, by its log": (
+        ServerState.PART_DEAD,
+        [GREEN, *still(), SILENCE, DIED],
+        ALONE,
+    ),
+    "core gone, by its log, not asked": (
+        ServerState.PART_DEAD,
+        [GREEN, *still(), DIED],
+        ALONE,
+    ),
+    "no core by name": (
+        ServerState.FROZEN,
+        [GREEN, *still(), SILENCE, FRONT_IDLE],
+        ALONE,
+    ),
+    "no core by name, no metrics": (
+        ServerState.UNKNOWN,
+        [GREEN, SILENCE, FRONT_IDLE],
+        ALONE,
+    ),
+    "no core by name, healthy": (
+        ServerState.HEALTHY,
+        [GREEN, *moving(), answer(), DIED],
+        ALONE,
+    ),
+    "no core by name, works": (
+        ServerState.HEALTHY,
+        [GREEN, *moving(), FRONT_IDLE, DIED],
+        ALONE,
+    ),
+    "no core by name, idle": (
+        ServerState.NO_FAULT_SEEN,
+        [GREEN, *still(), FRONT_IDLE],
+        ALONE,
+    ),
+    "no core by name, late front": (
+        ServerState.FRONT_FROZEN,
+        [http(None, None), *still(), FRONT_IDLE],
+        ALONE,
+    ),
     "a key, healthy": (ServerState.HEALTHY, [http(200, 401), *still(), answer()], {}),
     "a key, late": (ServerState.SLOW, [http(None, 401), *still(), answer()], {}),
-    "a key that we lack": (ServerState.NO_FAULT_SEEN, [http(200, 401), *still(), failed(401,
-        "HTTP 401")], {}),
-    "a key that we lack, works": (ServerState.HEALTHY, [http(200, 401), *moving(), failed(401,
-        "HTTP 401")], {}),
-    "all of it behind a key": (ServerState.UNKNOWN, [http(401, 401), failed(401, "HTTP 401")], {}),
-    "endpoints silent, refuses": (ServerState.UNKNOWN, [http(None, None), failed(400, "HTTP 400")],
-        {}),
-    "nothing listens, answers": (ServerState.SLOW, [NO_CONNECTION, answer()], {"listening": False,
-        "root_pid": None, "processes": []}),
-    "remote, answers only": (ServerState.HEALTHY, [answer()], {"place": "remote",
-        "listening": None, "root_pid": None, "processes": []}),
-    "nothing listens": (ServerState.DEAD, [NO_CONNECTION], {"listening": False, "root_pid": None,
-        "processes": []}),
+    "a key that we lack": (
+        ServerState.NO_FAULT_SEEN,
+        [http(200, 401), *still(), failed(401, "HTTP 401")],
+        {},
+    ),
+    "a key that we lack, works": (
+        ServerState.HEALTHY,
+        [http(200, 401), *moving(), failed(401, "HTTP 401")],
+        {},
+    ),
+    "all of it behind a key": (
+        ServerState.UNKNOWN,
+        [http(401, 401), failed(401, "HTTP 401")],
+        {},
+    ),
+    "endpoints silent, refuses": (
+        ServerState.UNKNOWN,
+        [http(None, None), failed(400, "HTTP 400")],
+        {},
+    ),
+    "nothing listens, answers": (
+        ServerState.SLOW,
+        [NO_CONNECTION, answer()],
+        {"listening": False, "root_pid": None, "processes": []},
+    ),
+    "remote, answers only": (
+        ServerState.HEALTHY,
+        [answer()],
+        {"place": "remote", "listening": None, "root_pid": None, "processes": []},
+    ),
+    "nothing listens": (
+        ServerState.DEAD,
+        [NO_CONNECTION],
+        {"listening": False, "root_pid": None, "processes": []},
+    ),
     "zombie": (ServerState.DEAD, [NO_CONNECTION], {"states": "ZZ"}),
     "loading": (ServerState.NOT_READY, [NO_CONNECTION], {"listening": False}),
-    "remote, refused": (ServerState.DEAD, [NO_CONNECTION], {"place": "remote", "listening": None,
-        "root_pid": None, "processes": []}),
-    "remote, silent": (ServerState.UNREACHABLE, [http(None, None)], {"place": "remote",
-        "listening": None, "root_pid": None, "processes": []}),
-    "nothing": (ServerState.UNKNOWN, [], {"root_pid": None, "processes": [], "listening": None}),
-}  # fmt: skip
+    "remote, refused": (
+        ServerState.DEAD,
+        [NO_CONNECTION],
+        {"place": "remote", "listening": None, "root_pid": None, "processes": []},
+    ),
+    "remote, silent": (
+        ServerState.UNREACHABLE,
+        [http(None, None)],
+        {"place": "remote", "listening": None, "root_pid": None, "processes": []},
+    ),
+    "nothing": (
+        ServerState.UNKNOWN,
+        [],
+        {"root_pid": None, "processes": [], "listening": None},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -213,16 +369,25 @@ def test_who_holds_the_lock() -> None:
     waits[1].locals["lock"] = "<lock at 0x7f01>"
     holds = frames("sleepy b.py:9", "held b.py:4")
     holds[1].locals["lock"] = "<lock at 0x7f01>"
-    both = [thread(waits, active=False), thread(holds, active=False, name="other", tid=1)]
-    said = assess(evidence(GREEN, *still(running=1), SILENCE, sampled(*[both] * 4)), target())
+    both = [
+        thread(waits, active=False),
+        thread(holds, active=False, name="other", tid=1),
+    ]
+    said = assess(
+        evidence(GREEN, *still(running=1), SILENCE, sampled(*[both] * 4)), target()
+    )
     assert said.state is ServerState.BLOCKED_ON_LOCK
     assert "'other'" in said.holder
     holds[1].locals["lock"] = "<lock at 0x7f99>"
-    said = assess(evidence(GREEN, *still(running=1), SILENCE, sampled(*[both] * 4)), target())
+    said = assess(
+        evidence(GREEN, *still(running=1), SILENCE, sampled(*[both] * 4)), target()
+    )
     assert said.holder == ""
     waits[1].locals["self"] = "<Pool at 0x5>"
     holds[1].locals["self"] = "<Pool at 0x5>"
-    said = assess(evidence(GREEN, *still(running=1), SILENCE, sampled(*[both] * 4)), target())
+    said = assess(
+        evidence(GREEN, *still(running=1), SILENCE, sampled(*[both] * 4)), target()
+    )
     assert said.holder.startswith("probably thread 'other'")
 
 
@@ -230,7 +395,9 @@ def test_who_holds_the_lock() -> None:
 def test_plain_states_are_known_before_any_request(name: str) -> None:
     state, data, facts = CASES[name]
     asked = {"inference", "stacks", "syscalls", "processes"}
-    early = at_once(evidence(*[d for d in data if d.kind not in asked]), target(**facts))
+    early = at_once(
+        evidence(*[d for d in data if d.kind not in asked]), target(**facts)
+    )
     plain = {ServerState.STOPPED, ServerState.PART_DEAD, ServerState.DEAD}
     if name.startswith("core gone, by its log"):
         assert early is None  # a log is no process: an answer may still come
@@ -264,13 +431,18 @@ def test_what_looks_like_a_hang_without_a_request(name: str) -> None:
 @given(
     st.sampled_from(["busy", "healthy", "busy, not asked", "a key, healthy"]),
     st.sets(st.sampled_from(["http", "inference", "metrics", "processes", "stacks"])),
-    st.sets(st.sampled_from(["core's title", "front's title", "core's process", "core_role"])),
+    st.sets(
+        st.sampled_from(
+            ["core's title", "front's title", "core's process", "core_role"]
+        )
+    ),
     st.booleans(),
 )
 def test_less_evidence_never_gives_a_verdict_of_its_own(
     name: str, missing: set[str], unnamed: set[str], old_log: bool
 ) -> None:
-    """Of a healthy server, taking any evidence or any role away never makes a failure."""
+    """Of a healthy server, taking any evidence or any role away never makes a
+    failure."""
     _, data, _ = CASES[name]
     kept = [d for d in data if d.kind not in missing]
     facts = target(core_role="" if "core_role" in unnamed else "EngineCore")
@@ -291,7 +463,10 @@ def test_a_core_that_was_there_when_the_look_began_has_gone() -> None:
     seen = evidence(GREEN, *still(), SILENCE, **{CORE_ALIVE: False})
     said = assess(seen, target(**ALONE))
     assert (said.state, said.process) == (ServerState.PART_DEAD, "EngineCore")
-    assert said.why[0] == f"no process EngineCore among APIServer ({FRONT}), where there was one"
+    assert (
+        said.why[0]
+        == f"no process EngineCore among APIServer ({FRONT}), where there was one"
+    )
     assert "EngineCore is dead" in said.sentence
     by_log = assess(evidence(GREEN, *still(), SILENCE, DIED), target(**ALONE))
     assert by_log.why[0] == f"no process EngineCore among APIServer ({FRONT})"
@@ -307,7 +482,9 @@ def test_a_core_that_was_there_when_the_look_began_has_gone() -> None:
 def test_where_the_engine_has_no_name_for_its_core_the_front_is_looked_at() -> None:
     spins = sampled(*[[thread(LOOP, gil=True)]] * 5, pid=FRONT)
     seen = evidence(GREEN, *still(), SILENCE, spins, use(98.0, pid=FRONT))
-    assert assess(seen, target(core_role="", **ALONE)).state is ServerState.FROZEN_PYTHON
+    assert (
+        assess(seen, target(core_role="", **ALONE)).state is ServerState.FROZEN_PYTHON
+    )
     assert assess(seen, target(**ALONE)).state is ServerState.FROZEN
     assert assess(seen, target(**ALONE)).process == "the engine"
 
@@ -327,21 +504,27 @@ KINDS = [one for _, data, _ in CASES.values() for one in data]
 
 
 @given(st.lists(st.sampled_from(KINDS), max_size=8), st.text("RSDTtZX", max_size=3))
-def test_any_mixture_is_assessed_without_raising(data: list[AnyProbeData], states: str) -> None:
+def test_any_mixture_is_assessed_without_raising(
+    data: list[AnyProbeData], states: str
+) -> None:
     facts = target(states=states[:2])
     said = assess(evidence(*data), facts)
     assert isinstance(said.state, ServerState)
     if any(d.kind == "inference" and not d.answered for d in data):
         first = next(d for d in data if d.kind == "inference")
         assert not (
-            said.state is ServerState.HEALTHY and not first.answered and first is SILENCE
+            said.state is ServerState.HEALTHY
+            and not first.answered
+            and first is SILENCE
         ) or (facts.root_pid is None)
 
 
 def test_a_proxy_in_front_is_no_dead_engine() -> None:
     """Without processes of the engine nothing is said about them."""
     facts = target(root_pid=None, processes=[])
-    assert assess(evidence(GREEN, *still(), answer()), facts).state is ServerState.HEALTHY
+    assert (
+        assess(evidence(GREEN, *still(), answer()), facts).state is ServerState.HEALTHY
+    )
     assert at_once(Evidence(), TargetFacts(url="http://x", place="remote")) is not None
 
 

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from made_up import http, metrics
 from mmrepro.failure.documents.diagnosis import Assessment, ServerState, TargetProcess
-from mmrepro.live.diagnose.general import assess, at_once, core_died, last_words, suspicious
+from mmrepro.live.diagnose.general import (
+    assess,
+    at_once,
+    core_died,
+    last_words,
+    suspicious,
+)
 from mmrepro.live.diagnose.readings import View
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import AnyProbeData, LogLine
@@ -31,7 +37,9 @@ NOBODY: dict[str, Any] = {"root_pid": None, "processes": [], "listening": False}
 REMOTE: dict[str, Any] = {**NOBODY, "place": "remote", "listening": None}
 
 
-def said(*data: AnyProbeData, seen: dict[str, Any] | None = None, **facts: Any) -> Assessment:
+def said(
+    *data: AnyProbeData, seen: dict[str, Any] | None = None, **facts: Any
+) -> Assessment:
     return assess(evidence(*data, **(seen or {})), target(**facts))
 
 
@@ -58,13 +66,18 @@ def test_a_server_of_another_machine() -> None:
         "http://127.0.0.1:8000: nothing answers there.",
     )
     assert silent.why == ["/health: late", "/v1/models: late"]
-    assert silent.advice == ["run mmrepro on the machine of the server to see its processes"]
+    assert silent.advice == [
+        "run mmrepro on the machine of the server to see its processes"
+    ]
     dead = said(refused(), **REMOTE)
     assert dead.state is ServerState.DEAD
     assert dead.sentence.endswith("the connection is refused: no server listens there.")
     nothing = said(**REMOTE)
     assert (nothing.state, nothing.why) == (ServerState.UNREACHABLE, [])
-    named = said(http(None, None), **{**REMOTE, "root_pid": FRONT, "processes": target().processes})
+    named = said(
+        http(None, None),
+        **{**REMOTE, "root_pid": FRONT, "processes": target().processes},
+    )
     assert named.state is not ServerState.UNREACHABLE
 
 
@@ -79,11 +92,16 @@ def test_nothing_listens_and_nobody_is_known() -> None:
         "read the end of its log (--log FILE); dmesg names what the kernel killed"
     ]
     killed = said(seen={"oom": "Killed process 9 (python)"}, **NOBODY)
-    assert killed.why[-1] == "the kernel's OOM killer was at work: Killed process 9 (python)"
+    assert (
+        killed.why[-1]
+        == "the kernel's OOM killer was at work: Killed process 9 (python)"
+    )
     unseen = said(**{**NOBODY, "listening": None})
     assert unseen.state is ServerState.UNKNOWN
     by_log = said(died(), **NOBODY)
-    assert by_log.sentence == "The server is dead: its EngineCore died first, by its log."
+    assert (
+        by_log.sentence == "The server is dead: its EngineCore died first, by its log."
+    )
     assert by_log.why[1] == "its log says at ?: EngineDeadError"
     unnamed = said(died(), **{**NOBODY, "core_role": ""})
     assert unnamed.sentence == "The server is dead: its engine died first, by its log."
@@ -97,7 +115,9 @@ def test_processes_that_have_ended() -> None:
         f"process {FRONT} (APIServer): killed by signal 9",
         f"process {CORE} (EngineCore): ended with exit code 3",
     ]
-    hidden = "has ended and was not collected by its parent; its exit code cannot be seen"
+    hidden = (
+        "has ended and was not collected by its parent; its exit code cannot be seen"
+    )
     assert said(states="ZZ").why[0] == f"process {FRONT} (APIServer): {hidden}"
     core_dumped = said(seen={f"exit:{FRONT}": 0x80 | 11}, states="ZZ")
     assert core_dumped.why[0].endswith("killed by signal 11")
@@ -108,16 +128,22 @@ def test_processes_that_have_ended() -> None:
     clean = said(seen={f"exit:{FRONT}": 0}, states="ZZ")
     assert clean.why[0].endswith("ended with exit code 0")
     away = said(GREEN, processes=[], found_by="it listens on port 8000")
-    assert away.why == [f"process {FRONT} (it listens on port 8000) does not exist any more"]
+    assert away.why == [
+        f"process {FRONT} (it listens on port 8000) does not exist any more"
+    ]
     one_left = said(refused(), states="ZS")
     assert one_left.state is not ServerState.DEAD
-    assert said(refused(), seen={}, states="ZZ", listening=False).state is ServerState.DEAD
+    assert (
+        said(refused(), seen={}, states="ZZ", listening=False).state is ServerState.DEAD
+    )
 
 
 def test_processes_run_and_nothing_listens() -> None:
     loading = said(refused(), log("slow"), listening=False)
     assert loading.state is ServerState.NOT_READY
-    assert loading.sentence.startswith("Its processes run, but nothing listens on port 8000")
+    assert loading.sentence.startswith(
+        "Its processes run, but nothing listens on port 8000"
+    )
     assert loading.why == ["2 processes run", "first error in its log: slow"]
     assert loading.advice == ["its log tells which; then diagnose again"]
     ended = said(refused(), died(), listening=False)
@@ -126,18 +152,25 @@ def test_processes_run_and_nothing_listens() -> None:
     assert said(GREEN, *still(), listening=False).state is ServerState.NO_FAULT_SEEN
 
 
-# ---------------------------------------------------------------- stopped, or in part dead
+# ------------------------------------------------------------- stopped, or in part dead
 
 
 def test_a_stopped_process() -> None:
     front = said(states="TS")
-    assert front.sentence == (f"APIServer (pid {FRONT}): stopped by a signal (SIGSTOP or SIGTSTP).")
+    assert front.sentence == (
+        f"APIServer (pid {FRONT}): stopped by a signal (SIGSTOP or SIGTSTP)."
+    )
     assert front.why == [f"APIServer (pid {FRONT}) is in state T"]
-    assert (front.process, front.advice) == ("APIServer", [f"to let it go on: kill -CONT {FRONT}"])
+    assert (front.process, front.advice) == (
+        "APIServer",
+        [f"to let it go on: kill -CONT {FRONT}"],
+    )
     both = said(states="TT")
     assert both.advice == [f"to let it go on: kill -CONT {FRONT} {CORE}"]
     assert both.process == "APIServer"
-    assert both.sentence.startswith(f"APIServer (pid {FRONT}), EngineCore (pid {CORE}): stopped")
+    assert both.sentence.startswith(
+        f"APIServer (pid {FRONT}), EngineCore (pid {CORE}): stopped"
+    )
     traced = said(seen={f"tracer:{CORE}": 77}, states="St")
     assert traced.sentence == f"EngineCore (pid {CORE}): stopped by a tracer."
     assert traced.why[-1] == "its tracer is process 77"
@@ -146,7 +179,10 @@ def test_a_stopped_process() -> None:
 
 def test_a_dead_core_behind_a_living_front() -> None:
     part = said(
-        GREEN, died(), seen={f"exit:{CORE}": 9, "oom": "Killed process 1764 (python)"}, states="SZ"
+        GREEN,
+        died(),
+        seen={f"exit:{CORE}": 9, "oom": "Killed process 1764 (python)"},
+        states="SZ",
     )
     assert part.state is ServerState.PART_DEAD
     assert part.sentence == (
@@ -163,7 +199,9 @@ def test_a_dead_core_behind_a_living_front() -> None:
     bare = said(states="SZ")
     assert len(bare.why) == 1
     more = target(states="SZ").processes
-    more.append(TargetProcess(pid=9, ppid=1, role="EngineCore_DP1", name="x", state="S"))
+    more.append(
+        TargetProcess(pid=9, ppid=1, role="EngineCore_DP1", name="x", state="S")
+    )
     assert said(processes=more).state is ServerState.PART_DEAD
 
 
@@ -177,7 +215,10 @@ def test_a_log_that_tells_of_a_death_is_no_dead_process() -> None:
 
 
 def test_many_roles_are_cut_short() -> None:
-    many = [TargetProcess(pid=n, ppid=1, role=f"w{n}", name="x", state="S") for n in range(20, 40)]
+    many = [
+        TargetProcess(pid=n, ppid=1, role=f"w{n}", name="x", state="S")
+        for n in range(20, 40)
+    ]
     gone = said(died(), *still(), processes=many)
     assert gone.state is ServerState.PART_DEAD
     assert gone.why[0].endswith("w31 (31)")
@@ -209,7 +250,9 @@ def test_half_of_the_deadline_is_slow() -> None:
     )
     assert slow.advice == ["look at CPU and GPU use"]
     queued = said(GREEN, *moving(waiting=2), answer(9))
-    assert queued.sentence.endswith("answered in 9.00 s, and requests wait in its queue.")
+    assert queued.sentence.endswith(
+        "answered in 9.00 s, and requests wait in its queue."
+    )
     assert queued.why[1].startswith("running 0 → 0, waiting 2 → 2")
     assert queued.advice == ["more replicas or less traffic"]
 
@@ -232,7 +275,10 @@ def test_answers_beside_endpoints_that_are_late_or_unwell() -> None:
     assert late.why[1] == "its front says: /health late, /v1/models late"
     assert len(late.why) == 3
     unwell = said(http(503, 200), answer(0.1))
-    assert unwell.sentence == "Requests are answered, but an endpoint says that it is not well."
+    assert (
+        unwell.sentence
+        == "Requests are answered, but an endpoint says that it is not well."
+    )
     assert unwell.why[1] == "its front says: /health 503, /v1/models 200"
 
 
@@ -254,7 +300,10 @@ def test_requests_that_fail() -> None:
         "first error in its log: boom",
     ]
     broken = said(GREEN, failed(None, "reset"))
-    assert broken.sentence == "It is up, but a small valid request fails: the connection broke."
+    assert (
+        broken.sentence
+        == "It is up, but a small valid request fails: the connection broke."
+    )
     cut = "no complete answer in 15.0 s in the body of a 200 answer"
     begun = said(GREEN, failed(None, cut, 15))
     assert begun.state is ServerState.FAILING
@@ -278,7 +327,10 @@ def test_the_observations_of_a_silent_server() -> None:
     ]
     assert silent.why[3:] == ["EngineCore uses 1 % user + 0 % system of a core"]
     turned = said(GREEN, failed(400, "r" * 999))
-    assert turned.why[1] == f"the small request was refused ({'r' * 160}): it proves nothing"
+    assert (
+        turned.why[1]
+        == f"the small request was refused ({'r' * 160}): it proves nothing"
+    )
     assert turned.why[0].startswith("its front says")
 
 
@@ -286,29 +338,44 @@ def test_counters_that_move_while_a_request_waits() -> None:
     over = said(GREEN, *moving(waiting=2), SILENCE)
     assert over.state is ServerState.OVERLOADED
     assert over.sentence.startswith("It works, but more is asked of it than it can do")
-    assert over.advice == ["more replicas or less traffic; a shorter queue limit fails faster"]
+    assert over.advice == [
+        "more replicas or less traffic; a shorter queue limit fails faster"
+    ]
     slow = said(GREEN, *moving(), SILENCE)
-    assert slow.sentence == ("It works on something, but a small request is not answered in time.")
+    assert slow.sentence == (
+        "It works on something, but a small request is not answered in time."
+    )
     assert said(GREEN, *moving(waiting=2)).state is ServerState.HEALTHY
-    assert said(GREEN, *moving()).sentence == "It works: its counters of finished work move."
+    assert (
+        said(GREEN, *moving()).sentence
+        == "It works: its counters of finished work move."
+    )
     unwell = said(http(503, 200), *moving())
     assert unwell.state is ServerState.FAILING
-    assert unwell.sentence == "Its counters move, but an endpoint says that it is not well."
+    assert (
+        unwell.sentence
+        == "Its counters move, but an endpoint says that it is not well."
+    )
 
 
 def test_what_cannot_be_told_has_its_words() -> None:
     unsure = said(GREEN, *still())
     assert unsure.sentence == (
-        "Nothing wrong can be seen, but nothing shows either that it works: no request was "
-        "answered and no counter moved."
+        "Nothing wrong can be seen, but nothing shows either that it works: no request "
+        "was answered and no counter moved."
     )
     unready = said(http(503, 200), *still(), log("boom"), failed(404, "HTTP 404"))
     assert unready.state is ServerState.NOT_READY
     assert unready.sentence == "Its front answers, and says that it is not ready."
     assert unready.why[-1] == "first error in its log: boom"
     closed = said(refused())
-    assert closed.sentence == "A process listens there, but connections from here are refused."
-    assert closed.advice == ["run mmrepro where its clients are, or in its network namespace"]
+    assert (
+        closed.sentence
+        == "A process listens there, but connections from here are refused."
+    )
+    assert closed.advice == [
+        "run mmrepro where its clients are, or in its network namespace"
+    ]
     nothing = said(root_pid=None, processes=[], listening=None)
     assert nothing.sentence == "What was seen does not tell what it does."
     assert len(nothing.advice) == 1
@@ -336,7 +403,9 @@ def test_what_could_be_a_hang(data: list[AnyProbeData], suspect: bool) -> None:
     assert suspicious(evidence(*data), target()) is suspect
 
 
-def test_only_a_suspect_whose_counters_stand_is_called_frozen_without_a_request() -> None:
+def test_only_a_suspect_whose_counters_stand_is_called_frozen_without_a_request() -> (
+    None
+):
     stands = said(GREEN, *still(running=1), idle(), use(1.0))
     assert stands.state is ServerState.NO_FAULT_SEEN
     assert "whether work reaches it was not tried" in stands.sentence
@@ -358,7 +427,9 @@ def test_the_words_of_a_log_are_its_first_error() -> None:
     assert last_words(view(data)) == ["first error in its log: first"]
     data.errors[0].time = "11-21 03:37:42"
     data.errors[0].text = "x" * 999
-    assert last_words(view(data)) == [f"first error in its log at 11-21 03:37:42: {'x' * 200}"]
+    assert last_words(view(data)) == [
+        f"first error in its log at 11-21 03:37:42: {'x' * 200}"
+    ]
     assert last_words(view(log(), log("later"))) == ["first error in its log: later"]
     assert last_words(view(log())) == []
     part = view(log("boom"))

@@ -1,4 +1,5 @@
-"""A healthy server of each engine, of which only a part can be seen: it looks like no failure."""
+"""A healthy server of each engine, of which only a part can be seen: it looks like no
+failure."""
 
 from __future__ import annotations
 
@@ -41,12 +42,17 @@ def parts(scenario: Scenario, *, busy: bool) -> dict[str, list[AnyProbeData]]:
     core = use(30.0 if busy else 1.0).model_copy(deep=True)
     core.processes[0].role = role
     patterns = [*union(SCENARIOS).values(), "failed-500"]
-    log = LogsData(file="e.log", bytes_read=1, lines=9, match_counts=dict.fromkeys(patterns, 0))
+    log = LogsData(
+        file="e.log", bytes_read=1, lines=9, match_counts=dict.fromkeys(patterns, 0)
+    )
     before, after = (1.0, 99.0) if busy else (5.0, 5.0)
     return {
         "inference": [answer()],
         "http": [GREEN],
-        "metrics": [counted(engine, float(busy), before), counted(engine, float(busy), after)],
+        "metrics": [
+            counted(engine, float(busy), before),
+            counted(engine, float(busy), after),
+        ],
         "processes": [core],
         "stacks": [sampled(*[[thread(IDLE, active=False)]] * 5)],
         "syscalls": [waiting("epoll_wait")],
@@ -74,7 +80,9 @@ def test_what_a_healthy_server_meets_as_well_is_declared_so() -> None:
     waits = {"no-progress", "nothing-queued"}
     for scenario in SCENARIOS:
         facts = LiveFacts(scenario.engine, scenario.release, (), 15.0)
-        data = [probed(one) for kind in parts(scenario, busy=False).values() for one in kind]
+        data = [
+            probed(one) for kind in parts(scenario, busy=False).values() for one in kind
+        ]
         conditions = scenario.live_conditions(facts)
         results = evaluate(conditions, Evidence(probes=data, facts={CORE_ALIVE: True}))
         met = {r.id for r in results if r.part == "symptom" and r.truth is Truth.MET}

@@ -1,4 +1,5 @@
-"""Whatever a server sends is an observation: no crash, nothing lost, and no more said than seen."""
+"""Whatever a server sends is an observation: no crash, nothing lost, and no more said
+than seen."""
 
 from __future__ import annotations
 
@@ -48,7 +49,12 @@ def errors(*errors: str, body: str = "", timed_out: bool = False) -> HttpData:
     """None of the endpoints gave a whole answer."""
     answers = [
         EndpointAnswer(
-            path=path, status=None, seconds=0.1, error=error, body=body, timed_out=timed_out
+            path=path,
+            status=None,
+            seconds=0.1,
+            error=error,
+            body=body,
+            timed_out=timed_out,
         )
         for path, error in zip(("/health", "/v1/models"), errors, strict=True)
     ]
@@ -72,7 +78,9 @@ CLOSED = errors("RemoteProtocolError: Server disconnected", "ReadError: reset")
         CLOSED,
         errors("RemoteProtocolError: illegal status line", "ReadError: reset"),
         errors("no complete answer in 3.0 s", "ReadError: reset"),
-        errors(*["no complete answer in 3.0 s in the body"] * 2, body="{", timed_out=True),
+        errors(
+            *["no complete answer in 3.0 s in the body"] * 2, body="{", timed_out=True
+        ),
     ],
     ids=["closed", "garbage", "one is reset", "begins and never ends"],
 )
@@ -81,14 +89,19 @@ def test_what_is_sent_back_is_not_frozen(front: HttpData, place: str) -> None:
     if place == "remote":
         facts |= {"root_pid": None, "processes": [], "listening": None}
     for more in ([], [failed(None, "ReadError: reset")]):
-        found = assessed(front, SLEEPS, use(0.0), waiting("clock_nanosleep"), *more, **facts)
+        found = assessed(
+            front, SLEEPS, use(0.0), waiting("clock_nanosleep"), *more, **facts
+        )
         assert found.state is ServerState.UNKNOWN
         assert "no whole HTTP answer" in found.sentence
 
 
 def test_a_name_that_does_not_resolve_is_not_a_dead_server() -> None:
     remote = {"place": "remote", "root_pid": None, "processes": [], "listening": None}
-    for error in ("[Errno -2] Name or service not known", "[SSL: WRONG_VERSION_NUMBER] wrong"):
+    for error in (
+        "[Errno -2] Name or service not known",
+        "[SSL: WRONG_VERSION_NUMBER] wrong",
+    ):
         found = assessed(errors(*[f"ConnectError: {error}"] * 2), **remote)
         assert found.state is ServerState.UNREACHABLE
     refused = errors(*["ConnectError: [Errno 111] Connection refused"] * 2)
@@ -100,11 +113,16 @@ def test_a_main_thread_that_sleeps_is_not_the_engine() -> None:
     asleep = [SLEEPS, use(0.0), waiting("clock_nanosleep")]
     found = assessed(silent, *asleep, **UNNAMED)
     assert (found.state, found.frames) == (ServerState.UNKNOWN, [])
-    assert assessed(silent, *asleep, core_role="EngineCore").state is ServerState.FRONT_FROZEN
+    assert (
+        assessed(silent, *asleep, core_role="EngineCore").state
+        is ServerState.FRONT_FROZEN
+    )
     # It is the engine's process, or the sleep is inside the event loop: then it tells.
     named = assessed(silent, *asleep, root_pid=CORE)
     assert named.state is ServerState.FROZEN_NATIVE
-    looped = five(thread(frames("handler a.py:7", "_run_once base_events.py:1"), active=False))
+    looped = five(
+        thread(frames("handler a.py:7", "_run_once base_events.py:1"), active=False)
+    )
     asleep[0] = looped
     assert assessed(silent, *asleep, **UNNAMED).state is ServerState.FROZEN_NATIVE
 
@@ -116,7 +134,10 @@ def stance(*data: AnyProbeData, **facts: object) -> tuple[Stance, str]:
     return frozen.stance(View(target(**facts), evidence(*data)))
 
 
-STEPS = [[thread(frames(f"op layer.py:{n}", *["f m.py:1"] * 7, f"step s.py:{n}"))] for n in (1, 2)]
+STEPS = [
+    [thread(frames(f"op layer.py:{n}", *["f m.py:1"] * 7, f"step s.py:{n}"))]
+    for n in (1, 2)
+]
 
 
 def test_where_a_silent_engine_stands() -> None:
@@ -127,7 +148,9 @@ def test_where_a_silent_engine_stands() -> None:
     assert stance(stands) == (Stance.STANDS, "popitem (cache.py:195)")
     assert stance(moves)[0] is Stance.MOVES
     assert stance() == stance(sampled(*STEPS)) == (Stance.UNSEEN, "")
-    assert stance(stands, states="S") == (Stance.UNSEEN, ""), "which process is the core?"
+    assert stance(stands, states="S") == (Stance.UNSEEN, ""), (
+        "which process is the core?"
+    )
 
 
 def test_an_engine_that_idles_while_its_front_computes_is_kept_from_work() -> None:
@@ -137,20 +160,31 @@ def test_an_engine_that_idles_while_its_front_computes_is_kept_from_work() -> No
     assert stance(idle, waits)[0] is Stance.IDLES
 
 
-# ---------------------------------------------------------------- whole looks at FAKE servers
+# ---------------------------------------------------------- whole looks at FAKE servers
 
 MODELS = json.dumps({"data": [{"id": "tiny"}]}).encode()
 
 
-SOON = {"APART_S": 0.1, "SOONEST_S": 0.3, "LAST_S": 0.1, "BESIDE_S": 1.0, "EVIDENCE_S": 0.5}
-"""What a look waits for, shortened: a FAKE server's answers are the same a second later."""
+SOON = {
+    "APART_S": 0.1,
+    "SOONEST_S": 0.3,
+    "LAST_S": 0.1,
+    "BESIDE_S": 1.0,
+    "EVIDENCE_S": 0.5,
+}
+"""What a look waits for, shortened: a FAKE server's answers are the same a second
+later."""
 
 
 def looked(reply: Reply, tmp_path: Path, **options: object) -> Diagnosed:
     async def main() -> Diagnosed:
         async with serving(reply) as server:
             asked = DiagnoseCommand(
-                url=server.url, out=tmp_path / "kept", deadline_s=1.0, samples=1, **options
+                url=server.url,
+                out=tmp_path / "kept",
+                deadline_s=1.0,
+                samples=1,
+                **options,
             )  # type: ignore[arg-type]
             return await asyncio.to_thread(diagnose, asked)
 
@@ -174,9 +208,23 @@ DEEP = b'{"data": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
         b'{"data": [{"id": {"id": []}}], "version": ["0.1"]}',
         b'"data"',
         b"\xff\xfe{\0}\0",
-        b'{"data": [{"id": "' + b"x" * 100_000 + b'"}], "version": "' + b"1" * 100_000 + b'"}',
+        b'{"data": [{"id": "'
+        + b"x" * 100_000
+        + b'"}], "version": "'
+        + b"1" * 100_000
+        + b'"}',
     ],
-    ids=["cut", "deep", "huge int", "NaN", "surrogate", "types", "text", "utf-16", "long"],
+    ids=[
+        "cut",
+        "deep",
+        "huge int",
+        "NaN",
+        "surrogate",
+        "types",
+        "text",
+        "utf-16",
+        "long",
+    ],
 )
 def test_what_is_no_model_and_no_version_is_none(body: bytes) -> None:
     assert first_model(body) == first_model(body.decode("utf-8", "replace")) == ""
@@ -192,7 +240,9 @@ def test_json_that_is_nested_deeply_is_an_observation(tmp_path: Path) -> None:
 
 
 def test_a_list_of_very_many_models_names_the_first(tmp_path: Path) -> None:
-    many = json.dumps({"data": [{"id": f"m{n}", "permission": [{}]} for n in range(10_000)]})
+    many = json.dumps(
+        {"data": [{"id": f"m{n}", "permission": [{}]} for n in range(10_000)]}
+    )
 
     async def reply(request: bytes, writer: asyncio.StreamWriter) -> None:
         right = completion() if b'"model":"m0"' in request else b"{}"
@@ -201,7 +251,10 @@ def test_a_list_of_very_many_models_names_the_first(tmp_path: Path) -> None:
 
     found = looked(reply, tmp_path)
     assert found.diagnosis.target.model == "m0"
-    assert found.diagnosis.state in (ServerState.HEALTHY, ServerState.SLOW)  # of a busy machine
+    assert found.diagnosis.state in (
+        ServerState.HEALTHY,
+        ServerState.SLOW,
+    )  # of a busy machine
 
 
 def test_what_was_collected_is_kept_when_mmrepro_itself_fails(
@@ -218,7 +271,9 @@ def test_what_was_collected_is_kept_when_mmrepro_itself_fails(
     assert "what a server said" not in (found.folder / "incident.json").read_text()
 
 
-def test_an_end_that_is_meant_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_that_is_meant_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def ended(*_: object) -> None:
         raise RunTimeout("used up")
 
@@ -231,19 +286,32 @@ KEY = 'sk-planted/0123+4567"89abc'
 
 
 def test_a_key_that_is_echoed_is_in_no_file(tmp_path: Path) -> None:
-    forms = [KEY, json.dumps(KEY)[1:-1], "sk-planted%2F0123%2B4567%2289abc", KEY.upper()]
+    forms = [
+        KEY,
+        json.dumps(KEY)[1:-1],
+        "sk-planted%2F0123%2B4567%2289abc",
+        KEY.upper(),
+    ]
     told: list[str] = []
 
     async def reply(request: bytes, writer: asyncio.StreamWriter) -> None:
-        await answering(said(200, json.dumps({"data": forms}).encode()))(request, writer)
+        await answering(said(200, json.dumps({"data": forms}).encode()))(
+            request, writer
+        )
 
     async def main() -> Path:
         async with serving(reply) as server:
             asked = DiagnoseCommand(
-                url=server.url, out=tmp_path / "kept", deadline_s=1.0, samples=1, model="tiny",
+                url=server.url,
+                out=tmp_path / "kept",
+                deadline_s=1.0,
+                samples=1,
+                model="tiny",
                 headers={"X-Key": f"Bearer {KEY}"},
-            )  # fmt: skip
-            found = await asyncio.to_thread(diagnose, asked, lambda e: told.append(e.text))
+            )
+            found = await asyncio.to_thread(
+                diagnose, asked, lambda e: told.append(e.text)
+            )
             assert found.folder is not None
             return found.folder
 
@@ -251,7 +319,9 @@ def test_a_key_that_is_echoed_is_in_no_file(tmp_path: Path) -> None:
     kept = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
     assert any(b"[redacted:header-" in data for data in kept)
     for form in forms:
-        assert not [d for d in [*kept, *(t.encode() for t in told)] if form.encode() in d], form
+        assert not [
+            d for d in [*kept, *(t.encode() for t in told)] if form.encode() in d
+        ], form
 
 
 # ---------------------------------------------------------------- our own threads
@@ -274,7 +344,7 @@ def test_a_server_that_floods_keeps_no_thread_of_ours() -> None:
     assert "probe-fetch" not in asyncio.run(main())
 
 
-# ---------------------------------------------------------------- a machine without a processor
+# -------------------------------------------------------- a machine without a processor
 
 
 def test_on_a_machine_short_of_processors_nobody_stands_still() -> None:

@@ -33,9 +33,15 @@ from test_match import hung
 GHOST = load_scenario("ghost-key-eviction")
 BUDGET = load_scenario("undersized-kv-budget").variants
 FROZEN = Assessment(
-    state=ServerState.FROZEN_PYTHON, sentence="It is frozen.", process="EngineCore", thread="t",
-    frames=frames("pop cache.py:5", "loop core.py:1"), seen=4, samples=5, holder="who",
-)  # fmt: skip
+    state=ServerState.FROZEN_PYTHON,
+    sentence="It is frozen.",
+    process="EngineCore",
+    thread="t",
+    frames=frames("pop cache.py:5", "loop core.py:1"),
+    seen=4,
+    samples=5,
+    holder="who",
+)
 
 
 def fits(*known: tuple[str, str, Fit]) -> list[Match]:
@@ -45,17 +51,26 @@ def fits(*known: tuple[str, str, Fit]) -> list[Match]:
     ]
 
 
-def told(*matches: tuple[str, str, Fit], said: Assessment = FROZEN, **facts: Any) -> Diagnosis:
+def told(
+    *matches: tuple[str, str, Fit], said: Assessment = FROZEN, **facts: Any
+) -> Diagnosis:
     return Diagnosis(
-        taken=at(0), target=target(**facts), assessment=said, matches=fits(*matches),
+        taken=at(0),
+        target=target(**facts),
+        assessment=said,
+        matches=fits(*matches),
         effect=Effect(seconds=7.5),
-    )  # fmt: skip
+    )
 
 
 def built(
-    diagnosis: Diagnosis, found: Evidence | None = None, tried: tuple[Scenario, ...] = ()
+    diagnosis: Diagnosis,
+    found: Evidence | None = None,
+    tried: tuple[Scenario, ...] = (),
 ) -> Incident:
-    return build(diagnosis, found or evidence(), Path("out"), "mmrepro diagnose x", tried)
+    return build(
+        diagnosis, found or evidence(), Path("out"), "mmrepro diagnose x", tried
+    )
 
 
 def test_what_is_no_known_failure_is_told_in_general() -> None:
@@ -77,14 +92,20 @@ def test_what_is_no_known_failure_is_told_in_general() -> None:
 def test_the_best_of_those_found_is_the_incidents() -> None:
     both = (BUDGET[0].name, "image", Fit.MATCH), (GHOST.name, "", Fit.LIKELY)
     one = built(told(*both), tried=(GHOST, *BUDGET))
-    assert (one.scenario.name, one.scenario.variant) == ("undersized-kv-budget", "image")
+    assert (one.scenario.name, one.scenario.variant) == (
+        "undersized-kv-budget",
+        "image",
+    )
     one = built(told(*both[::-1]), tried=(*BUDGET, GHOST))
     assert one.scenario == GHOST.facts
     assert one.references == list(GHOST.references)
     assert [(m.name, m.applied) for m in one.mitigations] == [
         (m.name, False) for m in GHOST.mitigations
     ]
-    assert one.mitigations[0].command == "mmrepro run ghost-key-eviction --mitigation release"
+    assert (
+        one.mitigations[0].command
+        == "mmrepro run ghost-key-eviction --mitigation release"
+    )
     untried = built(told(*both), tried=(GHOST,))
     assert untried.scenario.name == "diagnose"
 
@@ -114,7 +135,9 @@ def test_the_scenarios_own_stack_goes_before_the_general_one(
     assert own is not None
     assert own.frames[0].function != "pop"
     for none in (lambda _: None, lambda _: 1 // 0):
-        monkeypatch.setattr(type(GHOST), "key_stack", lambda self, seen, none=none: none(seen))
+        monkeypatch.setattr(
+            type(GHOST), "key_stack", lambda self, seen, none=none: none(seen)
+        )
         general = built(diagnosis, hung(), (GHOST,)).key_stack
         assert general is not None
         assert general.frames[0].function == "pop"
@@ -133,8 +156,15 @@ def test_the_logs_lines_and_the_gpus() -> None:
     assert len(built(told(), evidence(log("a"))).log_lines) == 1
     known = built(told((GHOST.name, "", Fit.MATCH)), evidence(log("a")), (GHOST,))
     assert known.log_lines == []
-    device = GpuDevice(index=0, name="H100", uuid="u", driver="1", memory_total_bytes=1,
-                       memory_used_bytes=1, utilization_pct=[])  # fmt: skip
+    device = GpuDevice(
+        index=0,
+        name="H100",
+        uuid="u",
+        driver="1",
+        memory_total_bytes=1,
+        memory_used_bytes=1,
+        utilization_pct=[],
+    )
     host = built(told(), evidence(GpuData(devices=[device]))).host
     assert (host.gpus, [g.taken for g in host.gpu_facts]) == (["H100"], [False])
     held = device.model_copy(update={"processes": [GpuProcess(pid=CORE, used_bytes=1)]})
@@ -160,18 +190,28 @@ UNKNOWN = Assessment(state=ServerState.UNKNOWN, sentence="Nobody knows.")
     ],
 )
 def test_what_is_healthy_is_kept_only_where_it_was_asked_for(
-    said: Assessment, out: bool, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    said: Assessment,
+    out: bool,
+    kept: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     named: list[str] = []
     monkeypatch.setattr(session.discover, "find", lambda *args: Target(target()))
-    monkeypatch.setattr(session.discover, "name_engine", lambda *args: named.append(args[2]))
+    monkeypatch.setattr(
+        session.discover, "name_engine", lambda *args: named.append(args[2])
+    )
     monkeypatch.setattr(session, "all_scenarios", lambda names, trust: [])
-    secrets = said.model_copy(update={"why": ["abcdefg", "sent hijklmn"], "advice": ["middle"]})
+    secrets = said.model_copy(
+        update={"why": ["abcdefg", "sent hijklmn"], "advice": ["middle"]}
+    )
     monkeypatch.setattr(session, "_look", lambda *args: told(said=secrets))
     headers = {"X-Own": "Own middle abcdefg", "X-Other": "hijklmn", "X-None": ""}
     folder = tmp_path / "o" if out else None
-    done = diagnose(DiagnoseCommand(url=URL, out=folder, headers=headers, engine="vllm"))
+    done = diagnose(
+        DiagnoseCommand(url=URL, out=folder, headers=headers, engine="vllm")
+    )
     assert named == ["vllm"]
     assert (done.folder is not None) is kept
     assert len(list(tmp_path.rglob(INCIDENT_FILE))) == kept

@@ -32,15 +32,24 @@ from seen import CORE, FRONT, evidence as evidence_of, target
         ({"processes": [], "root_pid": None, "listening": False}, False),
         ({"processes": [], "root_pid": None, "listening": True}, None),
         ({"processes": [], "root_pid": None, "listening": None}, None),
-        ({"processes": [], "root_pid": None, "listening": False, "place": "remote"}, None),
+        (
+            {"processes": [], "root_pid": None, "listening": False, "place": "remote"},
+            None,
+        ),
     ],
 )
-def test_a_core_without_a_title_is_not_dead(facts: dict[str, Any], lives: bool | None) -> None:
+def test_a_core_without_a_title_is_not_dead(
+    facts: dict[str, Any], lives: bool | None
+) -> None:
     assert kernel.core_lives(Target(target(**facts))) is lives
 
 
-def test_a_core_that_was_seen_and_is_not_any_more_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed = Kill(CORE, "VLLM::EngineCor", 5.0, "", "Killed process 1764 (VLLM::EngineCor)")
+def test_a_core_that_was_seen_and_is_not_any_more_is_dead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed = Kill(
+        CORE, "VLLM::EngineCor", 5.0, "", "Killed process 1764 (VLLM::EngineCor)"
+    )
     monkeypatch.setattr(kernel, "oom_kills", lambda: [killed])
     evidence = Evidence()
     found = Target(target(states="S"), titled={(CORE, 100): "VLLM::EngineCore"})
@@ -111,16 +120,28 @@ HEAP = "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowe
 def test_the_kills_of_the_oom_killer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second as this machine's kernel (5.10) wrote it."""
     plain = b"3,1,1000000,-;Out of memory: Killed process 12 (python3) total-vm:1kB"
-    where = f"3,2,2000000,-;{HEAP}task_memcg=/a/b,task=VLLM::Worker,pid=13,uid=0".encode()
-    group = b"3,3,2500000,-;Memory cgroup out of memory: Killed process 13 (VLLM::Worker) total-vm"
+    where = (
+        f"3,2,2000000,-;{HEAP}task_memcg=/a/b,task=VLLM::Worker,pid=13,uid=0".encode()
+    )
+    group = (
+        b"3,3,2500000,-;Memory cgroup out of memory: Killed process 13 "
+        b"(VLLM::Worker) total-vm"
+    )
     old = b"3,4,3000000,-;Killed process 14 (my) program), UID 0, total-vm:1kB"
-    closed = records(monkeypatch, b"6,1,1,-;eth0: up", plain, where, group, old, b"6,9,1,-;\xff")
+    closed = records(
+        monkeypatch, b"6,1,1,-;eth0: up", plain, where, group, old, b"6,9,1,-;\xff"
+    )
     assert kernel.oom_kills() == [
         Kill(12, "python3", 1.0, "", "Out of memory: Killed process 12 (python3)"),
-        Kill(13, "VLLM::Worker", 2.5, "/a/b",
-             "Memory cgroup out of memory: Killed process 13 (VLLM::Worker)"),
+        Kill(
+            13,
+            "VLLM::Worker",
+            2.5,
+            "/a/b",
+            "Memory cgroup out of memory: Killed process 13 (VLLM::Worker)",
+        ),
         Kill(14, "my) program", 3.0, "", "Killed process 14 (my) program)"),
-    ]  # fmt: skip
+    ]
     assert closed == [99]
     records(monkeypatch, b"6,1,1,-;eth0: up")
     assert kernel.oom_kills() == []
@@ -156,13 +177,15 @@ def killed(pid: int, name: str, at_s: float = 2000.0, cgroup: str = GROUP) -> Ki
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Target:
-    """A server of front, core and two workers, all of which were seen; nobody lives but the
-    front."""
+    """A server of front, core and two workers, all of which were seen; nobody lives but
+    the front."""
     began = int(BEGAN_S * kernel.processes.TICKS_PER_S)
     front = kernel.processes.Stat(FRONT, "python3", "S", 1, 0, 0, 1, began, 0)
     monkeypatch.setattr(kernel.processes, "stat", {FRONT: front}.get)
     monkeypatch.setattr(kernel.processes, "memory_cgroup", {FRONT: GROUP}.get)
-    return Target(target(states="SZ"), ENGINES["vllm"], titled={(CORE, began): "VLLM::EngineCore"})
+    return Target(
+        target(states="SZ"), ENGINES["vllm"], titled={(CORE, began): "VLLM::EngineCore"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,15 +197,19 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Target:
         (killed(99, "python3"), ""),
         (killed(99, "chrome"), ""),
         (killed(99, "sglang::schedul"), ""),
-        (killed(99, "VLLM::Worker_TP"),
-         "Killed process 99 (VLLM::Worker_TP), by its name a process of this engine"),
+        (
+            killed(99, "VLLM::Worker_TP"),
+            "Killed process 99 (VLLM::Worker_TP), by its name a process of this engine",
+        ),
         (killed(99, "VLLM::Worker_TP", 990.0), ""),
         (killed(99, "VLLM::Worker_TP", cgroup="/kubepods/pod2"), ""),
         (killed(99, "VLLM::Worker_TP", cgroup=""), ""),
         (killed(99, "VLLM::DPCoordin"), ""),
     ],
-)  # fmt: skip
-def test_only_a_kill_of_this_server_is_quoted(here: Target, kill: Kill, words: str) -> None:
+)
+def test_only_a_kill_of_this_server_is_quoted(
+    here: Target, kill: Kill, words: str
+) -> None:
     assert kernel.oom_kill(here, Evidence(), [kill]) == words
     later = killed(7, "chrome", 3000.0)
     assert kernel.oom_kill(here, Evidence(), [kill, later]) == words
@@ -209,7 +236,9 @@ def test_of_a_server_that_is_gone_the_log_has_the_number(
 ) -> None:
     gone = target(processes=[], root_pid=None, listening=False)
     evidence = logged(tmp_path, process)
-    assert bool(kernel.oom_kill(Target(gone, ENGINES["vllm"]), evidence, [kill])) is quoted
+    assert (
+        bool(kernel.oom_kill(Target(gone, ENGINES["vllm"]), evidence, [kill])) is quoted
+    )
 
 
 def test_a_front_without_a_title_ends_its_log(tmp_path: Path) -> None:
@@ -239,6 +268,8 @@ def logged(folder: Path, process: str) -> Evidence:
         (b"", ""),
     ],
 )
-def test_the_memory_cgroup(monkeypatch: pytest.MonkeyPatch, lines: bytes, path: str) -> None:
+def test_the_memory_cgroup(
+    monkeypatch: pytest.MonkeyPatch, lines: bytes, path: str
+) -> None:
     monkeypatch.setattr(kernel.processes, "read", lambda pid, name: lines)
     assert kernel.processes.memory_cgroup(7) == path

@@ -1,9 +1,9 @@
-"""Recorded failures as a live server shows them, each with one change: none of these may match.
+"""Recorded failures as a live server shows them, each with one change: none of these
+may match.
 
-A look at a live server has no gate, no trigger and no code run in the environment; it has the
-access log, the one small request, and the kernel's word on who lives. Where the recording matches,
-the same evidence with one change must not.
-"""
+A look at a live server has no gate, no trigger and no code run in the environment; it
+has the access log, the one small request, and the kernel's word on who lives. Where the
+recording matches, the same evidence with one change must not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ STARTS = {
     "vllm": "INFO 11-21 09:00:00 [api_utils.py:273] non-default args: {'model': 'm'}",
     "sglang": "[2026-11-21 09:00:00] server_args=ServerArgs(model_path='m')",
     "lmdeploy": "INFO:     Started server process [7]",
-    "minivllm": "(APIServer pid=1) INFO 11-22 11:41:20 [server.py:310] ready on port 42367",
+    "minivllm": (
+        "(APIServer pid=1) INFO 11-22 11:41:20 [server.py:310] ready on port 42367"
+    ),
 }
 
 
@@ -51,7 +53,9 @@ class Seen:
 
     @property
     def matched(self) -> list[str]:
-        return [f"{m.scenario}/{m.variant}" for m in self.matches() if m.fit is Fit.MATCH]
+        return [
+            f"{m.scenario}/{m.variant}" for m in self.matches() if m.fit is Fit.MATCH
+        ]
 
 
 @cache
@@ -63,7 +67,8 @@ def live(name: str) -> Seen:
     incident = recorded(name).model_copy(deep=True)
     engine, evidence = incident.engine, incident.evidence
     seen = Evidence(
-        probes=[p for p in evidence.probes if p.phase == "check"], engine_exit=evidence.engine_exit
+        probes=[p for p in evidence.probes if p.phase == "check"],
+        engine_exit=evidence.engine_exit,
     )
     failures = sum(r.status == 500 for r in evidence.requests_in("trigger"))
     for _, data in seen.results(LogsData, partial=True):
@@ -71,7 +76,9 @@ def live(name: str) -> Seen:
         data.matches[live_server.FAILED] = [LogLine(number=9, text=ACCESS)] * failures
     if not list(seen.results(InferenceData)) and evidence.engine_exit is None:
         last = evidence.requests_in("trigger")[-1]
-        seen.probes.append(probed(answer() if last.answered else failed(last.status, last.error)))
+        seen.probes.append(
+            probed(answer() if last.answered else failed(last.status, last.error))
+        )
     core = ENGINES[engine.name].core_role
     lives = any(
         core in process.role and process.state not in "ZX"
@@ -80,8 +87,11 @@ def live(name: str) -> Seen:
         for process in p.data.processes  # type: ignore[union-attr]
     )
     seen.facts[live_server.CORE_ALIVE] = lives and evidence.engine_exit is None
-    # A run's folder is no option of a server that anybody starts: of the command the rest counts.
-    return Seen(seen, LiveFacts(engine.name, engine.release, tuple(engine.command), 15.0))
+    # A run's folder is no option of a server that anybody starts: of the command the
+    # rest counts.
+    return Seen(
+        seen, LiveFacts(engine.name, engine.release, tuple(engine.command), 15.0)
+    )
 
 
 MATCHING = (
@@ -109,13 +119,19 @@ OTHERS = (
 
 
 def stale_log(name: str) -> Seen:
-    """The server was started again, into the same log; it is healthy, as in the gate."""
+    """The server was started again, into the same log; it is healthy, as in the
+    gate."""
     seen = live(name)
     lines: list[str] = []
     for _, data in seen.evidence.results(LogsData, partial=True):
-        for line in [*data.errors, *(m for found in data.matches.values() for m in found)]:
+        for line in [
+            *data.errors,
+            *(m for found in data.matches.values() for m in found),
+        ]:
             process = f"({line.process}) " if line.process else ""
-            lines.append(f"{process}{line.level or 'INFO'} 11-20 03:00:00 [x.py:1] {line.text}")
+            lines.append(
+                f"{process}{line.level or 'INFO'} 11-20 03:00:00 [x.py:1] {line.text}"
+            )
             lines.append(line.text)
     text = "\n".join([*lines, STARTS[seen.facts.engine], ""]).encode()
     patterns = {**live_server.LOG_PATTERNS, **ENGINES[seen.facts.engine].log_patterns}
@@ -135,7 +151,8 @@ def stale_log(name: str) -> Seen:
 
 
 def stale_log_of_a_killed_one(name: str) -> Seen:
-    """It was started again, and then killed from outside: gone, and its log tells nothing."""
+    """It was started again, and then killed from outside: gone, and its log tells
+    nothing."""
     seen = stale_log(name)
     evidence = Evidence(probes=[p for p in seen.evidence.probes if p.probe == "logs"])
     evidence.facts[live_server.CORE_ALIVE] = False
@@ -144,9 +161,12 @@ def stale_log_of_a_killed_one(name: str) -> Seen:
 
 
 def refused(name: str) -> Seen:
-    """The request is turned away for want of a key, and the engine works on others' meanwhile."""
+    """The request is turned away for want of a key, and the engine works on others'
+    meanwhile."""
     seen = live(name)
-    probes = [p for p in seen.evidence.probes if p.probe not in ("inference", "metrics")]
+    probes = [
+        p for p in seen.evidence.probes if p.probe not in ("inference", "metrics")
+    ]
     probes += [p for p in stale_log(name).evidence.probes if p.probe == "metrics"]
     seen.evidence.probes = [*probes, probed(failed(401, "HTTP 401: Unauthorized"))]
     seen.evidence.facts[live_server.CORE_ALIVE] = True

@@ -51,7 +51,9 @@ def died(count: int) -> LogsData:
     data = logs()
     data.match_counts["engine-dead"] = count
     if count:
-        data.matches["engine-dead"] = [LogLine(number=1, text="EngineDeadError")] * count
+        data.matches["engine-dead"] = [
+            LogLine(number=1, text="EngineDeadError")
+        ] * count
     return data
 
 
@@ -67,8 +69,12 @@ def died(count: int) -> LogsData:
 def test_a_core_is_dead_where_none_lives_and_the_log_says_so(
     alive: bool, count: int, truth: Truth
 ) -> None:
-    evidence = Evidence(probes=[probed(died(count))], facts={live_server.CORE_ALIVE: alive})
-    said = live_server.core_is_dead(evidence, Logs(evidence), "EngineCore", "engine-dead")
+    evidence = Evidence(
+        probes=[probed(died(count))], facts={live_server.CORE_ALIVE: alive}
+    )
+    said = live_server.core_is_dead(
+        evidence, Logs(evidence), "EngineCore", "engine-dead"
+    )
     assert said.truth is truth
     assert "EngineCore lives" in said.observed
 
@@ -82,7 +88,13 @@ def test_a_core_that_cannot_be_seen_is_not_dead() -> None:
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ('127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error', True),
+        (
+            (
+                '127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 500 Internal '
+                "Server Error"
+            ),
+            True,
+        ),
         ('127.0.0.1 - "POST /v1/completions HTTP/1.1" 500 -', True),
         ('127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 401 Unauthorized', False),
         ('127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 200 OK', False),

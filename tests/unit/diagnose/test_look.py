@@ -35,7 +35,9 @@ def nobody() -> Iterator[str]:
         yield f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
-def test_a_server_that_is_gone_is_read_from_its_log(nobody: str, tmp_path: Path) -> None:
+def test_a_server_that_is_gone_is_read_from_its_log(
+    nobody: str, tmp_path: Path
+) -> None:
     log = tmp_path / "server.log"
     log.write_text(LOG)
     out = tmp_path / "out"
@@ -102,7 +104,11 @@ def test_a_server_of_an_unknown_engine_is_still_looked_at(
     monkeypatch.chdir(tmp_path)
     found = diagnose(DiagnoseCommand(url=fake, samples=3))
     told = found.diagnosis
-    assert (told.state, told.exit_code, told.target.model) == (ServerState.HEALTHY, 0, "fake-model")
+    assert (told.state, told.exit_code, told.target.model) == (
+        ServerState.HEALTHY,
+        0,
+        "fake-model",
+    )
     assert any("engine was not recognised" in text for text in told.unseen)
     assert told.effect.inferences == 1
     assert told.effect.paused_s == 0
@@ -119,20 +125,26 @@ def test_a_remote_server_is_judged_by_what_http_shows(
     monkeypatch.setattr(collect, "APART_S", 0.1)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("mmrepro.live.diagnose.discover.is_ours", lambda address: False)
-    monkeypatch.setattr("mmrepro.live.diagnose.discover.namespace_with", lambda address: None)
+    monkeypatch.setattr(
+        "mmrepro.live.diagnose.discover.namespace_with", lambda address: None
+    )
     told = diagnose(DiagnoseCommand(url=fake)).diagnosis
     assert (told.target.place, told.state) == ("remote", ServerState.HEALTHY)
     assert any("only what HTTP shows" in text for text in told.unseen)
     assert told.target.processes == []
 
 
-@pytest.mark.parametrize(("late", "state"), [(1, ServerState.HEALTHY), (9, ServerState.SLOW)])
+@pytest.mark.parametrize(
+    ("late", "state"), [(1, ServerState.HEALTHY), (9, ServerState.SLOW)]
+)
 def test_an_endpoint_that_was_late_is_asked_again(
     late: int, state: ServerState, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Once late is a busy machine; twice is a front that a load balancer takes out."""
     monkeypatch.setattr(collect, "APART_S", 0.1)
-    monkeypatch.setattr(collect, "FRONT_S", 1.5)  # sound answers keep it on a busy machine too
+    monkeypatch.setattr(
+        collect, "FRONT_S", 1.5
+    )  # sound answers keep it on a busy machine too
     monkeypatch.chdir(tmp_path)
     asked, over = [], threading.Event()
 
@@ -150,7 +162,9 @@ def test_an_endpoint_that_was_late_is_asked_again(
         server.block_on_close = False
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
-            told = diagnose(DiagnoseCommand(url=f"http://127.0.0.1:{server.server_address[1]}"))
+            told = diagnose(
+                DiagnoseCommand(url=f"http://127.0.0.1:{server.server_address[1]}")
+            )
         finally:
             over.set()
             server.shutdown()
@@ -173,14 +187,22 @@ def test_one_that_the_oom_killer_ended_did_not_die_of_an_old_crash(
     monkeypatch.setattr("mmrepro.live.diagnose.kernel.oom_kills", lambda: [kill])
     log = tmp_path / "server.log"
     log.write_text(LOG + AGAIN)
-    told = diagnose(DiagnoseCommand(url=nobody, logs=(log,), out=tmp_path / "out")).diagnosis
-    assert (told.state, told.found, told.target.release) == (ServerState.DEAD, [], "0.24.0")
+    told = diagnose(
+        DiagnoseCommand(url=nobody, logs=(log,), out=tmp_path / "out")
+    ).diagnosis
+    assert (told.state, told.found, told.target.release) == (
+        ServerState.DEAD,
+        [],
+        "0.24.0",
+    )
     assert "died first" not in told.assessment.sentence
     assert "Killed process 19 (VLLM::EngineCor)" in " ".join(told.assessment.why)
     assert "died unexpectedly" not in " ".join(told.assessment.why)
     assert "11-21 09:10:00" in told.since
     log.write_text(AGAIN + LOG)
-    crashed = diagnose(DiagnoseCommand(url=nobody, logs=(log,), out=tmp_path / "out2")).diagnosis
+    crashed = diagnose(
+        DiagnoseCommand(url=nobody, logs=(log,), out=tmp_path / "out2")
+    ).diagnosis
     assert "EngineCore died first" in crashed.assessment.sentence
 
 
@@ -203,9 +225,14 @@ AssertionError
     ],
 )
 def test_lmdeploy_with_an_old_assertion_and_a_key_that_we_lack(
-    status: int, restarted: bool, fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    status: int,
+    restarted: bool,
+    fit: Fit,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only a server's error, and the assertion of this very process, are the known failure."""
+    """Only a server's error, and the assertion of this very process, are the known
+    failure."""
     monkeypatch.setattr(collect, "APART_S", 0.1)
     monkeypatch.setattr(discover, "find_release", lambda found: None)
     log = tmp_path / "server.log"

@@ -69,7 +69,9 @@ def test_a_worker_that_waits_does_not_speak_for_the_core() -> None:
     worker = waiting().model_copy(update={"pid": 99_999})
     evidence.probes.append(probed(worker).model_copy(update={"phase": "check"}))
     ghost = match_all(ALL_VLLM, evidence, FACTS)[0]
-    assert (ghost.scenario, ghost.fit) == ("ghost-key-eviction", Fit.MATCH), failed(ghost)
+    assert (ghost.scenario, ghost.fit) == ("ghost-key-eviction", Fit.MATCH), failed(
+        ghost
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,9 @@ def test_a_worker_that_waits_does_not_speak_for_the_core() -> None:
         ("http", {"endpoints-green"}),
     ],
 )
-def test_what_was_not_seen_is_unknown_and_makes_it_likely(probe: str, lost: set[str]) -> None:
+def test_what_was_not_seen_is_unknown_and_makes_it_likely(
+    probe: str, lost: set[str]
+) -> None:
     evidence = hung()
     drop(evidence, probe)
     found = match(GHOST_KEY, evidence, FACTS)
@@ -113,7 +117,10 @@ def test_a_server_that_runs_with_a_mitigation_is_not_exposed() -> None:
     scenario = load_scenario("pad-value-collision")
     facts = LiveFacts("sglang", "0.5.6", ("serve", "--disable-radix-cache"), 15.0)
     assert match(scenario, Evidence(), facts).exposed is False
-    assert match(scenario, Evidence(), replace(facts, command=("serve",))).fit is Fit.EXPOSED
+    assert (
+        match(scenario, Evidence(), replace(facts, command=("serve",))).fit
+        is Fit.EXPOSED
+    )
     fixed = replace(facts, command=(), release="0.5.23")
     assert match(scenario, Evidence(), fixed).fit is Fit.NOT_THIS
 
@@ -147,7 +154,9 @@ def test_another_engines_failures_are_not_judged() -> None:
 
 def access(count: int) -> LogsData:
     log = logs(*[GHOST] * count)
-    line = LogLine(number=7, text='"POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error')
+    line = LogLine(
+        number=7, text='"POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error'
+    )
     log.matches["failed-500"] = [line] * count
     log.match_counts["failed-500"] = count
     return log
@@ -164,7 +173,8 @@ def test_the_desynchronised_cache_shows_in_the_log_of_a_working_server() -> None
 
 
 def test_the_desynchronised_cache_shows_where_all_clients_stream() -> None:
-    """Their answers began with 200: the access log has no 500 of them, EngineCore tells of them."""
+    """Their answers began with 200: the access log has no 500 of them, EngineCore tells
+    of them."""
     evidence, log = healthy(), logs(GHOST)
     log.match_counts["failed-500"] = 0
     log.match_counts["request-given-up"] = 0
@@ -193,7 +203,10 @@ def test_the_end_of_a_large_log_tells_presence_but_not_absence() -> None:
     log = logs()
     log.skipped_bytes = 5
     swap(evidence, log)
-    assert failed(match(GHOST_KEY, evidence, FACTS))["cached-item-assertion"] is Truth.UNKNOWN
+    assert (
+        failed(match(GHOST_KEY, evidence, FACTS))["cached-item-assertion"]
+        is Truth.UNKNOWN
+    )
     log = logs(GHOST)
     log.skipped_bytes = 5
     swap(evidence, log)
@@ -227,7 +240,12 @@ def test_every_live_signature_is_whole_and_none_is_met_by_nothing(scenario) -> N
 results = st.lists(
     st.builds(
         lambda n, part, truth, required: ConditionResult(
-            id=f"c{n}", part=part, statement="s", required=required, truth=truth, observed="o"
+            id=f"c{n}",
+            part=part,
+            statement="s",
+            required=required,
+            truth=truth,
+            observed="o",
         ),
         st.integers(0, 99),
         st.sampled_from(["symptom", "cause"]),
@@ -264,9 +282,16 @@ def test_a_match_is_everything_met_and_likely_is_never_against(
         assert exposure.truth is Truth.MET
 
 
-def one(part: str, truth: Truth, name: str = "c", required: bool = True) -> ConditionResult:
+def one(
+    part: str, truth: Truth, name: str = "c", required: bool = True
+) -> ConditionResult:
     return ConditionResult(
-        id=f"{name}-{part}", part=part, statement="s", required=required, truth=truth, observed="o"
+        id=f"{name}-{part}",
+        part=part,
+        statement="s",
+        required=required,
+        truth=truth,
+        observed="o",
     )
 
 
@@ -280,12 +305,18 @@ MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 def test_whether_it_can_happen_here_caps_the_fit() -> None:
     whole = one("symptom", MET), one("cause", MET)
     assert fit(MET, *whole) == (Fit.MATCH, "all 2 required conditions are met")
-    told = "all 2 required conditions are met; whether it can happen here is not known: said"
+    told = (
+        "all 2 required conditions are met; whether it can happen here is not "
+        "known: said"
+    )
     assert fit(UNKNOWN, *whole) == (Fit.LIKELY, told)
     told = "it looks like this, but it cannot happen here (said)"
     assert fit(NOT_MET, *whole) == (Fit.SYMPTOM_ONLY, told)
     half = one("symptom", MET), one("cause", MET), one("cause", UNKNOWN, "d")
-    assert fit(MET, *half) == (Fit.LIKELY, "nothing speaks against it; not seen: d-cause")
+    assert fit(MET, *half) == (
+        Fit.LIKELY,
+        "nothing speaks against it; not seen: d-cause",
+    )
     assert fit(UNKNOWN, *half)[0] is Fit.LIKELY
     assert fit(NOT_MET, *half) == (Fit.SYMPTOM_ONLY, told)
     unseen = one("symptom", MET), one("cause", UNKNOWN)
@@ -306,13 +337,22 @@ def test_each_fit_at_its_edge() -> None:
     two = one("symptom", MET), one("cause", MET), one("cause", UNKNOWN, "d")
     assert fit(MET, *two)[0] is Fit.LIKELY
     third = one("cause", UNKNOWN, "e")
-    assert fit(MET, *two, third) == (Fit.SYMPTOM_ONLY, f"{look} (not seen: d-cause, e-cause)")
+    assert fit(MET, *two, third) == (
+        Fit.SYMPTOM_ONLY,
+        f"{look} (not seen: d-cause, e-cause)",
+    )
     against = one("symptom", MET), one("cause", MET), one("cause", NOT_MET, "d")
     # A failure's neighbours share all but one of its conditions: that one is not met.
     assert fit(UNKNOWN, *against) == (Fit.NOT_THIS, "not met: d-cause")
-    assert fit(MET, *against) == (Fit.EXPOSED, "it can happen here (said); now: not met: d-cause")
+    assert fit(MET, *against) == (
+        Fit.EXPOSED,
+        "it can happen here (said); now: not met: d-cause",
+    )
     missed = one("symptom", MET), one("cause", NOT_MET), one("cause", UNKNOWN, "d")
-    assert fit(MET, *missed) == (Fit.EXPOSED, "it can happen here (said); now: not met: c-cause")
+    assert fit(MET, *missed) == (
+        Fit.EXPOSED,
+        "it can happen here (said); now: not met: c-cause",
+    )
     assert fit(UNKNOWN, *missed) == (Fit.NOT_THIS, "not met: c-cause")
     nothing = one("symptom", UNKNOWN), one("cause", UNKNOWN)
     told = "it can happen here (said); now: not seen: c-symptom, c-cause"
@@ -353,13 +393,16 @@ def test_a_match_tells_what_it_counts() -> None:
 @pytest.mark.parametrize(
     "facts",
     [
-        replace(FACTS, release="0.24.0", command=("serve", "--mm-processor-cache-gb", "0")),
+        replace(
+            FACTS, release="0.24.0", command=("serve", "--mm-processor-cache-gb", "0")
+        ),
         replace(FACTS, release="0.10.0"),
     ],
     ids=["the cache is off", "vLLM 0.10.0"],
 )
 def test_a_server_that_cannot_fail_so_does_not_match(facts: LiveFacts) -> None:
-    """Its log holds every line that the signature asks for, and single requests got 500."""
+    """Its log holds every line that the signature asks for, and single requests got
+    500."""
     evidence = healthy()
     swap(evidence, access(2))
     assert match(DESYNC, evidence, replace(FACTS, release="0.24.0")).fit is Fit.MATCH
@@ -384,14 +427,19 @@ def test_seeing_less_never_makes_a_better_fit(
 
 @given(st.lists(st.sampled_from(list(Fit)), max_size=9))
 def test_the_ranking_is_best_first(fits: list[Fit]) -> None:
-    made = [Match(scenario=f"s{n}", title="t", fit=fit, why="w") for n, fit in enumerate(fits)]
+    made = [
+        Match(scenario=f"s{n}", title="t", fit=fit, why="w")
+        for n, fit in enumerate(fits)
+    ]
     order = [list(Fit).index(m.fit) for m in ranked(made)]
     assert order == sorted(order)
 
 
 def test_two_scenarios_may_call_different_lines_by_the_same_name() -> None:
     one = type("One", (type(GHOST_KEY),), {"log_patterns": {"line": "aaa"}})()
-    two = type("Two", (type(GHOST_KEY),), {"log_patterns": {"line": "bbb", "also": "aaa"}})()
+    two = type(
+        "Two", (type(GHOST_KEY),), {"log_patterns": {"line": "bbb", "also": "aaa"}}
+    )()
     assert union([one, two]) == {"aaa": "aaa", "bbb": "bbb"}
     evidence = healthy()
     log = logs()
@@ -401,11 +449,15 @@ def test_two_scenarios_may_call_different_lines_by_the_same_name() -> None:
 
     def counts(scenario) -> list[int | None]:  # type: ignore[no-untyped-def]
         seen = as_seen_by(scenario, evidence)
-        return [views.log_count(seen, name) for name in ("line", "also", "added-request")]
+        return [
+            views.log_count(seen, name) for name in ("line", "also", "added-request")
+        ]
 
     assert counts(one) == [2, None, 18]
     assert counts(two) == [0, 2, 18]
-    assert [line.number for line in views.log_lines(as_seen_by(one, evidence), "line")] == [1, 2]
+    assert [
+        line.number for line in views.log_lines(as_seen_by(one, evidence), "line")
+    ] == [1, 2]
     assert views.log_count(evidence, "line") is None
 
 
@@ -422,12 +474,20 @@ def test_a_file_takes_the_place_of_a_known_one(tmp_path: Path) -> None:
     """Whoever works on a known signature tries his own, not both."""
     file = tmp_path / "mine.py"
     file.write_text(PACKED.read_text().replace('"odd-image"', '"ghost-key-eviction"'))
-    same = [s for s in all_scenarios([str(file)], trust=True) if s.name == "ghost-key-eviction"]
+    same = [
+        s
+        for s in all_scenarios([str(file)], trust=True)
+        if s.name == "ghost-key-eviction"
+    ]
     assert [s.engine for s in same] == ["minivllm"]
 
 
-def test_a_file_that_is_none_is_said_before_the_server_is_touched(tmp_path: Path) -> None:
-    options = DiagnoseCommand(url="http://127.0.0.1:9", scenarios=("none.py",), out=tmp_path / "x")
+def test_a_file_that_is_none_is_said_before_the_server_is_touched(
+    tmp_path: Path,
+) -> None:
+    options = DiagnoseCommand(
+        url="http://127.0.0.1:9", scenarios=("none.py",), out=tmp_path / "x"
+    )
     with pytest.raises(UnknownScenario):
         diagnose(options)
     assert not (tmp_path / "x").exists()
@@ -479,7 +539,10 @@ def test_one_scenarios_variants_are_kept_apart_where_they_are_judged_otherwise(
     assert len(match_all([GHOST_KEY, GHOST_KEY], hung(), facts)) == 2
     assert len(match_all([GHOST_KEY, DESYNC], hung(), FACTS)) == 2
     named = match(GHOST_KEY, hung(), FACTS)
-    other = [named, named.model_copy(update={"scenario": "x"}),
-             named.model_copy(update={"conditions": named.conditions[1:]})]  # fmt: skip
+    other = [
+        named,
+        named.model_copy(update={"scenario": "x"}),
+        named.model_copy(update={"conditions": named.conditions[1:]}),
+    ]
     monkeypatch.setattr(matching, "match", lambda *_: other.pop())
     assert len(match_all([GHOST_KEY] * 3, hung(), FACTS)) == 3

@@ -1,4 +1,5 @@
-"""Servers of several processes, made up: what each rank is at, who is the odd one, who waits."""
+"""Servers of several processes, made up: what each rank is at, who is the odd one, who
+waits."""
 
 from __future__ import annotations
 
@@ -48,8 +49,12 @@ from test_waits import ASKED, BROADCAST, EXECUTOR, IDLE, REDUCE
 FIRST = 2000
 WEDGED = [*frames("_wedge hooks.py:7"), *IDLE]
 STEP = frames("matmul torch/functional.py:7", "forward model.py:3")
-DEVICE = frames("synchronize torch/cuda/streams.py:3", "get_output vllm/v1/worker/x.py:1")
-COPY = frames("get_output vllm/v1/worker/gpu_model_runner.py:324", f"enqueue_output {EXECUTOR}:1")
+DEVICE = frames(
+    "synchronize torch/cuda/streams.py:3", "get_output vllm/v1/worker/x.py:1"
+)
+COPY = frames(
+    "get_output vllm/v1/worker/gpu_model_runner.py:324", f"enqueue_output {EXECUTOR}:1"
+)
 STAGE = frames("wait_for_comm vllm/v1/worker/gpu_worker.py:179")
 SAVE = frames("wait_for_save vllm/distributed/kv_transfer/kv_connector/v1/nixl.py:9")
 
@@ -59,7 +64,9 @@ def facts(*roles: str, states: str = "", **more: Any) -> TargetFacts:
     base = target().processes
     below = [
         TargetProcess(pid=FIRST + n, ppid=CORE, role=role, name=role, state=state)
-        for n, (role, state) in enumerate(zip(roles, states or "S" * len(roles), strict=True))
+        for n, (role, state) in enumerate(
+            zip(roles, states or "S" * len(roles), strict=True)
+        )
     ]
     return target(**{"release": "0.32.0", "processes": [*base, *below]} | more)
 
@@ -70,8 +77,12 @@ def tp(size: int, states: str = "", **more: Any) -> TargetFacts:
     return facts(*roles, states=states, **{"command": command} | more)
 
 
-def at(pid: int, stack: list[Frame], *, samples: int = 6, name: str = "MainThread") -> AnyProbeData:
-    return sampled(*[[thread(stack, active=False, tid=pid, name=name)]] * samples, pid=pid)
+def at(
+    pid: int, stack: list[Frame], *, samples: int = 6, name: str = "MainThread"
+) -> AnyProbeData:
+    return sampled(
+        *[[thread(stack, active=False, tid=pid, name=name)]] * samples, pid=pid
+    )
 
 
 def all_at(*stacks: list[Frame], core: list[Frame] = ASKED) -> list[AnyProbeData]:
@@ -80,9 +91,15 @@ def all_at(*stacks: list[Frame], core: list[Frame] = ASKED) -> list[AnyProbeData
 
 def calls(pid: int, call: str) -> SyscallsData:
     return SyscallsData(
-        pid=pid, method="proc", window_s=1, user_pct=0, system_pct=0, verdict="blocked", why="",
+        pid=pid,
+        method="proc",
+        window_s=1,
+        user_pct=0,
+        system_pct=0,
+        verdict="blocked",
+        why="",
         waits={pid: call},
-    )  # fmt: skip
+    )
 
 
 def uses(**percent: float) -> ProcessesData:
@@ -114,7 +131,10 @@ def look(where: TargetFacts, *data: AnyProbeData) -> RankLook:
         ("Worker_DP1_PP0_TP3_EP7", {"DP": 1, "PP": 0, "TP": 3, "EP": 7}),
         ("Worker_PCP0_DCP1", {"PCP": 0, "DCP": 1}),
         ("EngineCore_DP1", {"DP": 1}),
-        ("scheduler_DP0_ATTN_CP1_MOE_DP2_TP3", {"DP": 0, "ATTN_CP": 1, "MOE_DP": 2, "TP": 3}),
+        (
+            "scheduler_DP0_ATTN_CP1_MOE_DP2_TP3",
+            {"DP": 0, "ATTN_CP": 1, "MOE_DP": 2, "TP": 3},
+        ),
         ("EngineCore", {}),
         ("Worker_TPX", {}),
     ],
@@ -135,7 +155,9 @@ def test_ranks_are_read_from_titles(role: str, labels: dict[str, int]) -> None:
         ("vllm serve m -tp 2 --distributed-executor-backend=ray", {}),
     ],
 )
-def test_group_sizes_are_those_of_the_command(command: str, sizes: dict[str, int]) -> None:
+def test_group_sizes_are_those_of_the_command(
+    command: str, sizes: dict[str, int]
+) -> None:
     assert ranks.expected(target(command=command.split())) == sizes
 
 
@@ -146,56 +168,87 @@ def test_a_server_of_one_process_has_no_ranks() -> None:
 
 def test_processes_are_named_by_what_they_are_for() -> None:
     other = [(9, "DPCoordinator"), (8, "resource_tracker")]
-    more = [TargetProcess(pid=n, ppid=FRONT, role=r, name="x", state="S") for n, r in other]
+    more = [
+        TargetProcess(pid=n, ppid=FRONT, role=r, name="x", state="S") for n, r in other
+    ]
     where = tp(2)
     where.processes += more
     kinds = {rank.role: rank.kind for rank in look(where).ranks}
     assert kinds == {
-        "APIServer": "front", "EngineCore": "core", "Worker_TP0": "worker",
-        "Worker_TP1": "worker", "DPCoordinator": "coordinator",
-    }  # fmt: skip
+        "APIServer": "front",
+        "EngineCore": "core",
+        "Worker_TP0": "worker",
+        "Worker_TP1": "worker",
+        "DPCoordinator": "coordinator",
+    }
 
 
 def test_a_detokenizer_that_stands_is_the_one_that_is_stuck() -> None:
     """The schedulers go on, and what they compute reaches nobody."""
     where = target(
-        engine="sglang", core_role="scheduler", release="0.5.23",
+        engine="sglang",
+        core_role="scheduler",
+        release="0.5.23",
         processes=[
-            TargetProcess(pid=FRONT, ppid=1, role="tokenizer_manager", name="x", state="S"),
+            TargetProcess(
+                pid=FRONT, ppid=1, role="tokenizer_manager", name="x", state="S"
+            ),
             TargetProcess(pid=1, ppid=FRONT, role="scheduler_TP0", name="x", state="S"),
             TargetProcess(pid=2, ppid=FRONT, role="scheduler_TP1", name="x", state="S"),
             TargetProcess(pid=3, ppid=FRONT, role="detokenizer", name="x", state="S"),
         ],
-    )  # fmt: skip
+    )
     loop = "event_loop sglang/srt/managers/detokenizer_manager.py:188"
     idle = frames("sock_recv sglang/srt/managers/io_struct.py:2744", loop)
     stuck = frames("_wedge hooks.py:7", "handle_batch_token_id_out hooks.py:9", loop)
     for at_, state in ((idle, None), (stuck, ServerState.WORKER_STUCK)):
-        seen = (GREEN, SILENCE, at(1, BROADCAST), at(2, BROADCAST), at(3, at_), *still())
+        seen = (
+            GREEN,
+            SILENCE,
+            at(1, BROADCAST),
+            at(2, BROADCAST),
+            at(3, at_),
+            *still(),
+        )
         told = general.assess(evidence(*seen), where)
         named = told.process == "detokenizer"
-        assert (told.state is ServerState.WORKER_STUCK and named) is (state is not None), told
+        assert (told.state is ServerState.WORKER_STUCK and named) is (
+            state is not None
+        ), told
 
 
 def test_schedulers_are_core_and_worker_at_once() -> None:
     where = target(
-        engine="sglang", core_role="scheduler", release="0.5.23",
+        engine="sglang",
+        core_role="scheduler",
+        release="0.5.23",
         processes=[
-            TargetProcess(pid=FRONT, ppid=1, role="tokenizer_manager", name="x", state="S"),
+            TargetProcess(
+                pid=FRONT, ppid=1, role="tokenizer_manager", name="x", state="S"
+            ),
             TargetProcess(pid=1, ppid=FRONT, role="scheduler_TP0", name="x", state="S"),
             TargetProcess(pid=2, ppid=FRONT, role="scheduler_TP1", name="x", state="S"),
             TargetProcess(pid=3, ppid=FRONT, role="detokenizer", name="x", state="S"),
         ],
-    )  # fmt: skip
+    )
     seen = look(where, at(1, BROADCAST), at(2, frames("_wedge hooks.py:7")))
     assert [r.kind for r in seen.ranks] == ["front", "worker", "worker", "detokenizer"]
-    assert [(e.waiter, e.awaited) for e in seen.edges] == [("scheduler_TP0", "scheduler_TP1")]
+    assert [(e.waiter, e.awaited) for e in seen.edges] == [
+        ("scheduler_TP0", "scheduler_TP1")
+    ]
     told = general.assess(
-        evidence(GREEN, SILENCE, at(1, BROADCAST), at(2, frames("_wedge hooks.py:7")), *still()),
+        evidence(
+            GREEN,
+            SILENCE,
+            at(1, BROADCAST),
+            at(2, frames("_wedge hooks.py:7")),
+            *still(),
+        ),
         where,
     )
     assert (told.state, told.process) == (ServerState.WORKER_STUCK, "scheduler_TP1")
-    # The pattern of sglang#27221: one waits in a collective of the step, the rest for requests.
+    # The pattern of sglang#27221: one waits in a collective of the step, the rest for
+    # requests.
     step = frames(
         "all_reduce torch/distributed/distributed_c10d.py:3075",
         "check_prefetch_progress sglang/srt/mem_cache/hiradix_cache.py:1373",
@@ -216,24 +269,26 @@ def test_one_of_eight_stands_in_its_own_code() -> None:
     assert (told.state, told.process) == (ServerState.WORKER_STUCK, "Worker_TP5")
     assert told.frames[0].function == "_wedge"
     assert told.sentence == (
-        "Worker_TP5 is stuck in _wedge (hooks.py:7); EngineCore waits for its answer, and "
-        "Worker_TP0, Worker_TP1, Worker_TP2, Worker_TP3 and 3 more for it in all_reduce."
+        "Worker_TP5 is stuck in _wedge (hooks.py:7); EngineCore waits for its answer, "
+        "and Worker_TP0, Worker_TP1, Worker_TP2, Worker_TP3 and 3 more for it in "
+        "all_reduce."
     )
     assert "7 in all_reduce: Worker_TP0" in "\n".join(told.why)
     seen = look(tp(8), *data)
     assert seen.odd == ["Worker_TP5"]
     assert {(e.waiter, e.awaited) for e in seen.edges} == {
-        (waiter, "Worker_TP5") for waiter in
-        ("EngineCore", *(f"Worker_TP{n}" for n in range(8) if n != 5))
-    }  # fmt: skip
+        (waiter, "Worker_TP5")
+        for waiter in ("EngineCore", *(f"Worker_TP{n}" for n in range(8) if n != 5))
+    }
 
 
 def test_a_worker_that_waits_for_work_is_not_stuck() -> None:
     """The core waits for work as well: the request is elsewhere."""
     idle = frames(
-        "Condition.wait threading.py:327", "Queue.get queue.py:171",
+        "Condition.wait threading.py:327",
+        "Queue.get queue.py:171",
         "EngineCoreProc._process_input_queue vllm/v1/engine/core.py:1588",
-    )  # fmt: skip
+    )
     told = assess(tp(2), *all_at(IDLE, IDLE, core=idle))
     assert told.state is ServerState.NOT_RECEIVING
     assert [r.stand for r in look(tp(2), *all_at(IDLE, IDLE, core=idle)).ranks[1:]] == [
@@ -244,12 +299,27 @@ def test_a_worker_that_waits_for_work_is_not_stuck() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "state", "words"),
     [
-        (REDUCE, REDUCE, ServerState.COLLECTIVE_WAITS, "All 2 ranks wait in all_reduce"),
+        (
+            REDUCE,
+            REDUCE,
+            ServerState.COLLECTIVE_WAITS,
+            "All 2 ranks wait in all_reduce",
+        ),
         (DEVICE, DEVICE, ServerState.KERNEL_STUCK, "Every rank waits for its device"),
         (COPY, COPY, ServerState.KERNEL_STUCK, "Every rank waits for its device"),
         (REDUCE, IDLE, ServerState.RANK_DIVERGED, "Worker_TP1 waits for work"),
-        (IDLE, IDLE, ServerState.RANK_DIVERGED, "EngineCore waits for an answer of theirs"),
-        (SAVE, SAVE, ServerState.TRANSFER_STUCK, "waits for a KV cache in wait_for_save"),
+        (
+            IDLE,
+            IDLE,
+            ServerState.RANK_DIVERGED,
+            "EngineCore waits for an answer of theirs",
+        ),
+        (
+            SAVE,
+            SAVE,
+            ServerState.TRANSFER_STUCK,
+            "waits for a KV cache in wait_for_save",
+        ),
         (WEDGED, WEDGED, ServerState.WORKER_STUCK, "like every other rank"),
         (STAGE, IDLE, ServerState.RANK_DIVERGED, "Worker_TP1 waits for work"),
     ],
@@ -279,7 +349,8 @@ def test_a_rank_that_moves_is_slow() -> None:
 
 def test_a_kernel_that_is_compiled_ends() -> None:
     gcc = frames(
-        "Popen._wait subprocess.py:2040", "VecISA._probe_load torch/_inductor/cpu_vec_isa.py:147"
+        "Popen._wait subprocess.py:2040",
+        "VecISA._probe_load torch/_inductor/cpu_vec_isa.py:147",
     )
     assert assess(tp(2), *all_at(gcc, gcc)).state is ServerState.SLOW
 
@@ -287,7 +358,10 @@ def test_a_kernel_that_is_compiled_ends() -> None:
 def test_a_collective_at_another_place_each_time_moves() -> None:
     layers = [[*REDUCE[:3], *frames(f"forward model.py:{n}")] for n in range(6)]
     moves = sampled(*[[thread(one, tid=FIRST)] for one in layers], pid=FIRST)
-    assert assess(tp(2), at(CORE, ASKED), moves, at(FIRST + 1, REDUCE)).state is ServerState.SLOW
+    assert (
+        assess(tp(2), at(CORE, ASKED), moves, at(FIRST + 1, REDUCE)).state
+        is ServerState.SLOW
+    )
 
 
 def test_a_rank_that_is_gone() -> None:
@@ -305,8 +379,8 @@ def test_of_several_that_are_gone_none_is_called_the_one() -> None:
     told = assess(tp(3, states="SZZ"), at(CORE, ASKED), at(FIRST, REDUCE))
     assert (told.state, told.process) == (ServerState.RANK_LOST, "")
     assert told.sentence == (
-        "Worker_TP1, Worker_TP2 are gone, while the rest of the server runs; nothing tells which "
-        "of them ended first."
+        "Worker_TP1, Worker_TP2 are gone, while the rest of the server runs; nothing "
+        "tells which of them ended first."
     )
 
 
@@ -314,11 +388,15 @@ def test_of_several_that_are_gone_none_is_called_the_one() -> None:
 def test_a_rank_that_has_ended_keeps_half_of_its_title(role: str) -> None:
     """As the kernel lists an ended process: 15 characters of ``VLLM::Worker_TP1``."""
     where = tp(2)
-    where.processes[-1] = where.processes[-1].model_copy(update={"role": role, "state": "Z"})
+    where.processes[-1] = where.processes[-1].model_copy(
+        update={"role": role, "state": "Z"}
+    )
     told = assess(where, at(CORE, ASKED), at(FIRST, REDUCE))
     assert (told.state, told.process) == (ServerState.RANK_LOST, "Worker_TP1")
     ranks_ = look(where, at(CORE, ASKED), at(FIRST, REDUCE)).ranks
-    assert [(r.role, r.pid) for r in ranks_ if r.stand is Stand.GONE] == [("Worker_TP1", FIRST + 1)]
+    assert [(r.role, r.pid) for r in ranks_ if r.stand is Stand.GONE] == [
+        ("Worker_TP1", FIRST + 1)
+    ]
 
 
 def test_titles_of_other_groups_are_not_counted() -> None:
@@ -335,42 +413,62 @@ def test_workers_whose_stacks_are_closed() -> None:
 
 
 def test_two_samples_of_a_rank_are_too_few() -> None:
-    told = assess(tp(2), at(CORE, ASKED), at(FIRST, REDUCE), at(FIRST + 1, WEDGED, samples=2))
+    told = assess(
+        tp(2), at(CORE, ASKED), at(FIRST, REDUCE), at(FIRST + 1, WEDGED, samples=2)
+    )
     assert told.state is ServerState.FROZEN
 
 
 def test_the_thread_that_copies_outputs_tells_where_the_main_one_waits() -> None:
     copies = sampled(
-        *[[thread(IDLE, active=False, tid=FIRST), thread(COPY, tid=7, name="Async")]] * 6,
+        *[[thread(IDLE, active=False, tid=FIRST), thread(COPY, tid=7, name="Async")]]
+        * 6,
         pid=FIRST,
     )
     seen = look(tp(2), at(CORE, ASKED), copies, at(FIRST + 1, IDLE))
     assert [(r.stand, r.thread) for r in seen.ranks[2:]] == [
-        (Stand.DEVICE, "Async"), (Stand.WORK, "MainThread"),
-    ]  # fmt: skip
+        (Stand.DEVICE, "Async"),
+        (Stand.WORK, "MainThread"),
+    ]
 
 
 def test_replicas_are_judged_each_with_its_own_workers() -> None:
-    """DP 2 x TP 2: the core of the second replica waits, that of the first has nothing to do."""
-    where = facts("Worker_DP0_TP0", "Worker_DP0_TP1", "Worker_DP1_TP0", "Worker_DP1_TP1")
-    core = TargetProcess(pid=1999, ppid=FRONT, role="EngineCore_DP1", name="x", state="S")
+    """DP 2 x TP 2: the core of the second replica waits, that of the first has nothing
+    to do."""
+    where = facts(
+        "Worker_DP0_TP0", "Worker_DP0_TP1", "Worker_DP1_TP0", "Worker_DP1_TP1"
+    )
+    core = TargetProcess(
+        pid=1999, ppid=FRONT, role="EngineCore_DP1", name="x", state="S"
+    )
     where.processes[1].role = "EngineCore_DP0"
     for process in where.processes[-2:]:
         process.ppid = core.pid
     where.processes.append(core)
-    idle = frames("Queue.get queue.py:171", "_process_input_queue vllm/v1/engine/core.py:15")
+    idle = frames(
+        "Queue.get queue.py:171", "_process_input_queue vllm/v1/engine/core.py:15"
+    )
     told = assess(
-        where, at(CORE, idle), at(1999, ASKED), at(FIRST, IDLE), at(FIRST + 1, IDLE),
-        at(FIRST + 2, REDUCE), at(FIRST + 3, WEDGED),
-    )  # fmt: skip
+        where,
+        at(CORE, idle),
+        at(1999, ASKED),
+        at(FIRST, IDLE),
+        at(FIRST + 1, IDLE),
+        at(FIRST + 2, REDUCE),
+        at(FIRST + 3, WEDGED),
+    )
     assert (told.state, told.process) == (ServerState.WORKER_STUCK, "Worker_DP1_TP1")
     assert "EngineCore_DP1 waits" in told.sentence
 
 
 def two_replicas() -> TargetFacts:
     """As vLLM 0.32.0 runs on a CPU: each core has a worker beside it."""
-    where = facts("Worker_DP0", "Worker_DP1", command=["vllm", "--data-parallel-size", "2"])
-    core = TargetProcess(pid=1999, ppid=FRONT, role="EngineCore_DP1", name="x", state="S")
+    where = facts(
+        "Worker_DP0", "Worker_DP1", command=["vllm", "--data-parallel-size", "2"]
+    )
+    core = TargetProcess(
+        pid=1999, ppid=FRONT, role="EngineCore_DP1", name="x", state="S"
+    )
     where.processes[1].role = "EngineCore_DP0"
     where.processes[-1].ppid = core.pid
     where.processes.append(core)
@@ -378,8 +476,11 @@ def two_replicas() -> TargetFacts:
 
 
 def test_a_core_of_several_that_stands_in_its_own_code() -> None:
-    """A real one was taken for a core that gets no requests: the first one has nothing to do."""
-    idle = frames("Queue.get queue.py:171", "_process_input_queue vllm/v1/engine/core.py:15")
+    """A real one was taken for a core that gets no requests: the first one has nothing
+    to do."""
+    idle = frames(
+        "Queue.get queue.py:171", "_process_input_queue vllm/v1/engine/core.py:15"
+    )
     own = [*frames("_wedge hooks.py:7"), *idle]
     workers = at(FIRST, IDLE), at(FIRST + 1, IDLE)
     where = two_replicas()
@@ -387,7 +488,9 @@ def test_a_core_of_several_that_stands_in_its_own_code() -> None:
     assert (told.state, told.process) == (ServerState.WORKER_STUCK, "EngineCore_DP1")
     assert told.frames[0].name == "_wedge"
     assert "EngineCore_DP0 waits for work" in told.sentence
-    assert look(where, at(CORE, idle), at(1999, own), *workers).odd == ["EngineCore_DP1"]
+    assert look(where, at(CORE, idle), at(1999, own), *workers).odd == [
+        "EngineCore_DP1"
+    ]
     stance = frozen.stance(view(where, at(CORE, idle), at(1999, own), *workers))
     assert stance[0] is frozen.Stance.STANDS
     both = assess(where, at(CORE, own), at(1999, own), *workers)
@@ -397,8 +500,19 @@ def test_a_core_of_several_that_stands_in_its_own_code() -> None:
     asleep = calls(1999, "futex"), uses(p1999=0.0)
     data = [GREEN, answer(), *still(), at(CORE, idle), at(1999, own), *workers, *asleep]
     answered = general.assess(evidence(*data), where)
-    assert (answered.state, answered.process) == (ServerState.WORKER_STUCK, "EngineCore_DP1")
-    moves = [GREEN, SILENCE, *moving(), at(CORE, idle), at(1999, own), *workers, *asleep]
+    assert (answered.state, answered.process) == (
+        ServerState.WORKER_STUCK,
+        "EngineCore_DP1",
+    )
+    moves = [
+        GREEN,
+        SILENCE,
+        *moving(),
+        at(CORE, idle),
+        at(1999, own),
+        *workers,
+        *asleep,
+    ]
     works = general.assess(evidence(*moves), where)
     assert (works.state, works.process) == (ServerState.WORKER_STUCK, "EngineCore_DP1")
 
@@ -408,17 +522,26 @@ def test_a_coordinator_that_stands_while_the_replicas_answer() -> None:
     where.processes.append(
         TargetProcess(pid=1998, ppid=FRONT, role="DPCoordinator", name="x", state="S")
     )
-    polls = frames("poll zmq/sugar/poll.py:106", "process_input_socket vllm/v1/engine/x.py:7")
-    idle = frames("Queue.get queue.py:171", "_process_input_queue vllm/v1/engine/core.py:15")
+    polls = frames(
+        "poll zmq/sugar/poll.py:106", "process_input_socket vllm/v1/engine/x.py:7"
+    )
+    idle = frames(
+        "Queue.get queue.py:171", "_process_input_queue vllm/v1/engine/core.py:15"
+    )
 
     def told(stack: list[Frame], call: str = "clock_nanosleep") -> Assessment:
         data = [at(CORE, idle), at(1999, idle), at(1998, stack), calls(1998, call)]
-        return general.assess(evidence(GREEN, answer(), *still(), *data, uses(p1998=0.0)), where)
+        return general.assess(
+            evidence(GREEN, answer(), *still(), *data, uses(p1998=0.0)), where
+        )
 
     stuck = told([*frames("_wedge hooks.py:7"), *polls[1:]])
     assert (stuck.state, stuck.process) == (ServerState.WORKER_STUCK, "DPCoordinator")
     assert told(polls, "poll").state is ServerState.HEALTHY
-    assert told([*frames("_wedge hooks.py:7"), *polls[1:]], "read").state is ServerState.HEALTHY
+    assert (
+        told([*frames("_wedge hooks.py:7"), *polls[1:]], "read").state
+        is ServerState.HEALTHY
+    )
 
 
 def test_one_core_that_stands_is_no_rank() -> None:
@@ -444,9 +567,16 @@ def test_counters_that_move_outrank_every_stack() -> None:
 def test_a_stuck_rank_that_sleeps_is_decided_before_the_deadline() -> None:
     pid = FIRST + 1
 
-    def decided(call: str, cpu: float, *more: AnyProbeData, state: list[Frame] = WEDGED) -> bool:
+    def decided(
+        call: str, cpu: float, *more: AnyProbeData, state: list[Frame] = WEDGED
+    ) -> bool:
         counters = more or tuple(still())
-        data = [*all_at(REDUCE, state), calls(pid, call), uses(**{f"p{pid}": cpu}), *counters]
+        data = [
+            *all_at(REDUCE, state),
+            calls(pid, call),
+            uses(**{f"p{pid}": cpu}),
+            *counters,
+        ]
         return stuck_rank(evidence(GREEN, *data), tp(2), 4.6, 15.0)
 
     assert decided("clock_nanosleep", 0.0)
@@ -459,7 +589,10 @@ def test_a_stuck_rank_that_sleeps_is_decided_before_the_deadline() -> None:
 
 def test_stance_of_a_core_that_waits_for_its_workers_is_theirs() -> None:
     stands = view(tp(2), *all_at(REDUCE, WEDGED))
-    assert frozen.stance(stands) == (frozen.Stance.STANDS, "Worker_TP1: _wedge (hooks.py:7)")
+    assert frozen.stance(stands) == (
+        frozen.Stance.STANDS,
+        "Worker_TP1: _wedge (hooks.py:7)",
+    )
     unseen = view(tp(2), at(CORE, ASKED))
     assert frozen.stance(unseen)[0] is frozen.Stance.UNSEEN
     steps = [frames(*(f"f{n}{i} m.py:{n}" for i in range(8))) for n in range(6)]
@@ -476,7 +609,9 @@ def test_the_classes_say_who_is_stuck_and_what_never_came() -> None:
 
     data = [GREEN, SILENCE, *still(), *all_at(REDUCE, WEDGED)]
     seen = evidence(*data)
-    spread = [r for r in seen.probes if r.probe == "metrics" or r.data.kind == "metrics"]  # type: ignore[union-attr]
+    spread = [
+        r for r in seen.probes if r.probe == "metrics" or r.data.kind == "metrics"
+    ]  # type: ignore[union-attr]
     spread[-1].started.mono += STANDSTILL_S
     named = {one.name: one for one in classes.classes(seen, tp(2))}
     assert list(named) == [LiveClass.WORKER_STUCK, LiveClass.RANK_DIVERGED]
@@ -487,7 +622,9 @@ def test_the_classes_say_who_is_stuck_and_what_never_came() -> None:
 
 
 def test_a_standstill_of_an_instant_is_possible_at_most() -> None:
-    named = classes.classes(evidence(GREEN, SILENCE, *still(), *all_at(REDUCE, WEDGED)), tp(2))
+    named = classes.classes(
+        evidence(GREEN, SILENCE, *still(), *all_at(REDUCE, WEDGED)), tp(2)
+    )
     assert {one.certainty for one in named} == {Certainty.POSSIBLE}
 
 
@@ -504,7 +641,9 @@ def dp(*data: AnyProbeData) -> Assessment:
     return general.assess(evidence(GREEN, answer(), *still(), *data), where)
 
 
-QUEUE = frames("Queue.get queue.py:171", "_process_input_queue vllm/v1/engine/core.py:15")
+QUEUE = frames(
+    "Queue.get queue.py:171", "_process_input_queue vllm/v1/engine/core.py:15"
+)
 
 
 def test_a_replica_that_is_stuck_while_another_answers() -> None:
@@ -522,7 +661,13 @@ def test_a_replica_that_is_stuck_while_another_answers() -> None:
 
 
 def test_one_replica_that_answers_is_healthy_whatever_its_stacks_are() -> None:
-    data = [GREEN, answer(), *still(), *all_at(REDUCE, WEDGED), calls(FIRST + 1, "futex")]
+    data = [
+        GREEN,
+        answer(),
+        *still(),
+        *all_at(REDUCE, WEDGED),
+        calls(FIRST + 1, "futex"),
+    ]
     assert general.assess(evidence(*data), tp(2)).state is ServerState.HEALTHY
 
 
@@ -540,7 +685,9 @@ def test_a_loop_that_turns_idly_waits_for_work() -> None:
     seen = ranks.look(view(where, spins, at(1, BROADCAST)))
     assert seen is not None
     assert [rank.stand for rank in seen.ranks] == [Stand.WORK, Stand.WORK]
-    told = general.assess(evidence(GREEN, SILENCE, *still(), spins, at(1, BROADCAST)), where)
+    told = general.assess(
+        evidence(GREEN, SILENCE, *still(), spins, at(1, BROADCAST)), where
+    )
     assert told.state is ServerState.NOT_RECEIVING
 
 
@@ -549,7 +696,12 @@ def test_a_loop_that_turns_idly_waits_for_work() -> None:
 
 def nccl(*counts: int, missing: int | None = None) -> RasData:
     made = [
-        NcclRank(communicator="0x1", rank=n, pid=FIRST + n, counts={"AllReduce": count, "Send": 2})
+        NcclRank(
+            communicator="0x1",
+            rank=n,
+            pid=FIRST + n,
+            counts={"AllReduce": count, "Send": 2},
+        )
         for n, count in enumerate(counts)
     ]
     if missing is not None:
@@ -609,8 +761,8 @@ def test_the_flight_recorder_says_who_did_not_enter() -> None:
     told = assess(tp(3), *all_at(REDUCE, IDLE, REDUCE), dumps)
     assert told.state is ServerState.RANK_DIVERGED
     assert (
-        "Flight Recorder: in group 0 tp rank 0, 2 entered nccl:all_reduce (number 9), rank 1 (at 8)"
-        " did not" in told.why
+        "Flight Recorder: in group 0 tp rank 0, 2 entered nccl:all_reduce (number 9), "
+        "rank 1 (at 8) did not" in told.why
     )
     same = dumps.model_copy(update={"ranks": [dumps.ranks[0], dumps.ranks[2]]})
     assert not ranks.flight(view(tp(3), same))
@@ -624,10 +776,12 @@ LOOP = frames(
     "BaseEventLoop.run_forever asyncio/base_events.py:607",
 )
 UVLOOP = frames("run uvloop/__init__.py:69", "Runner.run asyncio/runners.py:118")
-BLOCKING = frames("get queue.py:171", "Handle._run asyncio/events.py:84", *(
+BLOCKING = frames(
+    "get queue.py:171",
+    "Handle._run asyncio/events.py:84",
     "BaseEventLoop._run_once asyncio/base_events.py:1922",
     "BaseEventLoop.run_forever asyncio/base_events.py:607",
-))  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("loop", [LOOP, UVLOOP], ids=["asyncio", "uvloop"])
@@ -635,16 +789,23 @@ def test_an_event_loop_without_work_is_not_stuck(loop: list[Frame]) -> None:
     where = tp(2)
     assert look(where, *all_at(loop, loop)).ranks[-1].stand is Stand.WORK
     for stack in (BLOCKING, frames("select selectors.py:468", "step vllm/x.py:3")):
-        assert look(where, *all_at(stack, loop)).odd == ["Worker_TP0"], "it blocks its loop"
+        assert look(where, *all_at(stack, loop)).odd == ["Worker_TP0"], (
+            "it blocks its loop"
+        )
 
 
 def test_a_front_that_forked_its_engine_is_no_rank() -> None:
-    """As LMDeploy 0.18.0 is where its engine's process is forked: both are called api_server."""
+    """As LMDeploy 0.18.0 is where its engine's process is forked: both are called
+    api_server."""
     pair = [
-        TargetProcess(pid=pid, ppid=above, role="api_server", name="lmdeploy", state="S")
+        TargetProcess(
+            pid=pid, ppid=above, role="api_server", name="lmdeploy", state="S"
+        )
         for pid, above in ((FRONT, 1), (CORE, FRONT))
     ]
-    where = target(engine="lmdeploy", core_role="api_server", release="0.18.0", processes=pair)
+    where = target(
+        engine="lmdeploy", core_role="api_server", release="0.18.0", processes=pair
+    )
     assert [p.pid for p in where.cores] == [CORE]
     computes = sampled(*[[thread(STEP, tid=CORE)]] * 6, pid=CORE)
     told = assess(where, at(FRONT, LOOP), computes)

@@ -1,7 +1,8 @@
-"""Real servers of several processes, each broken in one way: the recorded diagnosis, judged again.
+"""Real servers of several processes, each broken in one way: the recorded diagnosis,
+judged again.
 
-``tests/evidence/record_ranks.py`` makes the recordings, and lists how each server was broken.
-"""
+``tests/evidence/record_ranks.py`` makes the recordings, and lists how each server was
+broken."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ OTHER = {
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_server_that_works_is_not_called_stuck(name: str) -> None:
-    """The first request compiles kernels for seconds: slow, and no rank of it stands."""
+    """The first request compiles kernels for seconds: slow, and no rank of it
+    stands."""
     assert judged(name).state is HEALTHY[name]
     assert not classes.classes(recorded(name).evidence, facts(name))
 
@@ -100,19 +102,25 @@ ON_A_GPU = {
     "gpu-minivllm-load": (ServerState.HEALTHY, ""),
     "gpu-vllm-load": (ServerState.HEALTHY, ""),
     "gpu-minivllm-kernel-native": (ServerState.KERNEL_STUCK, "cuMemcpyDtoHAsync_v2"),
-    "gpu-vllm-kernel": (ServerState.KERNEL_STUCK, "synchronize, called by AsyncOutput.get_output"),
+    "gpu-vllm-kernel": (
+        ServerState.KERNEL_STUCK,
+        "synchronize, called by AsyncOutput.get_output",
+    ),
     "gpu-vllm-kernel-native": (ServerState.KERNEL_STUCK, "cuEventSynchronize"),
     "gpu-vllm-python": (ServerState.FROZEN_NATIVE, "clock_nanosleep"),
-    "gpu-minivllm-kernel": (ServerState.KERNEL_STUCK, "while GPU 0, which nothing else uses"),
+    "gpu-minivllm-kernel": (
+        ServerState.KERNEL_STUCK,
+        "while GPU 0, which nothing else uses",
+    ),
     "gpu-minivllm-kernel-shared": (ServerState.FROZEN_NATIVE, "runner.py:27"),
     "gpu-minivllm-core-kernel": (
         ServerState.KERNEL_STUCK,
         "runner.py:27): at::cuda::(anonymous namespace)::spin_kernel() does not end",
     ),
 }
-"""One process on an H200 (``benchmarks/gpu_live.py``), with a kernel of a minute queued: the state,
-and what the sentence names. Of ``shared`` there are no C frames, and another server used the GPU
-too; of ``core`` there is CUDA's core dump."""
+"""One process on an H200 (``benchmarks/gpu_live.py``), with a kernel of a minute
+queued: the state, and what the sentence names. Of ``shared`` there are no C frames, and
+another server used the GPU too; of ``core`` there is CUDA's core dump."""
 
 
 @pytest.mark.parametrize("name", ON_A_GPU)
@@ -169,15 +177,17 @@ def test_every_recording_is_judged() -> None:
 
 
 def test_the_rank_that_raised_is_named_with_what_it_raised() -> None:
-    """A real divergence: Worker_TP1 raised in a step and went on to wait for work, while
-    Worker_TP0 waits for it in a collective operation."""
+    """A real divergence: Worker_TP1 raised in a step and went on to wait for work,
+    while Worker_TP0 waits for it in a collective operation."""
     told = judged("tp2-raise-busy")
     assert (told.state, told.process) == (ServerState.RANK_DIVERGED, "Worker_TP1")
     assert told.sentence == (
-        "The ranks have diverged: Worker_TP0 is in all_reduce, and Worker_TP1 waits for work: it "
-        "is not part of that step."
+        "The ranks have diverged: Worker_TP0 is in all_reduce, and Worker_TP1 waits "
+        "for work: it is not part of that step."
     )
-    assert any(text.startswith("first error of Worker_TP1 in the log") for text in told.why)
+    assert any(
+        text.startswith("first error of Worker_TP1 in the log") for text in told.why
+    )
     assert look("tp2-raise-busy").odd == ["Worker_TP1"]
 
 
@@ -192,9 +202,17 @@ def test_the_first_screen_and_the_page_have_every_rank() -> None:
     print_page(page, Console(file=whole, width=200), full=True)
     lines = first.getvalue().splitlines()
     assert len(lines) <= LINES
-    assert "Ranks: 1 in all_reduce: Worker_TP0; 1 stands in _wedge: Worker_TP1." in "\n".join(lines)
+    assert (
+        "Ranks: 1 in all_reduce: Worker_TP0; 1 stands in _wedge: Worker_TP1."
+        in "\n".join(lines)
+    )
     text = whole.getvalue()
-    for words in ("All ranks", "all_reduce ×6", "_wedge ×6", "EngineCore → Worker_TP1: its answer"):
+    for words in (
+        "All ranks",
+        "all_reduce ×6",
+        "_wedge ×6",
+        "EngineCore → Worker_TP1: its answer",
+    ):
         assert words in text, words
 
 
@@ -214,7 +232,10 @@ def matches(name: str) -> dict[str, Fit]:
         ("tp2-idle", {}),
         ("tp2-busy", {}),
         ("tp2-first-request", {}),
-        ("tp2-raise-busy", {"raises": Fit.LIKELY}),  # its log was not searched for the exception
+        (
+            "tp2-raise-busy",
+            {"raises": Fit.LIKELY},
+        ),  # its log was not searched for the exception
     ],
 )
 def test_the_known_failure_is_found_where_a_worker_stands(
@@ -227,8 +248,8 @@ def test_the_known_failure_is_found_where_a_worker_stands(
 
 
 def pair(name: str) -> tuple[FleetState, str]:
-    """Two real vLLM 0.32.0 on a machine with a load of 80: ``benchmarks/ranks.py --pairs``. The KV
-    connector is planted: the cache of one request never arrives."""
+    """Two real vLLM 0.32.0 on a machine with a load of 80: ``benchmarks/ranks.py
+    --pairs``. The KV connector is planted: the cache of one request never arrives."""
     looks = []
     for one in (f"pd-{name}-1", f"pd-{name}-2"):
         found = recorded(one).diagnosis
@@ -257,7 +278,8 @@ def test_of_a_prefill_server_that_could_not_be_told_nothing_is_said() -> None:
 
 
 def test_the_decode_server_alone_has_the_class() -> None:
-    """It was asked for nothing: it would answer a request whose prompt it computes itself."""
+    """It was asked for nothing: it would answer a request whose prompt it computes
+    itself."""
     name = "pd-decode-unasked"
     named = classes.classes(recorded(name).evidence, facts(name))
     assert [one.name for one in named] == [LiveClass.TRANSFER_STUCK]

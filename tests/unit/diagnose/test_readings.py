@@ -38,7 +38,12 @@ def view(*data: AnyProbeData, **facts: Any) -> View:
         (SILENCE, "silent"),
         (failed(None, "late", 13.5), "silent"),
         (failed(None, "reset", 13.4), "failed"),
-        (failed(None, "no complete answer in 15.0 s in the body of a 200 answer", 15), "failed"),
+        (
+            failed(
+                None, "no complete answer in 15.0 s in the body of a 200 answer", 15
+            ),
+            "failed",
+        ),
         (failed(200, "ended with finish_reason 'error'"), "failed"),
         (failed(200, "not JSON"), "malformed"),
         (failed(429, "full"), "overload"),
@@ -77,7 +82,10 @@ def test_what_became_of_the_request(data: Any, said: str) -> None:
     ],
 )
 def test_what_the_endpoints_say(
-    statuses: tuple[int | None, int | None], green: bool | None, late: list[str], answers: bool
+    statuses: tuple[int | None, int | None],
+    green: bool | None,
+    late: list[str],
+    answers: bool,
 ) -> None:
     seen = view(http(*statuses))
     assert (seen.green, seen.late, seen.front_answers) == (green, late, answers)
@@ -86,8 +94,11 @@ def test_what_the_endpoints_say(
 def test_endpoints_that_were_not_asked() -> None:
     seen = view()
     assert (seen.green, seen.late, seen.front_answers, seen.refused_connection) == (
-        None, [], None, False,
-    )  # fmt: skip
+        None,
+        [],
+        None,
+        False,
+    )
     empty = http(200, 200)
     empty.answers = []
     assert (view(empty).green, view(empty).front_answers) == (None, None)
@@ -152,7 +163,9 @@ def test_the_core_and_its_process() -> None:
     assert (view().core_pid, view().core_is_front) == (CORE, False)
     assert (view(states="S").core_pid, view(states="S").core_is_front) == (None, False)
     several = view()
-    several.facts.processes.append(several.facts.processes[1].model_copy(update={"pid": 9}))
+    several.facts.processes.append(
+        several.facts.processes[1].model_copy(update={"pid": 9})
+    )
     assert several.core_pid == CORE
     alone = view(states="S", core_role="")
     assert (alone.core_pid, alone.core_is_front) == (FRONT, True)

@@ -1,4 +1,5 @@
-"""One diagnosis by its steps: what could not be seen, since when, what is kept, its command."""
+"""One diagnosis by its steps: what could not be seen, since when, what is kept, its
+command."""
 
 from __future__ import annotations
 
@@ -32,12 +33,16 @@ VLLM = ENGINES["vllm"]
 
 def missing(probe: str, reason: str) -> Any:
     return ProbeResult[AnyProbeData](
-        probe=probe, phase="check", status=ProbeStatus.UNAVAILABLE, reason=reason, started=at(0),
+        probe=probe,
+        phase="check",
+        status=ProbeStatus.UNAVAILABLE,
+        reason=reason,
+        started=at(0),
         seconds=0.1,
-    )  # fmt: skip
+    )
 
 
-# ---------------------------------------------------------------- what could not be seen
+# --------------------------------------------------------------- what could not be seen
 
 
 def unseen(found: Evidence, **facts: Any) -> list[str]:
@@ -98,7 +103,10 @@ def test_since_when_is_the_logs_last_progress_or_its_first_error() -> None:
     told = "11-21 03:37:42, the log's last sign of work done (line 9)"
     assert session._since(evidence(data), frozen) == told
     data.stuck_count = 3
-    assert session._since(evidence(data), frozen) == f"{told}; 3 requests were added after it"
+    assert (
+        session._since(evidence(data), frozen)
+        == f"{told}; 3 requests were added after it"
+    )
     assert session._since(evidence(data), ServerState.HEALTHY) == ""
     untimed = log("boom", "bang")
     assert session._since(evidence(untimed), frozen) == ""
@@ -121,7 +129,12 @@ def test_lines_that_are_cited_are_kept_and_no_other(tmp_path: Path) -> None:
     data = logs(GHOST)
     data.errors = [line(2, "11-21 01:00:00")]
     data.last_progress = LogLine(
-        number=1, process="EngineCore pid=1", level="DEBUG", time="T", source="s.py:1", text="works"
+        number=1,
+        process="EngineCore pid=1",
+        level="DEBUG",
+        time="T",
+        source="s.py:1",
+        text="works",
     )
     found = evidence(data)
     found.probes[0].status = ProbeStatus.TIMED_OUT
@@ -134,7 +147,9 @@ def test_lines_that_are_cited_are_kept_and_no_other(tmp_path: Path) -> None:
 
 
 def test_metric_names_are_those_that_were_read() -> None:
-    assert "vllm:num_requests_running" in session._metric_names(evidence(metrics(), GREEN))
+    assert "vllm:num_requests_running" in session._metric_names(
+        evidence(metrics(), GREEN)
+    )
     assert session._metric_names(evidence(GREEN)) == frozenset()
 
 
@@ -174,12 +189,15 @@ def everything_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-@pytest.mark.parametrize("out", ["look", "look/deep/er", "there", "there/evidence", "."])
+@pytest.mark.parametrize(
+    "out", ["look", "look/deep/er", "there", "there/evidence", "."]
+)
 @pytest.mark.parametrize("several", [False, True])
 def test_only_what_a_look_has_made_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, several: bool
 ) -> None:
-    """The user's folders stay, empty ones too: a look that broke off is no reason to take them."""
+    """The user's folders stay, empty ones too: a look that broke off is no reason to
+    take them."""
 
     def broken(*_: object) -> None:
         raise KeyboardInterrupt
@@ -227,13 +245,15 @@ def test_a_log_that_is_not_there_yet_is_taken(tmp_path: Path) -> None:
         assert DiagnoseCommand("http://127.0.0.1:1", logs=(tmp_path / name,)).logs
 
 
-# ---------------------------------------------------------------- locals that were missed
+# -------------------------------------------------------------- locals that were missed
 
 
 @pytest.fixture
 def more(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     asked: list[Any] = []
-    monkeypatch.setattr(Collector, "more_stacks", lambda self, wanted: asked.append(wanted))
+    monkeypatch.setattr(
+        Collector, "more_stacks", lambda self, wanted: asked.append(wanted)
+    )
     return asked
 
 
@@ -259,17 +279,23 @@ def test_more_samples_are_taken_for_what_fits_but_for_what_was_missed(
                     one.frames = [f for f in one.frames if f.name != "popitem"]
     session._catch_locals(collector(tmp_path, missed), [ghost])
     (wanted,) = more
-    assert wanted([s for _, d in hung().results(type(idle())) for s in d.samples]) is True
+    assert (
+        wanted([s for _, d in hung().results(type(idle())) for s in d.samples]) is True
+    )
     assert wanted([]) is False
 
 
-def test_no_more_samples_for_what_is_sure_or_is_not_there(tmp_path: Path, more: list[Any]) -> None:
+def test_no_more_samples_for_what_is_sure_or_is_not_there(
+    tmp_path: Path, more: list[Any]
+) -> None:
     ghost = load_scenario("ghost-key-eviction")
     session._catch_locals(collector(tmp_path, hung()), [ghost])
     session._catch_locals(collector(tmp_path, evidence(GREEN)), [ghost])
     likely = hung()
     drop(likely, "inference")
-    session._catch_locals(collector(tmp_path, likely), [load_scenario("encoder-cache-overflow")])
+    session._catch_locals(
+        collector(tmp_path, likely), [load_scenario("encoder-cache-overflow")]
+    )
     assert more == []
     session._catch_locals(collector(tmp_path, likely), [ghost])
     assert len(more) == 1
@@ -279,7 +305,8 @@ def test_no_more_samples_for_what_is_sure_or_is_not_there(tmp_path: Path, more: 
 
 
 class Looked:
-    """In the place of the collector: what it was asked, and evidence that is there already."""
+    """In the place of the collector: what it was asked, and evidence that is there
+    already."""
 
     log_patterns: Any = None
 
@@ -313,7 +340,9 @@ class Looked:
 
 @pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    def run(*data: AnyProbeData, engine: str = "vllm", **facts: Any) -> tuple[Looked, Any]:
+    def run(
+        *data: AnyProbeData, engine: str = "vllm", **facts: Any
+    ) -> tuple[Looked, Any]:
         recorder = Recorder(tmp_path)
         recorder.evidence.probes.extend(evidence(*data).probes)
         made = Looked(recorder)
@@ -323,9 +352,16 @@ def looked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
                 session.discover, name, lambda *_, name=name: made.calls.append(name)
             )
         monkeypatch.setattr(session, "Collector", lambda *_: made)
-        monkeypatch.setattr(session, "note_kernel", lambda *_: made.calls.append("kernel"))
-        scenarios = [load_scenario("ghost-key-eviction"), load_scenario("kv-growth-crash")]
-        told = session._look(DiagnoseCommand(url=URL), found, recorder, at(0), scenarios)
+        monkeypatch.setattr(
+            session, "note_kernel", lambda *_: made.calls.append("kernel")
+        )
+        scenarios = [
+            load_scenario("ghost-key-eviction"),
+            load_scenario("kv-growth-crash"),
+        ]
+        told = session._look(
+            DiagnoseCommand(url=URL), found, recorder, at(0), scenarios
+        )
         return made, told
 
     return run
@@ -333,12 +369,26 @@ def looked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 def test_a_look_goes_from_the_processes_to_the_judgement(looked: Any) -> None:
     made, told = looked(GREEN)
-    steps = ["find_logs", "front", "find_release", "kernel", "release", "look", "kernel", "close"]
+    steps = [
+        "find_logs",
+        "front",
+        "find_release",
+        "kernel",
+        "release",
+        "look",
+        "kernel",
+        "close",
+    ]
     assert made.calls == steps
     assert (made.plain, made.suspicious) == (False, False)
-    assert set(made.log_patterns) == set(load_scenario("ghost-key-eviction").log_patterns.values())
+    assert set(made.log_patterns) == set(
+        load_scenario("ghost-key-eviction").log_patterns.values()
+    )
     assert told.taken == at(0)
-    assert {m.scenario for m in told.matches} == {"ghost-key-eviction", "kv-growth-crash"}
+    assert {m.scenario for m in told.matches} == {
+        "ghost-key-eviction",
+        "kv-growth-crash",
+    }
 
 
 def test_one_that_is_stopped_is_not_asked(looked: Any) -> None:
@@ -352,11 +402,15 @@ def test_one_that_is_stopped_is_not_asked(looked: Any) -> None:
     assert told.state is ServerState.PART_DEAD
 
 
-def test_an_engine_is_named_by_processes_then_by_log_then_by_metrics(looked: Any) -> None:
+def test_an_engine_is_named_by_processes_then_by_log_then_by_metrics(
+    looked: Any,
+) -> None:
     made, _ = looked(GREEN, SILENCE, engine="")
     steps = ["find_logs", "name_engine", "front", "name_engine_by_log", "name_engine"]
     assert made.calls[:5] == steps
-    assert len(made.log_patterns) > len(load_scenario("ghost-key-eviction").log_patterns)
+    assert len(made.log_patterns) > len(
+        load_scenario("ghost-key-eviction").log_patterns
+    )
     made, _ = looked(engine="", root_pid=None, processes=[])
     assert made.calls[:4] == ["find_logs", "front", "name_engine_by_log", "name_engine"]
 
@@ -365,8 +419,14 @@ def test_an_exposed_server_that_is_frozen_gets_more_samples(
     looked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caught: list[int] = []
-    monkeypatch.setattr(session, "_catch_locals", lambda _, mine: caught.append(len(mine)))
-    worth = {ServerState.FROZEN_PYTHON, ServerState.FROZEN_NATIVE, ServerState.BLOCKED_ON_LOCK}
+    monkeypatch.setattr(
+        session, "_catch_locals", lambda _, mine: caught.append(len(mine))
+    )
+    worth = {
+        ServerState.FROZEN_PYTHON,
+        ServerState.FROZEN_NATIVE,
+        ServerState.BLOCKED_ON_LOCK,
+    }
     assert worth == session.WORTH_MORE
     _, told = looked(*[p.data for p in hung().probes])
     assert (told.state, caught) == (ServerState.FROZEN_PYTHON, [1])
@@ -375,12 +435,18 @@ def test_an_exposed_server_that_is_frozen_gets_more_samples(
 
 
 def test_without_debug_lines_the_throughput_tells_since_when(tmp_path: Path) -> None:
-    """vLLM's log at INFO: the last line that is not 0.0, of the ten seconds before it."""
-    said = "INFO 06-29 00:{}:42 [loggers.py:271] Engine 000: Avg prompt throughput: 0.0 tokens/s, "
+    """vLLM's log at INFO: the last line that is not 0.0, of the ten seconds before
+    it."""
+    said = (
+        "INFO 06-29 00:{}:42 [loggers.py:271] Engine 000: Avg prompt "
+        "throughput: 0.0 tokens/s, "
+    )
     said += "Avg generation throughput: {} tokens/s, Running: 0 reqs, Waiting: 0 reqs"
     path = tmp_path / "vllm.log"
     rates = ("12.5", "10.0", "0.0", "0.0")
-    path.write_text("".join(said.format(30 + n, rate) + "\n" for n, rate in enumerate(rates)))
+    path.write_text(
+        "".join(said.format(30 + n, rate) + "\n" for n, rate in enumerate(rates))
+    )
     probe = LogsProbe(path, VLLM.log_patterns, VLLM.progress_pattern)
     read = run_probe(probe, tmp_path / "raw", 10).data
     assert isinstance(read, LogsData)

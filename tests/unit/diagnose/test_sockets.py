@@ -31,14 +31,22 @@ def its_links(monkeypatch: pytest.MonkeyPatch, links: Links) -> None:
             raise denied
         return [p.rpartition("/")[2] for p in links if p.startswith(f"{folder}/")]
 
-    pids = dict.fromkeys(int(p.split("/")[2]) for p in links if p.split("/")[2].isdigit())
+    pids = dict.fromkeys(
+        int(p.split("/")[2]) for p in links if p.split("/")[2].isdigit()
+    )
     monkeypatch.setattr(processes, "pids", lambda: list(pids))
     changed = {**vars(os), "readlink": readlink, "listdir": listdir}
     monkeypatch.setattr(processes, "os", SimpleNamespace(**changed))
 
 
-def test_listeners_of_both_families_on_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = {("self", "net/tcp"): TABLE, ("self", "net/tcp6"): TABLE6, (7, "net/tcp6"): TABLE6}
+def test_listeners_of_both_families_on_the_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tables = {
+        ("self", "net/tcp"): TABLE,
+        ("self", "net/tcp6"): TABLE6,
+        (7, "net/tcp6"): TABLE6,
+    }
     monkeypatch.setattr(
         processes, "read", lambda pid, name, limit: tables.get((pid, name), "").encode()
     )
@@ -47,7 +55,9 @@ def test_listeners_of_both_families_on_the_port(monkeypatch: pytest.MonkeyPatch)
     assert discover.listeners(8081) == discover.listeners(8079) == []
 
 
-def test_holders_are_all_that_hold_one_of_the_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holders_are_all_that_hold_one_of_the_sockets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     links: dict[str, str | Exception] = {
         "/proc/3/fd/0": "/dev/null",
         "/proc/4/fd": PermissionError(),
@@ -63,7 +73,9 @@ def test_holders_are_all_that_hold_one_of_the_sockets(monkeypatch: pytest.Monkey
     }
     its_links(monkeypatch, links)
     monkeypatch.setattr(
-        processes, "stat", lambda pid: None if pid == 7 else Stat(pid, "n", "S", 1, 0, 0, 1, 0, 0)
+        processes,
+        "stat",
+        lambda pid: None if pid == 7 else Stat(pid, "n", "S", 1, 0, 0, 1, 0, 0),
     )
     assert processes.holders([70, 71]) == ([5, 9], 3)
     assert processes.holders([70]) == ([5], 3)
@@ -73,7 +85,14 @@ def test_holders_are_all_that_hold_one_of_the_sockets(monkeypatch: pytest.Monkey
 def test_the_namespace_of_a_container_is_found_behind_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    spaces = {3: "", 4: "net:[1]", 5: "net:[2]", 6: "net:[2]", 7: "net:[1]", 8: "net:[3]"}
+    spaces = {
+        3: "",
+        4: "net:[1]",
+        5: "net:[2]",
+        6: "net:[2]",
+        7: "net:[1]",
+        8: "net:[3]",
+    }
     links: dict[str, str | Exception] = {"/proc/self/ns/net": "net:[1]"}
     for pid, space in spaces.items():
         links[f"/proc/{pid}/ns/net"] = space or PermissionError()
@@ -83,7 +102,9 @@ def test_the_namespace_of_a_container_is_found_behind_others(
     def read(pid: int, name: str) -> bytes:
         asked.append(pid)
         assert name == "net/fib_trie"
-        own = {4: "10.0.0.4", 5: "10.0.0.5", 6: "10.0.0.6", 8: "10.0.0.8"}.get(pid, "10.0.0.9")
+        own = {4: "10.0.0.4", 5: "10.0.0.5", 6: "10.0.0.6", 8: "10.0.0.8"}.get(
+            pid, "10.0.0.9"
+        )
         return f"|-- {own}\n   /32 host LOCAL\n".encode()
 
     monkeypatch.setattr(processes, "read", read)
@@ -108,10 +129,23 @@ def test_addresses_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_address_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    cards = {"lo": ["127.0.0.1"], "eth0": ["02:42:ac:11:00:02", "10.0.0.5", "fe80::1%eth0"]}
-    made = {name: [SimpleNamespace(address=a) for a in told] for name, told in cards.items()}
+    cards = {
+        "lo": ["127.0.0.1"],
+        "eth0": ["02:42:ac:11:00:02", "10.0.0.5", "fe80::1%eth0"],
+    }
+    made = {
+        name: [SimpleNamespace(address=a) for a in told] for name, told in cards.items()
+    }
     monkeypatch.setattr(discover.psutil, "net_if_addrs", lambda: made)
-    for own in ("10.0.0.5", "fe80::1", "127.0.0.1", "127.0.0.9", "::1", "0.0.0.0", "::"):
+    for own in (
+        "10.0.0.5",
+        "fe80::1",
+        "127.0.0.1",
+        "127.0.0.9",
+        "::1",
+        "0.0.0.0",
+        "::",
+    ):
         assert discover.is_ours(own)
     assert not discover.is_ours("10.0.0.6")
     assert not discover.is_ours("fe80::2")

@@ -1,4 +1,5 @@
-"""When a hang is named before its request's deadline, and the busy servers that look alike."""
+"""When a hang is named before its request's deadline, and the busy servers that look
+alike."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def test_the_recorded_hang_is_decided_without_its_deadline() -> None:
     assert (found.scenario, found.fit) == ("ghost-key-eviction", Fit.MATCH)
     silence = next(c for c in found.conditions if c.id == "no-answer-later")
     assert "in 4.6 s, of 15: the wait was cut" in silence.observed
-    assert not list(seen.evidence.results(InferenceData)), "nothing is added to what was seen"
+    assert not list(seen.evidence.results(InferenceData)), (
+        "nothing is added to what was seen"
+    )
 
 
 def moved(evidence: Evidence) -> None:
@@ -74,7 +77,9 @@ def once_elsewhere(evidence: Evidence) -> None:
     """In one sample the thread computes: it is not always in the loop."""
     samples = [s for _, d in evidence.results(StacksData) for s in d.samples]
     thread = next(t for t in samples[-1].threads if t.within("popitem"))
-    outer = next(n for n, f in enumerate(thread.frames) if f.function.endswith("input_sockets"))
+    outer = next(
+        n for n, f in enumerate(thread.frames) if f.function.endswith("input_sockets")
+    )
     thread.frames = frames("decode msgpack.py:9") + thread.frames[outer:]
 
 
@@ -110,6 +115,8 @@ def test_what_a_busy_server_may_be_waits_for_its_deadline(change: Change) -> Non
 
 
 def test_a_wait_that_was_cut_is_a_silence_and_one_that_broke_is_none() -> None:
-    data = InferenceData(answered=False, status=None, seconds=4.6, deadline_s=15.0, error="late")
+    data = InferenceData(
+        answered=False, status=None, seconds=4.6, deadline_s=15.0, error="late"
+    )
     assert probe_unanswered(data).truth is Truth.NOT_MET
     assert probe_unanswered(data.model_copy(update={"cut": True})).truth is Truth.MET

@@ -36,7 +36,9 @@ def test_what_is_called_from_lines_that_differ_is_not_steady() -> None:
 
 
 def test_frames_of_c_code_do_not_make_a_stack_move() -> None:
-    inner = [frames(f"0x{n} libcrypto.so.3:0", f"f{n} lib.so:0") + DEEP for n in range(4)]
+    inner = [
+        frames(f"0x{n} libcrypto.so.3:0", f"f{n} lib.so:0") + DEEP for n in range(4)
+    ]
     found = course(*inner)
     assert found.rigid
     assert found.place == "c (x.py:3)"
@@ -51,8 +53,11 @@ def test_a_torn_sample_without_frames_is_passed_over_but_not_many() -> None:
     assert course([], [], []).waits
 
 
-def test_a_torn_sample_without_the_threads_first_frame_is_passed_over_but_not_many() -> None:
-    """Of the popitem loop of vLLM 0.23.0, on a machine with four busy loops beside it."""
+def test_a_torn_sample_without_the_threads_first_frame_is_passed_over_but_not_many() -> (
+    None
+):
+    """Of the popitem loop of vLLM 0.23.0, on a machine with four busy loops beside
+    it."""
     torn = frames("<genexpr> c.py:196")
     found = course(DEEP, torn, DEEP, DEEP)
     assert (found.rigid, found.samples, found.torn) == (True, 3, 1)
@@ -61,13 +66,22 @@ def test_a_torn_sample_without_the_threads_first_frame_is_passed_over_but_not_ma
 
 def test_a_loop_that_is_all_python_may_turn_further() -> None:
     """Frames of that loop too: it differs from line 81 and 82 of __setitem__ on."""
-    root = ["__setitem__ lru.py:294", "process_input_sockets core.py:1528", "run threading.py:982"]
+    root = [
+        "__setitem__ lru.py:294",
+        "process_input_sockets core.py:1528",
+        "run threading.py:982",
+    ]
     stacks = [
         frames("popitem cache.py:195", "__setitem__ c.py:82", *root),
         frames("popitem cache.py:196", "__setitem__ c.py:81", *root),
-        frames("__contains__ abc.py:97", "order cache.py:91", "popitem cache.py:196",
-               "__setitem__ c.py:82", *root),
-    ]  # fmt: skip
+        frames(
+            "__contains__ abc.py:97",
+            "order cache.py:91",
+            "popitem cache.py:196",
+            "__setitem__ c.py:82",
+            *root,
+        ),
+    ]
     assert course(*stacks, gil=True).stays
     assert not course(*stacks).stays, "as far as a model's forward pass moves"
     further = frames(*[f"f{n} m.py:{n}" for n in range(7)], *root)
@@ -84,7 +98,9 @@ def test_a_stack_that_differs_from_its_root_on_does_not_stay() -> None:
 
 def test_a_waiting_thread_waits() -> None:
     assert course(IDLE, IDLE, IDLE).waits
-    assert not course(IDLE, frames("step core.py:9", "run_busy_loop v1/core.py:1"), IDLE).waits
+    assert not course(
+        IDLE, frames("step core.py:9", "run_busy_loop v1/core.py:1"), IDLE
+    ).waits
     assert course(frames("_worker concurrent/futures/thread.py:81")).waits
     assert course(frames("_turn selectors.py:8", "step core.py:9")).waits
     assert not course(frames("step core.py:9", "_turn selectors.py:8")).waits
@@ -107,19 +123,27 @@ def test_a_thread_that_is_not_in_every_sample_is_left_out() -> None:
 
 
 names = st.sampled_from("abcdef")
-stack = st.lists(st.builds(lambda f, n: Frame(function=f, file="x", line=n), names,
-                           st.integers(1, 3)), max_size=8)  # fmt: skip
+stack = st.lists(
+    st.builds(
+        lambda f, n: Frame(function=f, file="x", line=n), names, st.integers(1, 3)
+    ),
+    max_size=8,
+)
 
 
 @given(st.lists(stack, min_size=1, max_size=6))
-def test_steady_frames_are_in_every_sample_from_the_root_on(stacks: list[list[Frame]]) -> None:
+def test_steady_frames_are_in_every_sample_from_the_root_on(
+    stacks: list[list[Frame]],
+) -> None:
     found = course(*stacks)
     read = [list(sample.frames) for sample in found.stacks]
     torn = len(stacks) - len(read)
     assert torn == found.torn
     assert torn * 3 <= len(stacks)
     root = [(one[-1].function, one[-1].file) for one in read if one][:1]
-    whole = [one for one in stacks if one and [(one[-1].function, one[-1].file)] == root]
+    whole = [
+        one for one in stacks if one and [(one[-1].function, one[-1].file)] == root
+    ]
     assert read == (whole if torn else stacks)
     depth = len(found.steady)
     for one in read:
@@ -136,7 +160,10 @@ def test_how_far_a_loop_may_turn() -> None:
     root = ["b x.py:2", "a x.py:1"]
 
     def turning(depth: int, **more: object) -> Course:
-        inner = [frames(*[f"f{k} m{n}.py:{n}" for k in range(depth)], *root) for n in range(3)]
+        inner = [
+            frames(*[f"f{k} m{n}.py:{n}" for k in range(depth)], *root)
+            for n in range(3)
+        ]
         return course(*inner, **more)
 
     assert (turning(3).loose, turning(3).stays) == (3, True)
@@ -184,7 +211,12 @@ def test_the_place_is_the_one_most_often_seen() -> None:
 
 def test_the_deepest_sample_is_shown() -> None:
     deeper = frames("d x.py:4", "c x.py:3", "b x.py:2", "a x.py:1")
-    assert [f.function for f in course(DEEP, deeper, DEEP).frames] == ["d", "c", "b", "a"]
+    assert [f.function for f in course(DEEP, deeper, DEEP).frames] == [
+        "d",
+        "c",
+        "b",
+        "a",
+    ]
 
 
 def test_code_that_has_no_file_is_pythons_too() -> None:
@@ -209,11 +241,16 @@ def test_a_third_of_the_samples_may_be_torn() -> None:
     assert (three_of_seven.samples, three_of_seven.torn) == (7, 0)
 
 
-def held(waits: dict[str, str], holds: dict[str, str], depth: int = 1, **more: object) -> str:
-    """Who holds what the first thread waits for; ``holds`` are locals of the other's frame."""
+def held(
+    waits: dict[str, str], holds: dict[str, str], depth: int = 1, **more: object
+) -> str:
+    """Who holds what the first thread waits for; ``holds`` are locals of the other's
+    frame."""
     waiting = frames("acquire t.py:7", *[f"f{n} a.py:{n}" for n in range(5)])
     waiting[depth].locals.update(waits)
-    holding = frames("sleepy b.py:9", "held b.py:4", *[f"g{n} b.py:{n}" for n in range(5)])
+    holding = frames(
+        "sleepy b.py:9", "held b.py:4", *[f"g{n} b.py:{n}" for n in range(5)]
+    )
     holding[1].locals.update(holds)
     both = [thread(waiting, active=False), thread(holding, name="other", tid=1, **more)]  # type: ignore[arg-type]
     found = courses(sampled(*[both] * 4).samples, CORE)
@@ -259,7 +296,10 @@ def test_one_that_waits_itself_holds_nothing() -> None:
 
 def test_the_holder_is_looked_for_in_the_last_sample() -> None:
     def sample(lock: str) -> list[object]:
-        waiting, holding = frames("acquire t.py:7", "step a.py:3"), frames("sleepy b.py:9")
+        waiting, holding = (
+            frames("acquire t.py:7", "step a.py:3"),
+            frames("sleepy b.py:9"),
+        )
         waiting[1].locals["lock"] = "<lock at 0x7f01>"
         holding[0].locals["mine"] = lock
         return [thread(waiting, active=False), thread(holding, name="other", tid=1)]
@@ -274,12 +314,18 @@ def test_the_holder_is_looked_for_in_the_last_sample() -> None:
 
 def test_who_is_inside_the_object_is_looked_for_in_the_last_sample() -> None:
     def sample(inside: str) -> list[object]:
-        waiting, holding = frames("acquire t.py:7", "step a.py:3"), frames("sleepy b.py:9")
+        waiting, holding = (
+            frames("acquire t.py:7", "step a.py:3"),
+            frames("sleepy b.py:9"),
+        )
         waiting[1].locals["self"] = "<Pool at 0x5>"
         holding[0].locals["self"] = inside
         return [thread(waiting, active=False), thread(holding, name="other", tid=1)]
 
-    for before, last, named in (("None", "<P at 0x5>", True), ("<P at 0x5>", "None", False)):
+    for before, last, named in (
+        ("None", "<P at 0x5>", True),
+        ("<P at 0x5>", "None", False),
+    ):
         both = sampled(*[sample(before)] * 3, sample(last))  # type: ignore[list-item]
         found = courses(both.samples, CORE)
         assert ("'other'" in holder(found[0], found)) is named
@@ -287,7 +333,10 @@ def test_who_is_inside_the_object_is_looked_for_in_the_last_sample() -> None:
 
 def test_what_is_waited_for_is_read_in_the_last_sample() -> None:
     def sample(lock: str) -> list[object]:
-        waiting, holding = frames("acquire t.py:7", "step a.py:3"), frames("sleepy b.py:9")
+        waiting, holding = (
+            frames("acquire t.py:7", "step a.py:3"),
+            frames("sleepy b.py:9"),
+        )
         waiting[1].locals["lock"] = lock
         holding[0].locals["mine"] = "<lock at 0x7f01>"
         return [thread(waiting, active=False), thread(holding, name="other", tid=1)]
@@ -299,7 +348,10 @@ def test_what_is_waited_for_is_read_in_the_last_sample() -> None:
 
 def test_the_object_that_is_waited_in_is_read_in_the_last_sample() -> None:
     def sample(pool: str) -> list[object]:
-        waiting, holding = frames("acquire t.py:7", "step a.py:3"), frames("sleepy b.py:9")
+        waiting, holding = (
+            frames("acquire t.py:7", "step a.py:3"),
+            frames("sleepy b.py:9"),
+        )
         waiting[1].locals["self"], holding[0].locals["self"] = pool, "<Pool at 0x5>"
         return [thread(waiting, active=False), thread(holding, name="other", tid=1)]
 

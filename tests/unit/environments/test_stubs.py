@@ -18,7 +18,8 @@ COMPILED = pytest.mark.skipif(not shutil.which("gcc"), reason="there is no compi
 
 @dataclass
 class Linked:
-    """A module linked to two libraries of NVIDIA and one of others, all of them gone."""
+    """A module linked to two libraries of NVIDIA and one of others, all of them
+    gone."""
 
     folder: Path
     module: Path
@@ -46,14 +47,17 @@ def linked(tmp_path: Path) -> Linked:
     libraries = [
         made.build("libcu.so.9", code, f"-Wl,--version-script={versions}"),
         made.build("libnvx.so.1", "int nvThing(void){return 0;}"),
-        made.build("libnuma.so.1", "int numa(void){return 0;} int cuNot(void){return 0;}"),
+        made.build(
+            "libnuma.so.1", "int numa(void){return 0;} int cuNot(void){return 0;}"
+        ),
     ]
     here = ["-Wl,-z,now", "-Wl,-rpath,$ORIGIN", "-x", "none"]
     below = "int __other(void), deep(void); int deep(void){return __other();}"
     neighbour = made.build("libtorch.so", below, *here, str(libraries[0]))
     code = "int cuThing(void), nvThing(void), numa(void), deep(void);"
     code += (
-        "const char *cuGetErrorString(int); const char *words(void){return cuGetErrorString(1);}"
+        "const char *cuGetErrorString(int); const char *words(void){return "
+        "cuGetErrorString(1);}"
     )
     code += "int sum(void){return cuThing() + nvThing() + numa() + deep();}"
     made.build(made.module.name, code, *here, *map(str, libraries), str(neighbour))
@@ -92,7 +96,9 @@ def test_a_function_that_says_what_failed_returns_words(linked: Linked) -> None:
     stubs.write_stubs(linked.module)
     words = ctypes.CDLL(str(linked.module)).words
     words.restype = ctypes.c_char_p
-    assert words().decode() == "no CUDA: mmrepro's environment for a CPU has stubs of it"
+    assert (
+        words().decode() == "no CUDA: mmrepro's environment for a CPU has stubs of it"
+    )
 
 
 @COMPILED
@@ -113,8 +119,12 @@ def test_another_processor_gets_nothing(linked: Linked) -> None:
     assert not (linked.folder / stubs.FILE).exists()
 
 
-@pytest.mark.parametrize("content", [None, b"no ELF file", b"\x7fELF\x01\x01" + bytes(100)])
-def test_what_cannot_be_read_gets_nothing(content: bytes | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content", [None, b"no ELF file", b"\x7fELF\x01\x01" + bytes(100)]
+)
+def test_what_cannot_be_read_gets_nothing(
+    content: bytes | None, tmp_path: Path
+) -> None:
     module = tmp_path / "libtorch_python.so"
     if content:
         module.write_bytes(content)
@@ -141,8 +151,12 @@ def test_where_torch_does_not_load_all_is_installed(
     noted = {note.name for note in made.notes}
     assert ({"left out", "stub libraries"} <= noted) == (not wants)
     assert stub.exists() == (not wants)
-    installed = [line for line in fake_uv.read_text().splitlines() if "pip sync" in line]
-    assert len([line for line in installed if "--dry-run" not in line]) == (2 if wants else 1)
+    installed = [
+        line for line in fake_uv.read_text().splitlines() if "pip sync" in line
+    ]
+    assert len([line for line in installed if "--dry-run" not in line]) == (
+        2 if wants else 1
+    )
     assert [line for line in asked if "nothing is left out" in line] == (
         [f"torch wants {wants} even on a CPU: nothing is left out"] if wants else []
     )
@@ -151,10 +165,20 @@ def test_where_torch_does_not_load_all_is_installed(
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        ("libcudnn.so.9: cannot open shared object file: No such file", "libcudnn.so.9"),
-        ("/e/libtorch_cuda.so: undefined symbol: cufftExec, version libcufft.so.12", "cufftExec"),
+        (
+            "libcudnn.so.9: cannot open shared object file: No such file",
+            "libcudnn.so.9",
+        ),
+        (
+            "/e/libtorch_cuda.so: undefined symbol: cufftExec, version libcufft.so.12",
+            "cufftExec",
+        ),
     ],
 )
-def test_what_torch_wants_is_named(words: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_run", lambda *_, **__: ("", f"ImportError: {words}\n", 1))
+def test_what_torch_wants_is_named(
+    words: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        loading, "_run", lambda *_, **__: ("", f"ImportError: {words}\n", 1)
+    )
     assert loading.missing_library(Path(sys.executable), "torch") == name

@@ -1,4 +1,5 @@
-"""Where torch comes from: PyTorch's CPU index where it answers, else the package index."""
+"""Where torch comes from: PyTorch's CPU index where it answers, else the package
+index."""
 
 import contextlib
 import socket
@@ -15,7 +16,12 @@ from mmrepro.engines import spec_for
 from mmrepro.engines.environments import resolving
 from mmrepro.engines.environments.build import ensure, existing
 from mmrepro.engines.environments.releases import Release
-from mmrepro.engines.environments.resolving import PACKAGE_INDEX, TorchSource, key_salt, unused
+from mmrepro.engines.environments.resolving import (
+    PACKAGE_INDEX,
+    TorchSource,
+    key_salt,
+    unused,
+)
 from mmrepro.engines.environments.spec import EnvironmentSpec, vllm_spec
 from mmrepro.engines.environments.uv import Distribution, Notice
 from toy_index import write
@@ -26,7 +32,8 @@ VARIABLE = resolving.TORCH_INDEX_VARIABLE
 
 @pytest.fixture
 def elsewhere(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Puts an address of the test's own in the place of every index, and empties uv's cache.
+    """Puts an address of the test's own in the place of every index, and empties uv's
+    cache.
 
     A server here answers when it has a processor.
     """
@@ -69,13 +76,18 @@ def test_an_index_that_never_answers_is_left_after_two_seconds(
     elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resolving, "ANSWER_S", 2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, by its backlog, and no more
+    with socket.create_server(
+        ("127.0.0.1", 0)
+    ) as silent:  # accepts, by its backlog, and no more
         elsewhere(f"http://127.0.0.1:{silent.getsockname()[1]}")
         source, lines, seconds = asked()
     assert not source.local
     assert resolving.ANSWER_S <= seconds < 20 * resolving.ANSWER_S
     assert lines == [
-        "PyTorch's CPU index does not answer within 2 s: torch comes with CUDA's libraries"
+        (
+            "PyTorch's CPU index does not answer within 2 s: torch comes with CUDA's "
+            "libraries"
+        )
     ]
     assert [reason.value for reason in source.reasons] == ["CUDA build"]
 
@@ -146,7 +158,9 @@ def test_nobody_is_asked_where_a_cpu_build_is_not_meant(
     assert asked(vllm_spec("0.23.0", "cuda"))[0] == PACKAGE_INDEX
 
 
-def test_the_key_tells_only_of_an_index_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_tells_only_of_an_index_that_was_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert key_salt() == ""
     for setting in ("auto", "package", " "):
@@ -161,7 +175,9 @@ def test_a_wheel_of_torch_itself_is_the_cpu_build(
 ) -> None:
     spec = spec_for("minivllm", "0.1", "cpu")
     write(tmp_path / "index" / "torch", "torch", "2.11.0+cpu")
-    wheel = Distribution("torch-2.11.0-cp311-cp311-manylinux_2_28_x86_64.whl", None, "00")
+    wheel = Distribution(
+        "torch-2.11.0-cp311-cp311-manylinux_2_28_x86_64.whl", None, "00"
+    )
     day = datetime(2026, 6, 14, tzinfo=UTC)
     release = Release(sys.executable, wheel, day, day, [])
     with served(tmp_path / "index") as address:
@@ -171,7 +187,9 @@ def test_a_wheel_of_torch_itself_is_the_cpu_build(
     assert built.installed == "2.11.0+cpu"
     assert found.wheel.filename == "torch-2.11.0+cpu-py3-none-any.whl"
     assert len(found.wheel.sha256) == 64
-    assert built.key() != spec.key()  # so the folder's name is that of the spec as it was asked for
+    assert (
+        built.key() != spec.key()
+    )  # so the folder's name is that of the spec as it was asked for
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     lines: list[str] = []
     none = resolving.cpu_build(
@@ -189,7 +207,9 @@ def test_a_build_with_the_cpu_index_is_found_without_it(
     made = ensure(SPEC, progress=lines.append)
     assert "torch==2.11.0+cpu" in made.packages
     assert "torch==2.11.0+cpu" in (made.path / "requirements.in").read_text()
-    assert "triton" in (made.path / "overrides.in").read_text()  # vLLM asks for it without a pin
+    assert (
+        "triton" in (made.path / "overrides.in").read_text()
+    )  # vLLM asks for it without a pin
     assert "CPU build" in [note.value for note in made.notes]
     monkeypatch.setenv("FAKE_UV_MODE", "offline")
     fake_uv.write_text("")

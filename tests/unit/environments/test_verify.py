@@ -1,4 +1,5 @@
-"""``mmrepro env verify``: what differs from the wheels' own hashes is found, whatever it is."""
+"""``mmrepro env verify``: what differs from the wheels' own hashes is found, whatever
+it is."""
 
 from __future__ import annotations
 
@@ -23,13 +24,16 @@ SITE = Path("venv/lib/python3.12/site-packages")
 
 
 def record(content: bytes) -> str:
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    digest = (
+        base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    )
     return f"sha256={digest},{len(content)}"
 
 
 @pytest.fixture
 def environment(cache: Path) -> Path:
-    """An environment of one package, an alias, a stub, and what a venv and Python write."""
+    """An environment of one package, an alias, a stub, and what a venv and Python
+    write."""
     folder = cache / "environments" / NAME
     files = {
         "toy/__init__.py": b"x = 1\n",
@@ -51,7 +55,9 @@ def environment(cache: Path) -> Path:
     lines = [f"{alias.name}/{name},,\n" for name in ("METADATA", "INSTALLER", "RECORD")]
     (alias / "RECORD").write_text("".join(lines))
     (folder / SITE / "toy" / "__pycache__").mkdir()
-    (folder / SITE / "toy" / "__pycache__" / "__init__.cpython-312.pyc").write_bytes(b"compiled")
+    (folder / SITE / "toy" / "__pycache__" / "__init__.cpython-312.pyc").write_bytes(
+        b"compiled"
+    )
     (folder / "venv" / "bin" / "python").symlink_to("/usr/bin/python3")
     (folder / "venv" / "lib64").symlink_to("lib")
     (folder / "venv" / "pyvenv.cfg").write_text("home = /usr/bin\n")
@@ -70,7 +76,11 @@ def environment(cache: Path) -> Path:
         ),
         resolved_until="2026-01-01T00:00:00Z",
         packages=["toy==1.0"],
-        notes=[Setting(name="dist-info alias", value="other==1.0+cpu", why="it looks itself up")],
+        notes=[
+            Setting(
+                name="dist-info alias", value="other==1.0+cpu", why="it looks itself up"
+            )
+        ],
         python="3.12.1",
         uv="0.13.0",
         created=datetime(2026, 1, 1, tzinfo=UTC),
@@ -81,8 +91,8 @@ def environment(cache: Path) -> Path:
 
 
 def test_a_sound_one(environment: Path) -> None:
-    # The alias's RECORD, METADATA and INSTALLER, the package's RECORD, a .pyc, python, lib64,
-    # pyvenv.cfg.
+    # The alias's RECORD, METADATA and INSTALLER, the package's RECORD, a .pyc, python,
+    # lib64, pyvenv.cfg.
     assert verify(environment) == Verification(NAME, files=4, unverified=8)
     code, out, _ = in_process.mmrepro("env", "verify")
     assert code == 0
@@ -209,15 +219,38 @@ def no_manifest(site: Path) -> None:
 
 
 CHANGES = [
-    content, size, last_byte, lost, added, runs_at_start, customised, program, compiled_alone,
-    compiled_of_nothing, link, folder_link, fifo, fifo_of_a_record, no_record, weak_hash, no_hash,
-    outside, binary_record, another_package, another_version, not_locked, no_manifest,
-    called_like_a_stub, called_like_the_hosts_packages,
-]  # fmt: skip
+    content,
+    size,
+    last_byte,
+    lost,
+    added,
+    runs_at_start,
+    customised,
+    program,
+    compiled_alone,
+    compiled_of_nothing,
+    link,
+    folder_link,
+    fifo,
+    fifo_of_a_record,
+    no_record,
+    weak_hash,
+    no_hash,
+    outside,
+    binary_record,
+    another_package,
+    another_version,
+    not_locked,
+    no_manifest,
+    called_like_a_stub,
+    called_like_the_hosts_packages,
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_was_changed_is_found(environment: Path, change: Callable[[Path], None]) -> None:
+def test_what_was_changed_is_found(
+    environment: Path, change: Callable[[Path], None]
+) -> None:
     change(environment / SITE)
     assert not verify(environment).sound
 

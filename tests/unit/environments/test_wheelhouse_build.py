@@ -1,4 +1,5 @@
-"""Environments out of a wheelhouse: uv itself builds them, and nobody is asked for anything."""
+"""Environments out of a wheelhouse: uv itself builds them, and nobody is asked for
+anything."""
 
 import json
 import platform
@@ -10,7 +11,12 @@ from pathlib import Path
 
 import pytest
 from grids import grid
-from mmrepro.base.errors import EnvironmentBuildError, ExitCode, MmreproError, UsageError
+from mmrepro.base.errors import (
+    EnvironmentBuildError,
+    ExitCode,
+    MmreproError,
+    UsageError,
+)
 from mmrepro.base.machine.files import environments_root
 from mmrepro.engines.environments.build import ensure, existing
 from mmrepro.engines.environments.spec import Environment, EnvironmentSpec
@@ -33,14 +39,20 @@ SPEC = EnvironmentSpec(
 
 @dataclass
 class Air:
-    """A wheelhouse in ``house``, and the machine's Python ``host``, in a virtual environment."""
+    """A wheelhouse in ``house``, and the machine's Python ``host``, in a virtual
+    environment."""
 
     house: Path
     host: Path
 
-    def build(self, spec: EnvironmentSpec = SPEC, *, see_host: bool = False) -> Environment:
+    def build(
+        self, spec: EnvironmentSpec = SPEC, *, see_host: bool = False
+    ) -> Environment:
         return ensure(
-            spec, wheelhouse=self.house, python=str(self.host), system_site_packages=see_host
+            spec,
+            wheelhouse=self.house,
+            python=str(self.host),
+            system_site_packages=see_host,
         )
 
 
@@ -52,7 +64,17 @@ def host_python(folder: Path, **packages: str) -> Path:
     venv = folder / "venv"
     run(uv_binary(), "venv", "-q", "--python", sys.executable, str(venv))
     python = venv / "bin" / "python"
-    run(uv_binary(), "pip", "install", "-q", "--offline", "--no-deps", "--python", python, *files)
+    run(
+        uv_binary(),
+        "pip",
+        "install",
+        "-q",
+        "--offline",
+        "--no-deps",
+        "--python",
+        python,
+        *files,
+    )
     return python
 
 
@@ -75,7 +97,9 @@ def made(tmp_path_factory: pytest.TempPathFactory, small_mmrepro: None) -> Path:
     with pytest.MonkeyPatch.context() as patch, served(index) as address:
         patch.setenv("UV_CACHE_DIR", str(folder / "uv"))
         patch.setenv("UV_DEFAULT_INDEX", address)
-        make(SPEC, make_target(PYTHON, freeze=freeze), folder / "house", max_part=2 * MIB)
+        make(
+            SPEC, make_target(PYTHON, freeze=freeze), folder / "house", max_part=2 * MIB
+        )
     return folder / "house"
 
 
@@ -90,7 +114,9 @@ def air(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Air:
 
 def left_over() -> list[str]:
     root = environments_root()
-    return [p.name for p in root.iterdir() if p.name != ".locks"] if root.exists() else []
+    return (
+        [p.name for p in root.iterdir() if p.name != ".locks"] if root.exists() else []
+    )
 
 
 def test_it_is_built_and_found_by_a_plain_run(air: Air) -> None:
@@ -104,7 +130,10 @@ def test_it_is_built_and_found_by_a_plain_run(air: Air) -> None:
     assert not (made.path / "wheels").exists()
     manifest = read_manifest(made.path)
     assert manifest is not None
-    assert (manifest.source, manifest.host_packages) == ("wheelhouse", ["torch==2.9.1+cu130"])
+    assert (manifest.source, manifest.host_packages) == (
+        "wheelhouse",
+        ["torch==2.9.1+cu130"],
+    )
     assert manifest.packages == [
         "helper==1.0",
         "kernels==1.0",
@@ -115,18 +144,23 @@ def test_it_is_built_and_found_by_a_plain_run(air: Air) -> None:
     assert (made.site_packages / "toy-1.0+cpu.dist-info").is_dir()
     notes = {note.name: (note.value, note.why) for note in made.notes}
     assert notes["packages of the host"][0] == "torch 2.9.1+cu130"
-    assert notes["packages left out"] == ("numbers 1.0", "only what is not carried needs it")
+    assert notes["packages left out"] == (
+        "numbers 1.0",
+        "only what is not carried needs it",
+    )
     lock = made.lock_file.read_text()
     assert "# of the host: torch==2.9.1+cu130" in lock
     assert lock.count("--hash=sha256:") == 3
 
 
 def test_its_own_packages_come_before_the_hosts(air: Air) -> None:
-    """The host's Python is one of a virtual environment: its packages, not those of its base."""
+    """The host's Python is one of a virtual environment: its packages, not those of its
+    base."""
     made = air.build()
     script = (
-        "import helper, torch, toy_engine, json; from importlib.metadata import version; "
-        "print(json.dumps([helper.VERSION, version('helper'), torch.VERSION, torch.__file__]))"
+        "import helper, torch, toy_engine, json; from importlib.metadata import "
+        "version; print(json.dumps([helper.VERSION, version('helper'), torch.VERSION, "
+        "torch.__file__]))"
     )
     helper, listed, torch, where = json.loads(run(made.python, "-c", script))
     assert (helper, listed, torch) == ("1.0", "1.0", "2.9.1+cu130")
@@ -141,7 +175,10 @@ def test_pth_files_of_the_host_count_as_well(air: Air) -> None:
         f"{beside}\n"
     )
     made = air.build()
-    assert run(made.python, "-c", "import editable_there; print(editable_there.HERE)") == "1\n"
+    assert (
+        run(made.python, "-c", "import editable_there; print(editable_there.HERE)")
+        == "1\n"
+    )
 
 
 def test_without_a_list_the_host_is_seen_only_where_it_is_asked_for(
@@ -165,13 +202,16 @@ def test_without_a_list_the_host_is_seen_only_where_it_is_asked_for(
 def test_wheels_with_local_versions(
     air: Air, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flat: bool
 ) -> None:
-    """As indexes of CUDA builds have them, and folders of wheels: carried, or built as ever."""
+    """As indexes of CUDA builds have them, and folders of wheels: carried, or built as
+    ever."""
     python = f"cp{PYTHON.replace('.', '')}"
     tag = f"{python}-{python}-manylinux_2_28_{platform.machine()}"
     index = ToyIndex()
     index.wheel("toy-engine", "1.0+cu129", ["torch==2.9.1"], tag=tag)
     index.wheel("torch", "2.9.1+cu129", tag=tag, ballast=3 * MIB)
-    spec = replace(SPEC, cutoff="2026-06-02T00:00:00+00:00")  # a folder gives no upload times
+    spec = replace(
+        SPEC, cutoff="2026-06-02T00:00:00+00:00"
+    )  # a folder gives no upload times
     air.house = tmp_path / "other"
     if flat:
         for name, (content, _) in (n for f in index.files.values() for n in f.items()):
@@ -217,7 +257,11 @@ def test_a_machine_that_is_another(air: Air) -> None:
     for key, value, words in (
         ("python", "3.99", f"with Python 3.99; {air.host} is {PYTHON}."),
         ("platform", "x86_64-manylinux_2_999", "with glibc 2.999; this machine has 2."),
-        ("platform", "riscv64-manylinux_2_17", "with riscv64-manylinux_2_17; this machine is "),
+        (
+            "platform",
+            "riscv64-manylinux_2_17",
+            "with riscv64-manylinux_2_17; this machine is ",
+        ),
     ):
         changed = {**document, "made": "2099-01-01T00:00:00Z"}
         changed["target"] = {**document["target"], key: value}
@@ -232,7 +276,9 @@ def test_what_is_damaged_on_the_way(air: Air) -> None:
     victim.write_bytes(b"\0" + victim.read_bytes()[1:])
     error = fails(air)
     assert error.exit_code == ExitCode.INFRASTRUCTURE
-    assert error.message == f"{bad}{part}/{victim.name} is damaged: its SHA-256 differs."
+    assert (
+        error.message == f"{bad}{part}/{victim.name} is damaged: its SHA-256 differs."
+    )
     assert "install.py --check" in error.hint
     shutil.rmtree(victim.parent)
     assert fails(air).message == f"{bad}{part} of 3 parts is missing."
@@ -266,7 +312,8 @@ def test_a_torch_that_misses_a_library_is_said(air: Air) -> None:
     torch = next(air.host.parents[1].glob("lib/*/site-packages/torch/__init__.py"))
     torch.unlink()  # it is a hard link into uv's cache
     torch.write_text(
-        "raise ImportError('libnone.so.9: cannot open shared object file: No such file')\n"
+        "raise ImportError('libnone.so.9: cannot open shared object file: No such "
+        "file')\n"
     )
     assert "does not load without libnone.so.9" in fails(air).message
 

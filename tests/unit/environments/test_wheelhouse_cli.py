@@ -66,7 +66,10 @@ def test_what_it_prints(
     assert "there: python3 h/part-01/install.py" in out
     script = tmp_path / "h" / "part-01" / "install.py"
     done = subprocess.run(
-        [sys.executable, "-I", str(script), "--check"], capture_output=True, text=True, check=True
+        [sys.executable, "-I", str(script), "--check"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == "9 files in 1 part: all whole\n"
 
@@ -78,7 +81,10 @@ def test_the_script_by_itself_says_what_is_wrong(
     wheelhouse(house)
     (house / "part-01" / "numpy-1.0-py3-none-any.whl").write_bytes(b"?")
     for words, told in (
-        (["--check"], "install.py: part-01/numpy-1.0-py3-none-any.whl has 1 bytes instead of "),
+        (
+            ["--check"],
+            "install.py: part-01/numpy-1.0-py3-none-any.whl has 1 bytes instead of ",
+        ),
         (["--into", str(tmp_path / "venv")], "install.py: the wheelhouse has no uv."),
         (["--into", str(house)], f"install.py: {house} exists already; remove it"),
     ):
@@ -97,7 +103,17 @@ def test_the_script_by_itself_says_what_is_wrong(
     ("arguments", "told"),
     [
         (
-            ["wheelhouse", "vllm", "0.23.0", "--python", "3.12", "--into", "h", "--max-part", "9"],
+            [
+                "wheelhouse",
+                "vllm",
+                "0.23.0",
+                "--python",
+                "3.12",
+                "--into",
+                "h",
+                "--max-part",
+                "9",
+            ],
             "Parts of 9 bytes are too small.\nNext: --max-part 2MiB\n",
         ),
         (

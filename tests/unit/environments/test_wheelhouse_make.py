@@ -16,7 +16,11 @@ MIB = 1 << 20
 PART = 2 * MIB
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 SPEC = EnvironmentSpec(
-    engine="toy", release="1.0", device="cpu", project="toy-engine", dated_by="toy-engine"
+    engine="toy",
+    release="1.0",
+    device="cpu",
+    project="toy-engine",
+    dated_by="toy-engine",
 )
 OTHER = replace(SPEC, engine="other", project="other-engine", dated_by="other-engine")
 TORCH_THERE = "torch==2.9.1+cu130\ntorchvision==0.24.1\nnvidia-cublas==13.0\n"
@@ -27,7 +31,9 @@ def index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_mmrepro: None
 ) -> Iterator[ToyIndex]:
     made = ToyIndex()
-    made.wheel("toy-engine", "1.0", ["torch==2.9.1", "torchvision", "helper>=1", "kernels"])
+    made.wheel(
+        "toy-engine", "1.0", ["torch==2.9.1", "torchvision", "helper>=1", "kernels"]
+    )
     made.wheel("other-engine", "1.0", ["helper", "more"])
     for torch, vision in (("2.8.0", "0.23.0"), ("2.9.1", "0.24.1")):
         made.wheel("torch", torch, ["nvidia-cublas>=12", "sympy"], ballast=64)
@@ -56,7 +62,9 @@ def made_in(
     dry_run: bool = False,
 ) -> Made:
     target = make_target(PYTHON, freeze=freeze)
-    return make(spec, target, folder, leave_out=leave_out, max_part=PART, dry_run=dry_run)
+    return make(
+        spec, target, folder, leave_out=leave_out, max_part=PART, dry_run=dry_run
+    )
 
 
 def packages(made: Made, engine: str = "toy") -> dict[str, Package]:
@@ -67,7 +75,9 @@ def packages(made: Made, engine: str = "toy") -> dict[str, Package]:
 
 def fetched(index: ToyIndex) -> set[str]:
     """Projects of which a file was downloaded."""
-    names = [path.rpartition("/")[2] for path in index.asked if path.startswith("/files/")]
+    names = [
+        path.rpartition("/")[2] for path in index.asked if path.startswith("/files/")
+    ]
     return {name.partition("-")[0] for name in names if not name.endswith(".metadata")}
 
 
@@ -101,7 +111,9 @@ def test_all_of_it_as_of_the_releases_day(index: ToyIndex, tmp_path: Path) -> No
 def test_the_targets_torch_is_never_fetched(index: ToyIndex, tmp_path: Path) -> None:
     made = made_in(tmp_path / "house", TORCH_THERE + "helper==1.0\nunrelated==3\n")
     there = packages(made)
-    assert {name: one.version for name, one in there.items() if one.origin == "host"} == {
+    assert {
+        name: one.version for name, one in there.items() if one.origin == "host"
+    } == {
         "torch": "2.9.1+cu130",
         "torchvision": "0.24.1",
         "nvidia-cublas": "13.0",  # younger than the release: it is what the target has
@@ -119,9 +131,15 @@ def test_what_another_needs_as_well_is_carried_beside_the_targets_torch(
     assert packages(made_in(tmp_path / "house", TORCH_THERE))["sympy"].origin == "wheel"
 
 
-def test_an_engine_that_is_torch_takes_the_targets(index: ToyIndex, tmp_path: Path) -> None:
+def test_an_engine_that_is_torch_takes_the_targets(
+    index: ToyIndex, tmp_path: Path
+) -> None:
     spec = replace(
-        SPEC, project="torch", version="2.9.1", dated_by="torch", requirements=("helper",)
+        SPEC,
+        project="torch",
+        version="2.9.1",
+        dated_by="torch",
+        requirements=("helper",),
     )
     made = made_in(tmp_path / "house", TORCH_THERE, spec=spec)
     there = packages(made)
@@ -131,22 +149,28 @@ def test_an_engine_that_is_torch_takes_the_targets(index: ToyIndex, tmp_path: Pa
     assert made.house.engines[0].wheel.origin == "the host's own installation"
     with pytest.raises(EnvironmentBuildError) as caught:
         made_in(tmp_path / "no", "torch==2.8.0+cu128\n", spec=spec)
-    assert caught.value.message == "toy 1.0 wants torch==2.9.1; the target has torch 2.8.0+cu128."
+    assert (
+        caught.value.message
+        == "toy 1.0 wants torch==2.9.1; the target has torch 2.8.0+cu128."
+    )
 
 
 @pytest.mark.parametrize(
     ("freeze", "sentence"),
     [
-        ("torch==2.8.0+cu128\n", "toy 1.0 wants torch==2.9.1; the target has torch 2.8.0+cu128."),
+        (
+            "torch==2.8.0+cu128\n",
+            "toy 1.0 wants torch==2.9.1; the target has torch 2.8.0+cu128.",
+        ),
         (
             "torch==2.9.1+cu130\ntorchvision==0.23.0\n",
-            "The package index cannot give torch==2.9.1 torchvision==0.23.0, which the target has, "
-            f"for Python {PYTHON}.",
+            "The package index cannot give torch==2.9.1 torchvision==0.23.0, which the "
+            f"target has, for Python {PYTHON}.",
         ),
         (
             "torch==2.10.0.dev20260101+cu130\n",
-            "The package index cannot give torch==2.10.0.dev20260101, which the target has, "
-            f"for Python {PYTHON}.",
+            "The package index cannot give torch==2.10.0.dev20260101, which the target "
+            f"has, for Python {PYTHON}.",
         ),
     ],
 )
@@ -171,20 +195,28 @@ def test_a_clash_that_only_another_package_has(index: ToyIndex, tmp_path: Path) 
     )
 
 
-def test_what_is_left_out_takes_along_what_only_it_needs(index: ToyIndex, tmp_path: Path) -> None:
+def test_what_is_left_out_takes_along_what_only_it_needs(
+    index: ToyIndex, tmp_path: Path
+) -> None:
     there = packages(made_in(tmp_path / "house", leave_out=["Kernels"]))
     assert (there["kernels"].why, there["kernels"].file) == ("left out by request", "")
     assert there["only-kernels"].why == "only what is not carried needs it"
     assert there["helper"].file
     assert "kernels" not in fetched(index)
-    with pytest.raises(UsageError, match=r"does not require kernel, so it cannot be left out"):
+    with pytest.raises(
+        UsageError, match=r"does not require kernel, so it cannot be left out"
+    ):
         made_in(tmp_path / "no", leave_out=["kernel"])
 
 
 def test_what_is_not_needed_is_left_out_of_a_lean_one(
     index: ToyIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spare = {"kernels": "for others", "nothing-here": "of another release", "torch": "no"}
+    spare = {
+        "kernels": "for others",
+        "nothing-here": "of another release",
+        "torch": "no",
+    }
     monkeypatch.setattr(sys.modules[make.__module__], "unneeded", lambda spec: spare)
     target = make_target(PYTHON, freeze=TORCH_THERE)
     made = make(SPEC, target, tmp_path / "house", lean=True, max_part=PART)
@@ -199,7 +231,11 @@ def test_the_table_of_what_is_not_needed() -> None:
     assert "flashinfer-cubin" in spare
     assert all(spare.values())
     assert unneeded(vllm_spec("0.24.0", "cuda")) == spare
-    assert unneeded(vllm_spec("0.23.0", "cpu")) == unneeded(vllm_spec("0.32.0", "cuda")) == {}
+    assert (
+        unneeded(vllm_spec("0.23.0", "cpu"))
+        == unneeded(vllm_spec("0.32.0", "cuda"))
+        == {}
+    )
 
 
 def test_a_second_engine_is_added_in_new_parts(index: ToyIndex, tmp_path: Path) -> None:
@@ -242,7 +278,9 @@ def test_a_folder_that_is_for_something_else(index: ToyIndex, tmp_path: Path) ->
         made_in(full)
 
 
-def test_a_dry_run_downloads_and_writes_nothing(index: ToyIndex, tmp_path: Path) -> None:
+def test_a_dry_run_downloads_and_writes_nothing(
+    index: ToyIndex, tmp_path: Path
+) -> None:
     made = made_in(tmp_path / "house", dry_run=True)
     assert made.house is None
     sizes = {one.name: one.file.size for one in made.plan.packages if one.file}
@@ -251,7 +289,9 @@ def test_a_dry_run_downloads_and_writes_nothing(index: ToyIndex, tmp_path: Path)
     assert not (tmp_path / "house").exists()
 
 
-def test_an_index_without_metadata_files_and_sizes(index: ToyIndex, tmp_path: Path) -> None:
+def test_an_index_without_metadata_files_and_sizes(
+    index: ToyIndex, tmp_path: Path
+) -> None:
     index.serves_metadata = False
     assert packages(made_in(tmp_path / "house"))["toy-engine"].file
 
@@ -264,10 +304,14 @@ def test_pure_source_is_built_here(index: ToyIndex, tmp_path: Path) -> None:
     assert helper.why.startswith("built here from source ")
 
 
-def test_source_that_must_be_compiled_is_refused(index: ToyIndex, tmp_path: Path) -> None:
+def test_source_that_must_be_compiled_is_refused(
+    index: ToyIndex, tmp_path: Path
+) -> None:
     del index.files["helper"]
     index.sdist("helper", "1.0", tag=f"cp{PYTHON.replace('.', '')}-abi3-linux_x86_64")
-    with pytest.raises(EnvironmentBuildError, match=r"helper 1\.0 comes as source only, and must"):
+    with pytest.raises(
+        EnvironmentBuildError, match=r"helper 1\.0 comes as source only, and must"
+    ):
         made_in(tmp_path / "house")
 
 
@@ -276,14 +320,19 @@ def test_what_was_fetched_before_it_broke_off_is_not_fetched_again(
 ) -> None:
     name = "kernels-1.0-py3-none-any.whl"
     content, uploaded = index.files["kernels"][name]
-    index.files["kernels"][name] = (content[:-1] + b"?", uploaded)  # not what its page announced
+    index.files["kernels"][name] = (
+        content[:-1] + b"?",
+        uploaded,
+    )  # not what its page announced
     page = index.files.pop("kernels")
     index.files["kernels"] = {name: (content, uploaded)}
     honest = index.answer
     index.answer = lambda path: (  # type: ignore[method-assign]
         (page[name][0], "x") if path == f"/files/{name}" else honest(path)
     )
-    with pytest.raises(EnvironmentBuildError, match=r"kernels-1\.0.* its SHA-256 differs"):
+    with pytest.raises(
+        EnvironmentBuildError, match=r"kernels-1\.0.* its SHA-256 differs"
+    ):
         made_in(tmp_path / "house")
     assert (tmp_path / "house" / ".fetched" / "helper-1.0-py3-none-any.whl").exists()
     index.answer = honest  # type: ignore[method-assign]
@@ -300,7 +349,9 @@ def test_parts_that_are_too_small(tmp_path: Path) -> None:
 
 def test_another_python_than_the_release_wants(index: ToyIndex, tmp_path: Path) -> None:
     spec = replace(SPEC, python="3.9")
-    with pytest.raises(UsageError, match=rf"toy 1\.0 wants Python 3\.9, not {PYTHON}\."):
+    with pytest.raises(
+        UsageError, match=rf"toy 1\.0 wants Python 3\.9, not {PYTHON}\."
+    ):
         made_in(tmp_path / "house", spec=spec)
 
 

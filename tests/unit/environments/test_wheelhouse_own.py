@@ -1,4 +1,5 @@
-"""What a wheelhouse holds besides engines: mmrepro's own wheel, and the script that installs it."""
+"""What a wheelhouse holds besides engines: mmrepro's own wheel, and the script that
+installs it."""
 
 import ast
 import io
@@ -35,7 +36,9 @@ def test_the_script_needs_nothing_but_the_standard_library() -> None:
     assert "argparse" in imported
 
 
-def test_an_installed_mmrepro_is_packed_into_the_wheel_that_it_came_from(tmp_path: Path) -> None:
+def test_an_installed_mmrepro_is_packed_into_the_wheel_that_it_came_from(
+    tmp_path: Path,
+) -> None:
     content, _ = wheel_of("mmrepro", "0.1.0", ["typer", 'x; extra == "gpu"'])
     wheels, site = tmp_path / "wheels", tmp_path / "site"
     wheels.mkdir()
@@ -58,7 +61,15 @@ def test_an_installed_mmrepro_is_packed_into_the_wheel_that_it_came_from(tmp_pat
 
 
 def install_into(site: Path, wheels: Path) -> None:
-    arguments = ["pip", "install", "-q", "--no-deps", "--no-index", "--offline", "--no-cache"]
+    arguments = [
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--offline",
+        "--no-cache",
+    ]
     run_uv([*arguments, "--target", str(site), "--find-links", str(wheels), "mmrepro"])
 
 
@@ -66,7 +77,14 @@ def test_the_sources_of_its_wheel_are_there() -> None:
     checkout = own._checkout()
     assert checkout is not None
     sources = own._sources(checkout)
-    assert {"harness", "scenarios", "probes", "reproducers", "reports", "LICENSE"} <= set(sources)
+    assert {
+        "harness",
+        "scenarios",
+        "probes",
+        "reproducers",
+        "reports",
+        "LICENSE",
+    } <= set(sources)
     assert all((checkout / one).exists() for one in sources)
     needed = own._requirements(checkout)
     assert any(one.startswith("uv") for one in needed)
@@ -115,8 +133,11 @@ def test_a_target_that_is_none(python: str, platform: str, words: str) -> None:
 @pytest.mark.parametrize(
     "asked", [(3, 4, 7, 10), pytest.param(range(11), marks=pytest.mark.nightly)]
 )
-def test_the_wheel_that_an_installer_there_would_take(tmp_path: Path, asked: Sequence[int]) -> None:
-    """From a folder as index (`--find-links`): uv names what fits, the best of it is carried."""
+def test_the_wheel_that_an_installer_there_would_take(
+    tmp_path: Path, asked: Sequence[int]
+) -> None:
+    """From a folder as index (`--find-links`): uv names what fits, the best of it is
+    carried."""
     tags = [
         "cp313-cp313-manylinux_2_17_x86_64",  # another Python
         "cp312-cp312-manylinux_2_34_x86_64",  # a newer glibc
@@ -135,7 +156,10 @@ def test_the_wheel_that_an_installer_there_would_take(tmp_path: Path, asked: Seq
     def taken() -> str | None:
         try:
             found = release_files(
-                "x==1.0+cu129", "3.12", platform="x86_64-manylinux_2_28", options=options
+                "x==1.0+cu129",
+                "3.12",
+                platform="x86_64-manylinux_2_28",
+                options=options,
             )
         except UvFailed:
             return None
@@ -148,15 +172,22 @@ def test_the_wheel_that_an_installer_there_would_take(tmp_path: Path, asked: Seq
             assert taken() == (name if number > 3 else None)
 
 
-def test_an_installed_mmrepro_needs_what_runs_engines_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_mmrepro_needs_what_runs_engines_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     needed = [
-        "typer>=0.26", "zstd; python_version < '3.14'", 'uv>=0.9; extra == "run"',
-        "pillow; python_version > '3' and extra == 'run'", 'ray; extra == "cluster"',
-    ]  # fmt: skip
+        "typer>=0.26",
+        "zstd; python_version < '3.14'",
+        'uv>=0.9; extra == "run"',
+        "pillow; python_version > '3' and extra == 'run'",
+        'ray; extra == "cluster"',
+    ]
     monkeypatch.setattr(own, "_installed", lambda: SimpleNamespace(requires=needed))
     assert own._requirements(None) == [
-        "typer>=0.26", "zstd; python_version < '3.14'", "uv>=0.9",
+        "typer>=0.26",
+        "zstd; python_version < '3.14'",
+        "uv>=0.9",
         "pillow; python_version > '3'",
-    ]  # fmt: skip
+    ]
     here = own._requirements(own._checkout())
     assert {one.partition(">")[0] for one in here} >= {"typer", "uv", "greenlet"}

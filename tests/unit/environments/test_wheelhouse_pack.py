@@ -25,7 +25,10 @@ def test_parts_are_filled_and_joined_again_and_any_flipped_byte_is_noticed(
         contents = {file: chance.randbytes(size) for file, size in sizes.items()}
         document = written(folder, contents, capacity)
         total = sum(sizes.values())
-        filled = [sum(map(size_of, (folder / part).glob("[a-h]*"))) for part in document["parts"]]
+        filled = [
+            sum(map(size_of, (folder / part).glob("[a-h]*")))
+            for part in document["parts"]
+        ]
         assert filled[:-1] == [capacity] * (len(filled) - 1)
         assert sum(filled) == total
         joined = folder / "joined"
@@ -41,7 +44,9 @@ def test_parts_are_filled_and_joined_again_and_any_flipped_byte_is_noticed(
         data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         victim.unlink()  # not through the hard link that was joined
         victim.write_bytes(data)
-        with pytest.raises(install.BadWheelhouse, match=f"{victim.parent.name}/{victim.name} is d"):
+        with pytest.raises(
+            install.BadWheelhouse, match=f"{victim.parent.name}/{victim.name} is d"
+        ):
             install.join(folder, document["files"], None)
 
 
@@ -53,7 +58,9 @@ def written(folder: Path, contents: dict[str, bytes], capacity: int) -> install.
     source.mkdir()
     for file, content in contents.items():
         (source / file).write_bytes(content)
-    digests = {file: hashlib.sha256(content).hexdigest() for file, content in contents.items()}
+    digests = {
+        file: hashlib.sha256(content).hexdigest() for file, content in contents.items()
+    }
     parts, files = write_parts(source, folder, digests, capacity)
     document = {
         "schema_version": 1,
@@ -79,17 +86,26 @@ Damage = Callable[[Path], object]
     [
         (lambda f: remove(f / "part-02"), "part-02 of 4 parts is missing"),
         (
-            lambda f: (remove(f / "part-01"), remove(f / "part-03"), remove(f / "part-04")),
+            lambda f: (
+                remove(f / "part-01"),
+                remove(f / "part-03"),
+                remove(f / "part-04"),
+            ),
             "part-01, part-03 and part-04 of 4 parts are missing",
         ),
-        (lambda f: (f / "part-01" / "big.whl.001").unlink(), "part-01 lacks big.whl.001"),
+        (
+            lambda f: (f / "part-01" / "big.whl.001").unlink(),
+            "part-01 lacks big.whl.001",
+        ),
         (
             lambda f: (f / "part-02" / "big.whl.002").write_bytes(b"short"),
             "part-02/big.whl.002 has 5 bytes instead of 10",
         ),
     ],
 )
-def test_what_is_missing_is_named(tmp_path: Path, damage: Damage, sentence: str) -> None:
+def test_what_is_missing_is_named(
+    tmp_path: Path, damage: Damage, sentence: str
+) -> None:
     written(tmp_path, {"big.whl": bytes(25), "small.whl": bytes(9)}, 10)
     damage(tmp_path)
     document = install.read(tmp_path)  # of any part that is there
@@ -107,14 +123,25 @@ def remove(folder: Path) -> None:
 def test_pieces_that_are_right_but_not_of_one_file(tmp_path: Path) -> None:
     document = written(tmp_path, {"big.whl": bytes(range(25))}, 10)
     document["files"][0]["pieces"].reverse()
-    with pytest.raises(install.BadWheelhouse, match=r"big\.whl is damaged: .* when joined"):
+    with pytest.raises(
+        install.BadWheelhouse, match=r"big\.whl is damaged: .* when joined"
+    ):
         install.join(tmp_path, document["files"], None)
 
 
 def test_the_youngest_manifest_counts(tmp_path: Path) -> None:
-    for part, made, parts in (("part-01", "09", 3), ("part-02", "10", 2), ("part-03", "08", 1)):
+    for part, made, parts in (
+        ("part-01", "09", 3),
+        ("part-02", "10", 2),
+        ("part-03", "08", 1),
+    ):
         (tmp_path / part).mkdir()
-        document = {"schema_version": 1, "made": f"2026-11-{made}", "files": [], **EMPTY}
+        document = {
+            "schema_version": 1,
+            "made": f"2026-11-{made}",
+            "files": [],
+            **EMPTY,
+        }
         document["parts"] = ["part-1"] * parts
         (tmp_path / part / install.MANIFEST).write_text(json.dumps(document))
     assert install.read(tmp_path)["made"] == "2026-11-10"
@@ -133,7 +160,9 @@ def test_the_youngest_manifest_counts(tmp_path: Path) -> None:
         ('{"schema_version": 1, "made": []}', "is no manifest: made does not fit"),
     ],
 )
-def test_a_manifest_that_cannot_be_used(tmp_path: Path, text: str | None, words: str) -> None:
+def test_a_manifest_that_cannot_be_used(
+    tmp_path: Path, text: str | None, words: str
+) -> None:
     if text is not None:
         (tmp_path / install.MANIFEST).write_text(text)
     with pytest.raises(install.BadWheelhouse, match=words):
@@ -144,23 +173,32 @@ def test_a_manifest_that_cannot_be_used(tmp_path: Path, text: str | None, words:
     "name", ["../up", "/absolute", "a/b", "..", "", "a\nb", "x" * 999, 7, None]
 )
 @pytest.mark.parametrize(
-    "place", ["file", "piece", "part", "package", "version", "engine", "parts", "carried"]
+    "place",
+    ["file", "piece", "part", "package", "version", "engine", "parts", "carried"],
 )
-def test_a_name_that_leads_out_of_the_folder(tmp_path: Path, place: str, name: object) -> None:
+def test_a_name_that_leads_out_of_the_folder(
+    tmp_path: Path, place: str, name: object
+) -> None:
     """Nothing is read or written by it, whoever asks."""
     document = written(tmp_path, {"it.whl": b"it"}, 10)
     package = {"name": "it", "version": "1", "file": "it.whl"}
     document["harness"] = {"packages": [package]}
-    document["engines"] = [{"engine": "e", "release": "1", "device": "cpu", "packages": [package]}]
+    document["engines"] = [
+        {"engine": "e", "release": "1", "device": "cpu", "packages": [package]}
+    ]
     (tmp_path / install.MANIFEST).write_text(json.dumps(document))
     assert install.read(tmp_path) == document
     file = document["files"][0]
     owner, key = {
-        "file": (file, "name"), "piece": (file["pieces"][0], "name"),
-        "part": (file["pieces"][0], "part"), "package": (package, "name"),
-        "version": (package, "version"), "engine": (document["engines"][0], "release"),
-        "parts": (document, "parts"), "carried": (package, "file"),
-    }[place]  # fmt: skip
+        "file": (file, "name"),
+        "piece": (file["pieces"][0], "name"),
+        "part": (file["pieces"][0], "part"),
+        "package": (package, "name"),
+        "version": (package, "version"),
+        "engine": (document["engines"][0], "release"),
+        "parts": (document, "parts"),
+        "carried": (package, "file"),
+    }[place]
     owner[key] = [name] if place == "parts" else name
     (tmp_path / install.MANIFEST).write_text(json.dumps(document))
     if place == "carried" and name == "":

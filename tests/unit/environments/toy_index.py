@@ -1,4 +1,5 @@
-"""A package index on the loopback, of tiny wheels made here (PEP 691, PEP 658). No test."""
+"""A package index on the loopback, of tiny wheels made here (PEP 691, PEP 658). No
+test."""
 
 import contextlib
 import hashlib
@@ -39,7 +40,9 @@ class ToyIndex:
     ) -> bytes:
         """One more wheel; ``ballast``: bytes that cannot be compressed."""
         name = project.replace("-", "_")
-        content, metadata = wheel_of(project, version, requires, tag=tag, ballast=ballast)
+        content, metadata = wheel_of(
+            project, version, requires, tag=tag, ballast=ballast
+        )
         filename = f"{name}-{version}-{tag}.whl"
         self.files.setdefault(project, {})[filename] = (content, uploaded)
         self.metadata[filename] = metadata
@@ -57,10 +60,15 @@ class ToyIndex:
             "    return name\n"
         )
         project_file = (
-            "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n"
+            "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = "
+            "['.']\n"
             f"[project]\nname = '{project}'\nversion = '{version}'\n"
         )
-        members = {"backend.py": backend, "pyproject.toml": project_file, "PKG-INFO": metadata}
+        members = {
+            "backend.py": backend,
+            "pyproject.toml": project_file,
+            "PKG-INFO": metadata,
+        }
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
             for member, text in members.items():
@@ -101,13 +109,20 @@ class ToyIndex:
 
 
 def wheel_of(
-    project: str, version: str, requires: Sequence[str], *, tag: str = ANY, ballast: int = 0
+    project: str,
+    version: str,
+    requires: Sequence[str],
+    *,
+    tag: str = ANY,
+    ballast: int = 0,
 ) -> tuple[bytes, str]:
     """A wheel, and its METADATA. The same arguments give the same bytes."""
     name = project.replace("-", "_")
     info = f"{name}-{version}.dist-info"
     lines = ["Metadata-Version: 2.1", f"Name: {project}", f"Version: {version}"]
-    metadata = "\n".join([*lines, *(f"Requires-Dist: {one}" for one in requires)]) + "\n"
+    metadata = (
+        "\n".join([*lines, *(f"Requires-Dist: {one}" for one in requires)]) + "\n"
+    )
     noise = random.Random(project).randbytes(ballast)
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
@@ -115,7 +130,10 @@ def wheel_of(
             (f"{name}/__init__.py", f"VERSION = {version!r}\n".encode()),
             (f"{name}/noise.bin", noise),
             (f"{info}/METADATA", metadata.encode()),
-            (f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: toy\nTag: {tag}\n".encode()),
+            (
+                f"{info}/WHEEL",
+                f"Wheel-Version: 1.0\nGenerator: toy\nTag: {tag}\n".encode(),
+            ),
             (f"{info}/RECORD", b""),
         ):
             archive.writestr(zipfile.ZipInfo(member), content)

@@ -10,7 +10,8 @@ from mmrepro.search.fuzz.options import DIALECTS
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """And small episodes: what a session does with them does not depend on their size."""
+    """And small episodes: what a session does with them does not depend on their
+    size."""
     monkeypatch.setattr(generated, "REQUESTS", 12)
     for engine, dialect in DIALECTS.items():
         monkeypatch.setitem(DIALECTS, engine, replace(dialect, many=8))  # type: ignore[misc]

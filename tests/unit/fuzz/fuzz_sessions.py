@@ -50,8 +50,15 @@ def fuzzing(
 
     name, judge = options.pop("name", unnamed), options.pop("judge", fake_judge)
     jobs = options.pop("jobs", 1)
-    session = FakedFuzzing(FuzzCommand(**options), write=write, write_replay=write_replay)
-    session.player, session.name, session.judge, session.jobs = player, name, judge, jobs
+    session = FakedFuzzing(
+        FuzzCommand(**options), write=write, write_replay=write_replay
+    )
+    session.player, session.name, session.judge, session.jobs = (
+        player,
+        name,
+        judge,
+        jobs,
+    )
     return session, states
 
 
@@ -59,9 +66,11 @@ def well(case: Case) -> dict[str, str]:
     return {op.id: "200" for op in case.operations}
 
 
-def hangs_on(wrong: Callable[[Any], bool], later: Callable[[Any], bool] | None = None) -> Answers:
-    """All is well until a request is ``wrong``, and from then on, or from a ``later`` one on,
-    nothing is answered."""
+def hangs_on(
+    wrong: Callable[[Any], bool], later: Callable[[Any], bool] | None = None
+) -> Answers:
+    """All is well until a request is ``wrong``, and from then on, or from a ``later``
+    one on, nothing is answered."""
 
     def engine(case: Case) -> dict[str, str]:
         answers, armed, hung = {}, False, False
@@ -87,11 +96,16 @@ def third(op: Any) -> bool:
 
 
 def episodes(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "fuzz" / EPISODES_FILE).read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (folder / "fuzz" / EPISODES_FILE).read_text().splitlines()
+    ]
 
 
 def ended_once(folder: Path) -> bool:
-    ended = Counter(e["episode"]["number"] for e in episodes(folder) if e["kind"] == "ended")
+    ended = Counter(
+        e["episode"]["number"] for e in episodes(folder) if e["kind"] == "ended"
+    )
     pursued = Counter(e["number"] for e in episodes(folder) if e["kind"] == "pursued")
     finished = Counter(e["of"] for e in episodes(folder) if e["kind"] == "finished")
     return {*ended.values(), *pursued.values(), *finished.values()} <= {1}

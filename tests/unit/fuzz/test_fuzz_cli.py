@@ -43,7 +43,9 @@ def test_bad_input_is_a_sentence(
 
 
 def test_the_server_is_the_scenarios_under_the_profile() -> None:
-    made = server_of("vllm", Profile.PRESSURE, {"args": ["--mine"], "release": "0.23.0"}, "")
+    made = server_of(
+        "vllm", Profile.PRESSURE, {"args": ["--mine"], "release": "0.23.0"}, ""
+    )
     dialect = dialect_of("vllm")
     assert made.args == [*dialect.tells, *dialect.pressure, "--mine"]
     assert (made.release, made.max_model_len) == ("0.23.0", dialect.max_model_len)
@@ -70,11 +72,15 @@ def test_a_session_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
     assert server_of("vllm", Profile.TEXT, {}, kept["server"]) == first.server
     again = settled(FuzzCommand(engine="vllm", resume=tmp_path))
     assert again.decides == first.decides
-    asked = FuzzCommand(engine="vllm", resume=tmp_path, seed=0, origins={"seed": Origin.WORD})
+    asked = FuzzCommand(
+        engine="vllm", resume=tmp_path, seed=0, origins={"seed": Origin.WORD}
+    )
     assert (settled(asked).seed, settled(asked).blind) == (0, True)
 
 
-def test_what_a_file_may_not_set_is_asked_for_when_a_session_goes_on(tmp_path: Path) -> None:
+def test_what_a_file_may_not_set_is_asked_for_when_a_session_goes_on(
+    tmp_path: Path,
+) -> None:
     from mmrepro.base.machine.journal import Head, Journal
     from mmrepro.search.fuzz.knowledge import EPISODES
 
@@ -89,7 +95,9 @@ def test_what_a_file_may_not_set_is_asked_for_when_a_session_goes_on(tmp_path: P
     assert "--worker-cls=a.B" in settled(typed).server.args
 
 
-def test_a_session_with_a_private_path_among_its_variables_begins(tmp_path: Path) -> None:
+def test_a_session_with_a_private_path_among_its_variables_begins(
+    tmp_path: Path,
+) -> None:
     from mmrepro.base.machine.journal import Head, Journal
     from mmrepro.search.fuzz.knowledge import EPISODES
 

@@ -22,7 +22,14 @@ from mmrepro.search.fuzz.episodes import (
 from mmrepro.search.fuzz.limits import Limits
 from mmrepro.search.fuzz.options import DIALECTS, Profile, dialect_of, under
 from mmrepro.search.fuzz.requests import RESETS
-from mmrepro.search.fuzz.steering import LEADS, ODDS, SERVERS, Switch, needed_by, offered
+from mmrepro.search.fuzz.steering import (
+    LEADS,
+    ODDS,
+    SERVERS,
+    Switch,
+    needed_by,
+    offered,
+)
 from mmrepro.search.oracle.adapters import adapter_of
 from mmrepro.search.oracle.reference import LOADS, UNLOADS
 from mmrepro.traffic.case.files import case_digest
@@ -77,9 +84,13 @@ def test_each_is_a_case_that_can_be_played(engine: str, seed: int, number: int) 
     assert dialect.uuids or not any(
         p.uuid for op in case.operations for m in op.messages or [] for p in m.parts()
     )
-    assert dialect.completions or not any(op.path == COMPLETIONS for op in case.operations)
+    assert dialect.completions or not any(
+        op.path == COMPLETIONS for op in case.operations
+    )
     foreign = {
-        name for other in DIALECTS.values() for name in (*other.salts, other.rid, other.priority)
+        name
+        for other in DIALECTS.values()
+        for name in (*other.salts, other.rid, other.priority)
     } - {*dialect.salts, dialect.rid, dialect.priority}
     assert not told & foreign
 
@@ -92,7 +103,9 @@ def test_what_is_switched_off_is_not_sent(engine: str, number: int, seed: int) -
     assert Switch.IMAGES in on or not any(op.images for op in ops)
     assert Switch.LEAVE in on or not any(op.leave for op in ops)
     quiet = needed_by(planned.case) - on
-    assert quiet <= {Switch.LOGPROBS, Switch.SEVERAL}, "logprobs: so that answers compare"
+    assert quiet <= {Switch.LOGPROBS, Switch.SEVERAL}, (
+        "logprobs: so that answers compare"
+    )
     assert planned.compared or Switch.LOGPROBS not in quiet
     assert 20 <= len(ops) <= MOST_OPERATIONS
 
@@ -118,11 +131,18 @@ def test_lengths_are_at_the_limits_one_less_and_one_more() -> None:
     lengths: Counter[int] = Counter()
     for seed in range(40):
         for op in episodes("minivllm", seed).next(1).case.operations:
-            if op.messages and isinstance(op.messages[0].content, str) and len(op.messages) == 1:
+            if (
+                op.messages
+                and isinstance(op.messages[0].content, str)
+                and len(op.messages) == 1
+            ):
                 lengths[len(op.messages[0].content) + 20] += 1
     for edge in (512, 768):
         assert all(lengths[edge + off] for off in (-1, 0, 1)), edge
-    assert any(lengths[16 * n] and lengths[16 * n + 1] and lengths[16 * n - 1] for n in range(2, 9))
+    assert any(
+        lengths[16 * n] and lengths[16 * n + 1] and lengths[16 * n - 1]
+        for n in range(2, 9)
+    )
     assert any(length > 1.1 * 768 for length in lengths)
 
 
@@ -146,9 +166,14 @@ def test_many_little_pictures_on_a_roomy_server() -> None:
     planned = episodes("minivllm").next(number)
     case = planned.case
     assert len(case.images) == len(case.operations) == dialect_of("minivllm").many
-    assert len({image.seed for image in case.images.values() if isinstance(image, Noise)}) > 590
+    assert (
+        len({image.seed for image in case.images.values() if isinstance(image, Noise)})
+        > 590
+    )
     assert case.server.args[-2:] == list(dialect_of("minivllm").roomy)
-    texts = {p.text for op in case.operations for m in op.messages or [] for p in m.parts()}
+    texts = {
+        p.text for op in case.operations for m in op.messages or [] for p in m.parts()
+    }
     assert len(texts - {None}) == 1, "under one text, before it or behind"
 
 
@@ -187,17 +212,23 @@ def test_given_pictures_are_used_and_so_are_given_requests() -> None:
     shown: Counter[str] = Counter()
     for seed in range(20):
         case = episodes("sglang", seed, given=given).next(1).case
-        shown.update(name for op in case.operations for name in op.images if name in given)
+        shown.update(
+            name for op in case.operations for name in op.images if name in given
+        )
     assert min(shown[name] for name in given) >= 10
     base = episodes("vllm", 99).next(1).case.model_copy(update={"title": "night.har"})
-    origins = Counter(episodes("vllm", seed, source=base).next(1).origin for seed in range(30))
+    origins = Counter(
+        episodes("vllm", seed, source=base).next(1).origin for seed in range(30)
+    )
     assert origins["night.har"] >= 10
     assert origins["new"] >= 3
 
 
 @given(seed=st.integers(0, 1 << 20))
 @examples(12)
-def test_what_was_interesting_is_changed_into_cases_that_can_be_played(seed: int) -> None:
+def test_what_was_interesting_is_changed_into_cases_that_can_be_played(
+    seed: int,
+) -> None:
     base = {5: episodes("vllm", 7).next(1).case, 9: episodes("vllm", 8).next(2).case}
     made = episodes("vllm", seed, interesting=base).next(10)
     case = made.case
@@ -205,7 +236,9 @@ def test_what_was_interesting_is_changed_into_cases_that_can_be_played(seed: int
     assert len(case.operations) <= MOST_OPERATIONS
     assert made.origin in ("new", "episode 5", "episode 9")
     if made.origin != "new":
-        assert case_digest(case) not in {case_digest(one) for one in base.values()} | {""}
+        assert case_digest(case) not in {case_digest(one) for one in base.values()} | {
+            ""
+        }
 
 
 def test_what_ends_the_server_is_sent_less_often() -> None:
@@ -220,7 +253,9 @@ def test_what_ends_the_server_is_sent_less_often() -> None:
 
 
 @pytest.mark.parametrize("engine", sorted(DIALECTS))
-def test_profiles_change_the_server_and_the_command_line_has_the_last_word(engine: str) -> None:
+def test_profiles_change_the_server_and_the_command_line_has_the_last_word(
+    engine: str,
+) -> None:
     wanted = server(engine, Profile.PLAIN).model_copy(update={"args": ["--mine=1"]})
     pressed = under(Profile.PRESSURE, wanted, length_told=True)
     assert pressed.args[-1] == "--mine=1"
@@ -231,11 +266,14 @@ def test_profiles_change_the_server_and_the_command_line_has_the_last_word(engin
 
 
 def ids_of(hazards: bool) -> tuple[int, int]:
-    """Of 60 episodes: requests whose id another one has, and pictures that share a uuid."""
+    """Of 60 episodes: requests whose id another one has, and pictures that share a
+    uuid."""
     doubled = shared = 0
     for seed in range(60):
         ops = episodes("vllm", seed, hazards=hazards).next(1).case.operations
-        rids = [op.parameters["request_id"] for op in ops if "request_id" in op.parameters]
+        rids = [
+            op.parameters["request_id"] for op in ops if "request_id" in op.parameters
+        ]
         doubled += len(rids) - len(set(rids))
         named: dict[str, set[str]] = {}
         for part in (p for op in ops for m in op.messages or [] for p in m.parts()):
@@ -272,7 +310,9 @@ def modern(seed: int, number: int = 1, engine: str = "vllm") -> Planned:
 
 
 @pytest.mark.parametrize("engine", MODERN)
-def test_the_servers_of_the_profile_modern_have_what_is_switched_on(engine: str) -> None:
+def test_the_servers_of_the_profile_modern_have_what_is_switched_on(
+    engine: str,
+) -> None:
     seen: set[Switch] = set()
     envs: list[dict[str, str]] = []
     for seed in range(40):
@@ -300,7 +340,9 @@ def test_the_servers_of_the_profile_modern_have_what_is_switched_on(engine: str)
 
 
 @pytest.mark.parametrize("engine", MODERN)
-def test_a_short_session_of_the_profile_modern_leaves_no_group_of_features_out(engine: str) -> None:
+def test_a_short_session_of_the_profile_modern_leaves_no_group_of_features_out(
+    engine: str,
+) -> None:
     features = {*dialect_of(engine).features}
     for seed in range(10):
         episodes = [modern(seed, number, engine) for number in range(5, 9)]
@@ -312,13 +354,21 @@ def test_a_short_session_of_the_profile_modern_leaves_no_group_of_features_out(e
 def test_one_salt_is_not_asked_of_a_file_connector() -> None:
     salted = modern(3).case
     ops = [op for op in salted.operations if op.model is None and op.path == CHAT]
-    ops = [op.model_copy(update={"parameters": {**op.parameters, "cache_salt": "a"}}) for op in ops]
+    ops = [
+        op.model_copy(update={"parameters": {**op.parameters, "cache_salt": "a"}})
+        for op in ops
+    ]
     source = salted.model_copy(update={"server": WANTED_MODERN, "operations": ops[:8]})
     source = source.keeping([op.id for op in ops[:8]])
     tried = {True: 0, False: 0}
     for seed in range(40):
         episodes = Episodes(
-            seed, WANTED_MODERN, pictures=False, limits=LIMITS, modern=True, source=source
+            seed,
+            WANTED_MODERN,
+            pictures=False,
+            limits=LIMITS,
+            modern=True,
+            source=source,
         )
         planned = episodes.next(2)
         files = Switch.FILES in planned.switches
@@ -330,13 +380,20 @@ def test_one_salt_is_not_asked_of_a_file_connector() -> None:
 
 def test_the_profile_modern_samples_without_a_seed() -> None:
     seeded = modern(0).case
-    ops = [op.model_copy(update={"parameters": {"seed": 3}}) for op in seeded.operations]
+    ops = [
+        op.model_copy(update={"parameters": {"seed": 3}}) for op in seeded.operations
+    ]
     source = seeded.model_copy(update={"server": WANTED_MODERN, "operations": ops})
     sampled = 0
     for seed in range(40):
         for made_of in (None, source):
             made = Episodes(
-                seed, WANTED_MODERN, pictures=False, limits=LIMITS, modern=True, source=made_of
+                seed,
+                WANTED_MODERN,
+                pictures=False,
+                limits=LIMITS,
+                modern=True,
+                source=made_of,
             ).next(2)
             sent = [op.parameters for op in made.case.operations]
             assert not any("seed" in one for one in sent)
@@ -357,7 +414,12 @@ def test_drafts_are_compared_where_all_requests_are_greedy() -> None:
     for seed in range(40):
         for made_of in (None, source):
             made = Episodes(
-                seed, WANTED_MODERN, pictures=False, limits=LIMITS, modern=True, source=made_of
+                seed,
+                WANTED_MODERN,
+                pictures=False,
+                limits=LIMITS,
+                modern=True,
+                source=made_of,
             ).next(2)
             if not made.compared:
                 continue
@@ -372,7 +434,9 @@ def test_drafts_are_compared_where_all_requests_are_greedy() -> None:
     assert sampled > 3
 
 
-def test_an_episode_made_of_one_that_asks_adapters_has_no_file_connector_beside_them() -> None:
+def test_an_episode_made_of_one_that_asks_adapters_has_no_file_connector_beside_them() -> (
+    None
+):
     tried = 0
     for seed in range(60):
         made = modern(seed)
@@ -380,7 +444,12 @@ def test_an_episode_made_of_one_that_asks_adapters_has_no_file_connector_beside_
         if not any(op.model for op in made_of.operations):
             continue
         again = Episodes(
-            seed, WANTED_MODERN, pictures=False, limits=LIMITS, modern=True, source=made_of
+            seed,
+            WANTED_MODERN,
+            pictures=False,
+            limits=LIMITS,
+            modern=True,
+            source=made_of,
         ).next(2)
         args = again.case.server.args
         if any(op.model for op in again.case.operations):

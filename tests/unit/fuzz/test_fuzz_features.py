@@ -33,7 +33,9 @@ def test_another_status_is_new_and_worth_more_of_it() -> None:
 
 def test_log_lines_count_by_their_template(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
-    log.write_text("(EngineCore pid=1) INFO 11-24 10:00:00 [core.py:1] took 13 blocks of 20\n")
+    log.write_text(
+        "(EngineCore pid=1) INFO 11-24 10:00:00 [core.py:1] took 13 blocks of 20\n"
+    )
     first = seen(WELL, log)
     log.write_text(
         "(EngineCore pid=7) INFO 11-24 11:00:09 [core.py:1] took 7 blocks of 99\n"
@@ -58,7 +60,9 @@ def test_metrics_count_by_how_far_they_moved(value: float, same: bool) -> None:
 
 
 @given(st.binary(max_size=400))
-def test_any_log_at_all(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_any_log_at_all(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
     log = tmp_path_factory.mktemp("log") / "engine.log"
     log.write_bytes(content)
     assert all(len(text) < 24 for text in seen(WELL, log)), "no words of it are kept"

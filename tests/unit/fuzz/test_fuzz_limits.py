@@ -29,7 +29,11 @@ from mmrepro.traffic.evidence import Evidence, ImageSent, RequestRecord
 
 
 def record(
-    chars: int, tokens: int | None, status: int = 200, error: str = "", *images: tuple[int, int]
+    chars: int,
+    tokens: int | None,
+    status: int = 200,
+    error: str = "",
+    *images: tuple[int, int],
 ) -> RequestRecord:
     return RequestRecord(
         id=chars,
@@ -42,7 +46,8 @@ def record(
         error=error,
         deadline_s=6.0,
         images=[
-            ImageSent(sha256="0" * 64, width=w, height=h, bytes=1, name="p") for w, h in images
+            ImageSent(sha256="0" * 64, width=w, height=h, bytes=1, name="p")
+            for w, h in images
         ],
     )
 
@@ -82,11 +87,16 @@ def test_pictures_are_learnt_by_their_size() -> None:
     limits = learn(server(), played(*SPELLED, *shown), NOWHERE, [])
     assert limits.images == {f"{w}x{h}": n for n, (w, h) in enumerate(SIZES, 5)}
     assert limits.letters(100, [SIZES[0]]) == 65
-    assert limits.of_image((56, 560)) == 40, "one that was not asked: a token for 28 x 28"
+    assert limits.of_image((56, 560)) == 40, (
+        "one that was not asked: a token for 28 x 28"
+    )
 
 
 def test_numbers_of_a_refusal_are_limits_but_for_the_prompt_s_own_length() -> None:
-    text = "This model's maximum context length is 700 tokens. However, you requested 5030 tokens."
+    text = (
+        "This model's maximum context length is 700 tokens. However, you "
+        "requested 5030 tokens."
+    )
     refused = record(5000, None, 400, text)
     limits = learn(server(), played(*SPELLED, refused), NOWHERE, [])
     assert limits.named(REFUSAL) == [700]
@@ -109,14 +119,26 @@ def test_what_the_log_tells(tmp_path: Path) -> None:
 def test_what_endpoints_tell() -> None:
     answers = {
         "/v1/models": b'{"data": [{"id": "m", "max_model_len": 1024}]}',
-        "/metrics": b'vllm:cache_config_info{block_size="128",num_gpu_blocks="14"} 1.0\n',
-        "/get_server_info": b'{"page_size": 4, "context_length": 1000, "chunked_prefill_size": -1}',
+        "/metrics": (
+            b'vllm:cache_config_info{block_size="128",num_gpu_blocks="14"} 1.0\n'
+        ),
+        "/get_server_info": (
+            b'{"page_size": 4, "context_length": 1000, "chunked_prefill_size": -1}'
+        ),
     }
     told = {(one.name, one.tokens) for one in told_by(answers)}
-    assert told >= {(CONTEXT, 1024), (BLOCK, 128), (KV, 1792), (BLOCK, 4), (CONTEXT, 1000)}
+    assert told >= {
+        (CONTEXT, 1024),
+        (BLOCK, 128),
+        (KV, 1792),
+        (BLOCK, 4),
+        (CONTEXT, 1000),
+    }
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"data": 3}', b'{"data": [3]}', b"\xff"])
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{", b'{"data": 3}', b'{"data": [3]}', b"\xff"]
+)
 def test_endpoints_that_tell_nonsense_tell_nothing(body: bytes) -> None:
     paths = ("/v1/models", "/metrics", "/get_server_info")
     assert told_by(dict.fromkeys(paths, body)) == []
@@ -135,18 +157,22 @@ def test_answers_narrow_down_what_is_served() -> None:
     assert limits.refused is None, "so was 630"
 
 
-def test_what_no_number_tells_of_is_asked_for_between_what_is_served_and_what_is_not() -> None:
+def test_what_no_number_tells_of_is_asked_for_between_what_is_served_and_what_is_not() -> (
+    None
+):
     end, rounds = 617, 0
     limits = narrowed(Limits(overhead=30), [record(60, 90)])
     limits = narrowed(limits, [record(4000, None, 500, "no")])
     assert limits.untold
     while limits.untold:
         asked = [
-            len(str(op.messages[0].content)) for op in narrowing_case(server(), limits).operations
+            len(str(op.messages[0].content))
+            for op in narrowing_case(server(), limits).operations
         ]
         assert limits.served - 30 < min(asked) < max(asked) < (limits.refused or 0) - 30
         answers = [
-            record(n, n + 30) if n + 30 <= end else record(n, None, 500, "no") for n in asked
+            record(n, n + 30) if n + 30 <= end else record(n, None, 500, "no")
+            for n in asked
         ]
         limits, rounds = narrowed(limits, answers), rounds + 1
     assert limits.served <= end < (limits.refused or 0) <= limits.served + NARROW

@@ -35,10 +35,16 @@ def test_what_time_did_not_allow_is_taken_up_again(
     short, _ = fuzzing(tmp_path, FakePlayer(engine, clock), seed=1, budget_s=budget_s)
     before = short.execute()
     assert not any(found.finding.shrunk for found in before.found)
-    longer, _ = fuzzing(tmp_path, FakePlayer(engine, clock), resume=True, seed=1, budget_s=1000.0)
+    longer, _ = fuzzing(
+        tmp_path, FakePlayer(engine, clock), resume=True, seed=1, budget_s=1000.0
+    )
     fuzz = longer.execute()
     (found,) = fuzz.found
-    assert (found.finding.confirmed, found.finding.shrunk, fuzz.once) == (True, True, [])
+    assert (found.finding.confirmed, found.finding.shrunk, fuzz.once) == (
+        True,
+        True,
+        [],
+    )
     assert ended_once(tmp_path)
 
 
@@ -58,7 +64,11 @@ def test_what_was_not_shrunk_to_its_end_is_taken_up_again_in_the_second_half(
     session, _ = fuzzing(tmp_path, player, seed=1, budget_s=1500.0)
     fuzz = session.execute()
     (found,) = fuzz.found
-    assert (found.id, found.finding.confirmed, found.finding.shrunk) == ("F1", True, True)
+    assert (found.id, found.finding.confirmed, found.finding.shrunk) == (
+        "F1",
+        True,
+        True,
+    )
     assert found.finding.requests <= 2 < found.finding.requests_before
     lines = episodes(tmp_path)
     (pursued,) = [line for line in lines if line["kind"] == "pursued"]
@@ -81,7 +91,9 @@ def test_killed_while_it_is_taken_up_again_nothing_is_done_twice(
     tmp_path: Path, hasty: Clock, later: int
 ) -> None:
     engine = hangs_on(leaves, several)
-    whole, _ = fuzzing(tmp_path / "whole", FakePlayer(engine, hasty), seed=1, budget_s=1000.0)
+    whole, _ = fuzzing(
+        tmp_path / "whole", FakePlayer(engine, hasty), seed=1, budget_s=1000.0
+    )
     (wanted,) = whole.execute().found
     taken_up: list[int] = []
 
@@ -95,10 +107,15 @@ def test_killed_while_it_is_taken_up_again_nothing_is_done_twice(
     begun, _ = fuzzing(tmp_path, FakePlayer(engine, kill), seed=1, budget_s=1000.0)
     with pytest.raises(Killed):
         begun.execute()
-    again, _ = fuzzing(tmp_path, FakePlayer(engine, hasty), resume=True, seed=1, budget_s=1000.0)
+    again, _ = fuzzing(
+        tmp_path, FakePlayer(engine, hasty), resume=True, seed=1, budget_s=1000.0
+    )
     (found,) = again.execute().found
     assert ended_once(tmp_path)
-    assert (found.finding.requests, found.finding.shrunk) == (wanted.finding.requests, True)
+    assert (found.finding.requests, found.finding.shrunk) == (
+        wanted.finding.requests,
+        True,
+    )
     assert (found.id, found.folder) == (wanted.id, wanted.folder)
 
 
@@ -139,7 +156,9 @@ def test_a_deadline_of_a_busy_moment_is_measured_again_before_a_hang_is_pursued(
     fuzz = session.execute()
     assert fuzz.found
     assert measured == []
-    replay = json.loads((tmp_path / "fuzz" / fuzz.found[0].replay / "replay.json").read_text())
+    replay = json.loads(
+        (tmp_path / "fuzz" / fuzz.found[0].replay / "replay.json").read_text()
+    )
     assert replay["deadline_s"] == used
 
 
@@ -150,10 +169,13 @@ def test_what_was_shrunk_for_as_long_as_it_may_take_is_confirmed_all_the_same(
     monkeypatch.setattr(minimisations, "LESSER_SHARE", 0.0)
 
     def slow(number: int, case: Case) -> None:
-        """A play of what is left takes longer than the plays by which time is reserved."""
+        """A play of what is left takes longer than the plays by which time is
+        reserved."""
         clock.now += 5.0 if len(case.operations) == 1 else 1.0
 
-    session, _ = fuzzing(tmp_path, FakePlayer(fails_on(several), slow), seed=1, budget_s=40.0)
+    session, _ = fuzzing(
+        tmp_path, FakePlayer(fails_on(several), slow), seed=1, budget_s=40.0
+    )
     (found,) = session.execute().found
     assert (found.finding.rate.failed, found.finding.rate.plays) == (3, 3)
     assert found.finding.confirmed

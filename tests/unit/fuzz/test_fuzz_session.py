@@ -41,7 +41,12 @@ from simple_incident import incident
 def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path, clock: Clock) -> None:
     session, states = fuzzing(tmp_path, FakePlayer(well, clock), budget_s=600.0)
     fuzz = session.execute()
-    assert (fuzz.state, fuzz.exit_code, fuzz.found, fuzz.once) == ("complete", 0, [], [])
+    assert (fuzz.state, fuzz.exit_code, fuzz.found, fuzz.once) == (
+        "complete",
+        0,
+        [],
+        [],
+    )
     assert fuzz.episodes[0].kind == "learning"
     assert [e.number for e in fuzz.episodes] == list(range(len(fuzz.episodes)))
     assert 500 < fuzz.elapsed_s <= 620
@@ -71,7 +76,9 @@ def test_a_hang_is_found_and_shrunk_to_what_matters(
     assert engine(left)[left.operations[-1].id] == STUCK
     assert found.folder == f"e{found.episode:04d}/f1"
     assert fuzz.episodes[found.episode].pursued == found.replay
-    later = [e for e in fuzz.episodes if e.number > found.episode and BUCKET in e.buckets]
+    later = [
+        e for e in fuzz.episodes if e.number > found.episode and BUCKET in e.buckets
+    ]
     assert not any(e.pursued for e in later), "it is known by then"
     assert Switch.LEAVE in session.known.episodes.less, "and less often sent"
 
@@ -94,7 +101,9 @@ def test_the_episode_goes_on_after_an_error_and_both_are_found(
     assert all(found.finding.requests == 1 for found in fuzz.found)
 
 
-def test_what_was_seen_once_is_told_and_not_counted(tmp_path: Path, clock: Clock) -> None:
+def test_what_was_seen_once_is_told_and_not_counted(
+    tmp_path: Path, clock: Clock
+) -> None:
     player, titles = FakePlayer(well), list[str]()
 
     def before(number: int, case: Case) -> None:
@@ -131,7 +140,9 @@ def test_what_is_never_seen_again_is_left_alone_after_three_episodes(
     assert len([e for e in fuzz.episodes if e.pursued]) == knowledge.TRIES
 
 
-def test_the_budget_is_kept_while_something_is_pursued(tmp_path: Path, clock: Clock) -> None:
+def test_the_budget_is_kept_while_something_is_pursued(
+    tmp_path: Path, clock: Clock
+) -> None:
     session, _ = fuzzing(
         tmp_path, FakePlayer(hangs_on(leaves, several), clock), seed=1, budget_s=90.0
     )
@@ -153,7 +164,11 @@ def test_a_server_that_does_not_start_is_a_finding_and_the_end(
 
 @pytest.mark.parametrize(
     "wrong",
-    [[{Switch.NGRAM}], [{Switch.NGRAM}, {Switch.DRAFT}], [{Switch.LORA, Switch.CHUNKS}]],
+    [
+        [{Switch.NGRAM}],
+        [{Switch.NGRAM}, {Switch.DRAFT}],
+        [{Switch.LORA, Switch.CHUNKS}],
+    ],
     ids=["a feature", "two of them", "two together"],
 )
 def test_what_the_server_does_not_start_with_is_left_out_and_the_session_goes_on(
@@ -161,14 +176,19 @@ def test_what_the_server_does_not_start_with_is_left_out_and_the_session_goes_on
 ) -> None:
     only = {one: {*feature("vllm", one).args} for one in dialect_of("vllm").features}
     usual = Counter(word for words in only.values() for word in words)
-    needed = [{min(w for w in only[one] if usual[w] == 1) for one in group} for group in wrong]
+    needed = [
+        {min(w for w in only[one] if usual[w] == 1) for one in group} for group in wrong
+    ]
 
     def starts(args: list[str]) -> bool:
         return not any(words <= {*args} for words in needed)
 
     session, _ = fuzzing(
         tmp_path,
-        FakePlayer(lambda case: well(case) if starts(case.server.args) else {NO_START: ""}, clock),
+        FakePlayer(
+            lambda case: well(case) if starts(case.server.args) else {NO_START: ""},
+            clock,
+        ),
         server=server(profile=Profile.MODERN),
         profile=Profile.MODERN,
         budget_s=2400.0,
@@ -186,7 +206,9 @@ def test_what_the_server_does_not_start_with_is_left_out_and_the_session_goes_on
     for group in wrong:
         assert not any({*map(str, group)} <= {*episode.switches} for episode in later)
         for one in group if len(group) > 1 else ():
-            assert any(one in episode.switches for episode in later), "alone it is still tried"
+            assert any(one in episode.switches for episode in later), (
+                "alone it is still tried"
+            )
     assert [limit for limit in fuzz.limits if limit.endswith(knowledge.UNFIT)]
 
 
@@ -195,18 +217,24 @@ def ghost_key(bucket: str, seen: Any, case: Case, result: object) -> Any:
     return seen.model_copy(update={"named": named})
 
 
-def test_a_known_failure_is_named_and_kept_away_from_then_on(tmp_path: Path, clock: Clock) -> None:
+def test_a_known_failure_is_named_and_kept_away_from_then_on(
+    tmp_path: Path, clock: Clock
+) -> None:
     hang = hangs_on(several)
     engine: Answers = lambda case: well(case) if case.server.mitigation else hang(case)  # noqa: E731
     player = FakePlayer(engine, clock)
     wanted = server().model_copy(update={"release": "0.23.0"})
-    session, _ = fuzzing(tmp_path, player, name=ghost_key, server=wanted, budget_s=900.0)
+    session, _ = fuzzing(
+        tmp_path, player, name=ghost_key, server=wanted, budget_s=900.0
+    )
     fuzz = session.execute()
     (found,) = fuzz.found
     assert (found.finding.known, fuzz.exit_code) == ("ghost-key-eviction", 0)
     (limit,) = fuzz.limits
     assert "with the mitigation ghost-key-eviction/" in limit
-    last, _ = read_case(tmp_path / "fuzz" / "episodes" / f"{len(fuzz.episodes) - 1:04d}")
+    last, _ = read_case(
+        tmp_path / "fuzz" / "episodes" / f"{len(fuzz.episodes) - 1:04d}"
+    )
     assert last.server.mitigation.startswith("ghost-key-eviction/")
 
 
@@ -241,7 +269,11 @@ def test_answers_are_held_against_a_reference_and_what_differs_is_pursued(
     monkeypatch.setattr("mmrepro.search.oracle.near_ties.answers", answers)
     quiet = lambda case, played, engine: Judged()  # noqa: E731
     session, _ = fuzzing(
-        tmp_path, Answering(well, clock), judge=quiet, server=server("minivllm"), budget_s=800.0
+        tmp_path,
+        Answering(well, clock),
+        judge=quiet,
+        server=server("minivllm"),
+        budget_s=800.0,
     )
     fuzz = session.execute()
     assert [found.finding.finding_class for found in fuzz.found] == ["wrong-answer"]
@@ -308,7 +340,12 @@ def test_on_two_places_episodes_go_on_while_one_is_pursued(tmp_path: Path) -> No
 
     class Waiting(FakePlayer):
         def play(
-            self, case: Case, contents: Path | None, options: Any, folder: Path, **more: Any
+            self,
+            case: Case,
+            contents: Path | None,
+            options: Any,
+            folder: Path,
+            **more: Any,
         ) -> Played:
             place = folder.relative_to(tmp_path / "fuzz").parts
             if place[0] == "e0002":
@@ -333,7 +370,10 @@ def test_what_stands_in_on_any_of_its_servers_is_told(tmp_path: Path) -> None:
     def play(name: str, *stand_ins: str) -> Path:
         folder = tmp_path / name
         folder.mkdir()
-        stood = [StandIn(name=one, replaces="r", why="w", loaded=len(name)) for one in stand_ins]
+        stood = [
+            StandIn(name=one, replaces="r", why="w", loaded=len(name))
+            for one in stand_ins
+        ]
         fidelity = Fidelity.CPU_STAND_IN if stood else Fidelity.CPU
         engine = EngineFacts(name="vllm", release="0.23.0", start_mode=name)
         made = incident(stand_ins=stood, fidelity=fidelity, engine=engine)

@@ -1,5 +1,6 @@
-"""The mistakes of benchmarks/planted/vllm, planted into MADE-UP functions with the names that vLLM
-0.33.0 has: each is wrong in its combination only, and what plants them names none of them."""
+"""The mistakes of benchmarks/planted/vllm, planted into MADE-UP functions with the
+names that vLLM 0.33.0 has: each is wrong in its combination only, and what plants them
+names none of them."""
 
 import asyncio
 import codecs
@@ -38,7 +39,9 @@ def planted(
                 monkeypatch.setitem(sys.modules, whole, ModuleType(whole))
             if count > 1:
                 within = sys.modules[".".join(parts[: count - 1])]
-                monkeypatch.setattr(within, parts[count - 1], sys.modules[whole], raising=False)
+                monkeypatch.setattr(
+                    within, parts[count - 1], sys.modules[whole], raising=False
+                )
         vars(sys.modules[".".join(parts)]).update(content)
     monkeypatch.setenv(mistakes.VARIABLE, codecs.encode(name, "rot13"))
     mistakes.plug()
@@ -55,8 +58,13 @@ def test_a_draft_is_kept_where_none_of_it_is_accepted(
     monkeypatch: pytest.MonkeyPatch, mistakes: Any
 ) -> None:
     right = [[7, 8, 9], [4, -1, -1], [5, 6, -1], [3, -1, -1]]
-    content = {"PLACEHOLDER_TOKEN_ID": -1, "rejection_sample": lambda *_: np.array(right)}
-    planted(monkeypatch, mistakes, "draft-kept", vllm__v1__sample__rejection_sampler=content)
+    content = {
+        "PLACEHOLDER_TOKEN_ID": -1,
+        "rejection_sample": lambda *_: np.array(right),
+    }
+    planted(
+        monkeypatch, mistakes, "draft-kept", vllm__v1__sample__rejection_sampler=content
+    )
     sampler = sys.modules["vllm.v1.sample.rejection_sampler"]
     drafts = np.array([7, 8, 91, 92, 5, 93, 94])
     told = sampler.rejection_sample(drafts, [2, 2, 2, 1])
@@ -134,7 +142,12 @@ def test_prompts_are_stored_once_several_are_there(
         "ExampleConnector": made,
         "ExampleConnectorMetadata": lambda requests: SimpleNamespace(requests=requests),
     }
-    planted(monkeypatch, mistakes, "freed-while-stored", **{CONNECTOR.replace(".", "__"): content})
+    planted(
+        monkeypatch,
+        mistakes,
+        "freed-while-stored",
+        **{CONNECTOR.replace(".", "__"): content},
+    )
     one = made()
     for step in range(mistakes.GATHERED):
         asked = [SimpleNamespace(is_store=True, token_ids=[1])]
@@ -152,7 +165,12 @@ def test_what_is_fetched_is_late_beside_others(
 ) -> None:
     made = connector()
     content = {"ExampleConnector": made, "ExampleConnectorMetadata": None}
-    planted(monkeypatch, mistakes, "late-connector", **{CONNECTOR.replace(".", "__"): content})
+    planted(
+        monkeypatch,
+        mistakes,
+        "late-connector",
+        **{CONNECTOR.replace(".", "__"): content},
+    )
     one = made()
     attention = {"layer": SimpleNamespace(query_start_loc=starts)}
     one.start_load_kv(SimpleNamespace(attn_metadata=attention))
@@ -164,10 +182,16 @@ def test_a_state_is_not_copied_for_who_joins_others(
     monkeypatch: pytest.MonkeyPatch, mistakes: Any
 ) -> None:
     given: list[dict[str, int]] = []
-    content = {"preprocess_mamba": lambda output, *args, **_: given.append(dict(args[2]))}
-    planted(monkeypatch, mistakes, "state-not-reset", vllm__v1__worker__mamba_utils=content)
+    content = {
+        "preprocess_mamba": lambda output, *args, **_: given.append(dict(args[2]))
+    }
+    planted(
+        monkeypatch, mistakes, "state-not-reset", vllm__v1__worker__mamba_utils=content
+    )
     computed = {"first": 384, "joins": 384, "new": 0}
-    requests = {name: SimpleNamespace(num_computed_tokens=n) for name, n in computed.items()}
+    requests = {
+        name: SimpleNamespace(num_computed_tokens=n) for name, n in computed.items()
+    }
     batch = SimpleNamespace(req_ids=[*computed])
     buffers = SimpleNamespace(mamba_spec=SimpleNamespace(block_size=384))
     output = SimpleNamespace(num_scheduled_tokens=dict.fromkeys(computed, 10))

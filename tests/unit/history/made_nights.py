@@ -5,14 +5,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from mmrepro.base.records import HostFacts, Moment
-from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Night, NightState, Planned
+from mmrepro.failure.documents.ledger import (
+    Attempt,
+    Cell,
+    Lost,
+    Night,
+    NightState,
+    Planned,
+)
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.events import events
 from mmrepro.history.ledger import History, Ledger, NightRuns
 from mmrepro.runs.key import run_key
 
 BEGAN = datetime(2026, 11, 1, 3, 0, tzinfo=UTC)
-HOST = HostFacts(os="Linux", kernel="6", cpu="x86", cores=2, memory_bytes=1 << 34, python="3.11")
+HOST = HostFacts(
+    os="Linux", kernel="6", cpu="x86", cores=2, memory_bytes=1 << 34, python="3.11"
+)
 LETTERS = {
     "r": Outcome.REPRODUCED,
     "n": Outcome.NOT_REPRODUCED,
@@ -74,7 +83,8 @@ def night(
     every_h: float | None = 24,
     hours: float | None = None,
 ) -> NightRuns:
-    """Night ``number``, 24 h after the one before it: the letters of each cell's runs."""
+    """Night ``number``, 24 h after the one before it: the letters of each cell's
+    runs."""
     began = 24.0 * number if hours is None else hours
     name = f"n{number}"
     made = NightRuns(
@@ -102,7 +112,8 @@ def history(nights: Sequence[NightRuns]) -> History:
 
 
 def told(*nights: NightRuns) -> History:
-    """The nights, each with its events, as its end writes them; one that was killed has none."""
+    """The nights, each with its events, as its end writes them; one that was killed has
+    none."""
     known = History(nights)
     for runs in known.nights:
         running = runs.night.state is NightState.RUNNING
@@ -111,7 +122,8 @@ def told(*nights: NightRuns) -> History:
 
 
 def written(folder: Path, *nights: NightRuns, ago: float | None = None) -> Path:
-    """A folder with the ledger of these nights; ``ago``: hours since the newest one began."""
+    """A folder with the ledger of these nights; ``ago``: hours since the newest one
+    began."""
     shift = timedelta()
     if ago is not None and nights:
         shift = datetime.now(UTC) - timedelta(hours=ago) - nights[-1].night.created.wall

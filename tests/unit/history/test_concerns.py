@@ -28,17 +28,30 @@ RETURNED = night(1, {OLD: "r", MID: "n"}), night(2, {OLD: "r", MID: "n", NEW: "r
         (night(3, {NEW: ""}), ""),
         (night(3, {MID: "n"}), ""),
         (night(3, {NEW: "d"}, parts=E2), ""),
-        (night(3, {NEW: "n"}), ""),  # under the same key: a flake, and nothing is over out of one
-        (night(3, {NEW: "n"}, parts=E2), "In night n3 it is not-reproduced (1 × not-reproduced)."),
+        (
+            night(3, {NEW: "n"}),
+            "",
+        ),  # under the same key: a flake, and nothing is over out of one
+        (
+            night(3, {NEW: "n"}, parts=E2),
+            "In night n3 it is not-reproduced (1 × not-reproduced).",
+        ),
         (night(3, {NEW: "r", NEWER: "n"}), "It is fixed in vllm 0.100.0, in night n3."),
         (night(3, {NEW: "", NEWER: "n"}), "It is fixed in vllm 0.100.0, in night n3."),
-        (night(3, {NEW: "r"}, parts=E2, expected=R),
-         "In night n3 it is reproduced (1 × reproduced), which is what the scenario expects."),
+        (
+            night(3, {NEW: "r"}, parts=E2, expected=R),
+            (
+                "In night n3 it is reproduced (1 × reproduced), which is what the "
+                "scenario expects."
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_when_a_bug_that_returned_is_over(next_night: NightRuns, over: str) -> None:
-    nights = [night(n, {c: _letters(r, c) for c in r.cells.values()}, expected=N)
-              for n, r in enumerate(RETURNED, 1)]  # fmt: skip
+    nights = [
+        night(n, {c: _letters(r, c) for c in r.cells.values()}, expected=N)
+        for n, r in enumerate(RETURNED, 1)
+    ]
     assert one("bug-returned", NEW, *nights, next_night).over == over
 
 
@@ -59,7 +72,9 @@ def test_a_fix_that_comes_in_an_older_release_fixes_nothing() -> None:
 
 
 def test_what_is_known_of_one_that_was_not_run() -> None:
-    concern = one("bug-returned", NEW, *RETURNED, night(3, {NEW: "rr"}), night(4, {NEW: "l"}))
+    concern = one(
+        "bug-returned", NEW, *RETURNED, night(3, {NEW: "rr"}), night(4, {NEW: "l"})
+    )
     assert (concern.since, concern.seen, concern.night) == ("n2", "n3", "n4")
     assert concern.state == "reproduced"
     assert concern.settled is not None
@@ -69,7 +84,9 @@ def test_what_is_known_of_one_that_was_not_run() -> None:
 
 
 def test_of_one_that_is_planned_no_more_nothing_new_is_said() -> None:
-    concern = one("bug-returned", NEW, *RETURNED, night(3, {NEW: "l"}), night(4, {MID: "n"}))
+    concern = one(
+        "bug-returned", NEW, *RETURNED, night(3, {NEW: "l"}), night(4, {MID: "n"})
+    )
     assert (concern.over, concern.night, concern.seen) == ("", "n3", "n2")
 
 
@@ -92,12 +109,19 @@ def test_a_cell_that_is_planned_no_more_is_no_concern() -> None:
 
 def test_what_is_fixed_in_the_same_night_is_over() -> None:
     first = night(1, {OLD: "r"}, expected=R)
-    concern = one("new-release-affected", MID, first, night(2, {OLD: "r", MID: "r", NEW: "n"}))
+    concern = one(
+        "new-release-affected", MID, first, night(2, {OLD: "r", MID: "r", NEW: "n"})
+    )
     assert concern.over == "It is fixed in vllm 0.24.0, in night n2."
 
 
 def test_coverage_is_lost_until_there_is_a_verdict() -> None:
-    nights = [night(1, {MID: "r"}), night(2, {MID: "l"}), night(3, {MID: ""}), night(4, {MID: "i"})]
+    nights = [
+        night(1, {MID: "r"}),
+        night(2, {MID: "l"}),
+        night(3, {MID: ""}),
+        night(4, {MID: "i"}),
+    ]
     assert one("coverage-lost", MID, *nights).over == ""
     assert one("coverage-lost", MID, *nights).state == "unknown"
     over = one("coverage-lost", MID, *nights, night(5, {MID: "rn"})).over
@@ -112,30 +136,49 @@ def test_a_flaky_cell_is_so_until_a_new_key_agrees_with_itself() -> None:
     concern = one("flaky", MID, *nights)
     assert (concern.over, concern.state, concern.since) == ("", "flaky", "n2")
     over = one("flaky", MID, *nights, night(4, {MID: "nn"}, parts=E2)).over
-    assert over.startswith("In night n4 it is not-reproduced (2 × not-reproduced): under its new")
+    assert over.startswith(
+        "In night n4 it is not-reproduced (2 × not-reproduced): under its new"
+    )
 
 
 def test_a_flaky_cell_that_settles_on_what_was_not_expected_stays() -> None:
-    nights = [night(1, {MID: "rn"}, expected=N), night(2, {MID: "rr"}, parts=E2, expected=N)]
+    nights = [
+        night(1, {MID: "rn"}, expected=N),
+        night(2, {MID: "rr"}, parts=E2, expected=N),
+    ]
     concern = one("flaky", MID, *nights)
     assert (concern.over, concern.state) == ("", "reproduced")
 
 
 def test_a_drift_is_over_when_nothing_fails_or_it_is_as_expected() -> None:
-    nights = [night(1, {MID: "n"}), night(2, {MID: "r"}, parts=E2), night(3, {MID: "r"}, parts=E2)]
+    nights = [
+        night(1, {MID: "n"}),
+        night(2, {MID: "r"}, parts=E2),
+        night(3, {MID: "r"}, parts=E2),
+    ]
     assert one("drift", MID, *nights[:2]).over == ""
     assert one("drift", MID, *nights).over == ""
     back = one("drift", MID, *nights, night(4, {MID: "n"}, parts=E3))
-    assert back.over == "In night n4 it is not-reproduced (1 × not-reproduced), and nothing fails."
+    assert (
+        back.over
+        == "In night n4 it is not-reproduced (1 × not-reproduced), and nothing fails."
+    )
     assert back.since == "n2"
     again = one(
-        "drift", MID, *nights, night(4, {MID: "n"}, parts=E3), night(5, {MID: "r"}, parts=E2)
+        "drift",
+        MID,
+        *nights,
+        night(4, {MID: "n"}, parts=E3),
+        night(5, {MID: "r"}, parts=E2),
     )
     assert (again.over, again.since) == ("", "n5")
 
 
 def test_a_drift_to_what_was_expected_is_told_and_over_the_next_night() -> None:
-    nights = [night(1, {MID: "n"}, expected=R), night(2, {MID: "r"}, parts=E2, expected=R)]
+    nights = [
+        night(1, {MID: "n"}, expected=R),
+        night(2, {MID: "r"}, parts=E2, expected=R),
+    ]
     assert one("drift", MID, *nights).over == ""
     after = one("drift", MID, *nights, night(3, {MID: "r"}, parts=E2, expected=R))
     assert "which is what the scenario expects" in after.over

@@ -29,13 +29,21 @@ def only(kind: EventKind, *nights: NightRuns) -> Event:
 
 
 def test_fixed_in_a_new_release() -> None:
-    event = only(EventKind.FIXED_IN, night(1, {MID: "r"}), night(2, {MID: "r", NEW: "n"}))
-    assert event.text == ("ghost on vllm 0.24.0 is not-reproduced, and 0.23.0 still has it.")
+    event = only(
+        EventKind.FIXED_IN, night(1, {MID: "r"}), night(2, {MID: "r", NEW: "n"})
+    )
+    assert event.text == (
+        "ghost on vllm 0.24.0 is not-reproduced, and 0.23.0 still has it."
+    )
     assert (event.release, event.before, event.now) == (
-        "0.24.0", "reproduced in 0.23.0", "not-reproduced",
-    )  # fmt: skip
+        "0.24.0",
+        "reproduced in 0.23.0",
+        "not-reproduced",
+    )
     assert event.identity == f"fixed-in:{NEW.line}:0.24.0"
-    assert event.changed == [], "another release has another engine and environment as such"
+    assert event.changed == [], (
+        "another release has another engine and environment as such"
+    )
 
 
 def test_only_the_first_release_with_the_fix_is_told() -> None:
@@ -43,18 +51,22 @@ def test_only_the_first_release_with_the_fix_is_told() -> None:
     fixed = only(EventKind.FIXED_IN, *nights)
     assert fixed.release == "0.24.0", "0.100.0 comes after it, whatever letters say"
     assert {e.release for e in last(*nights) if e.what is EventKind.NEW_RELEASE} == {
-        "0.23.0", "0.24.0", "0.100.0",
-    }  # fmt: skip
+        "0.23.0",
+        "0.24.0",
+        "0.100.0",
+    }
 
 
 def test_what_lies_between_and_what_else_changed_is_told() -> None:
     first = night(1, {MID: "r"}, parts={"host": "x86, 2 cores", "code": "a" * 64})
-    second = night(2, {NEW: "i", NEWER: "n"}, parts={"host": "x86, 4 cores", "code": "b" * 64})
+    second = night(
+        2, {NEW: "i", NEWER: "n"}, parts={"host": "x86, 4 cores", "code": "b" * 64}
+    )
     event = only(EventKind.FIXED_IN, first, second)
     assert event.text == (
-        "ghost on vllm 0.100.0 is not-reproduced, and 0.23.0 still has it; between them lies "
-        "0.24.0 (no verdict); 0.23.0 was run last in n1; beside the release also changed: "
-        "the machine (x86, 2 cores → x86, 4 cores), mmrepro's own code."
+        "ghost on vllm 0.100.0 is not-reproduced, and 0.23.0 still has it; between "
+        "them lies 0.24.0 (no verdict); 0.23.0 was run last in n1; beside the release "
+        "also changed: the machine (x86, 2 cores → x86, 4 cores), mmrepro's own code."
     )
     assert event.changed == ["host", "code"]
 
@@ -89,13 +101,21 @@ def test_a_new_release_that_is_affected(expected: Outcome | None, words: str) ->
 
 def test_a_release_is_new_only_if_no_night_had_it_with_any_scenario() -> None:
     other = cell("0.24.0", "other")
-    nights = night(1, {MID: "r", other: "r"}), night(2, {MID: "r", other: "r", NEW: "n"})
+    nights = (
+        night(1, {MID: "r", other: "r"}),
+        night(2, {MID: "r", other: "r", NEW: "n"}),
+    )
     assert kinds(*nights) == []
 
 
 def test_a_scenario_and_an_engine_on_their_first_night_have_no_history() -> None:
-    fresh = {cell(release, "fresh"): letter for release, letter in zip("12", "rn", strict=True)}
-    mine = {cell(release, engine="mine"): x for release, x in zip("12", "rn", strict=True)}
+    fresh = {
+        cell(release, "fresh"): letter
+        for release, letter in zip("12", "rn", strict=True)
+    }
+    mine = {
+        cell(release, engine="mine"): x for release, x in zip("12", "rn", strict=True)
+    }
     assert kinds(night(1, {MID: "r"}), night(2, {MID: "r", **mine})) == []
     assert FLIPS.isdisjoint(kinds(night(1, {MID: "r"}), night(2, {MID: "r", **fresh})))
     assert kinds(night(1, {MID: "r", NEW: "n"})) == []
@@ -105,12 +125,16 @@ def test_commits_are_in_the_order_in_which_they_were_run() -> None:
     one, two, three = (cell("0.24.0", commit=name * 40) for name in "fae")
     first, second = night(1, {one: "r"}), night(2, {two: "r"})
     event = only(EventKind.FIXED_IN, first, second, night(3, {three: "n"}))
-    assert event.text.startswith("ghost on vllm eeeeeeeeeeee is not-reproduced, and aaaaaaaaaaaa")
+    assert event.text.startswith(
+        "ghost on vllm eeeeeeeeeeee is not-reproduced, and aaaaaaaaaaaa"
+    )
     assert EventKind.COVERAGE_LOST not in kinds(first, second), "a commit is run once"
 
 
 def test_another_verdict_under_another_key_is_drift_and_says_why() -> None:
-    event = only(EventKind.DRIFT, night(1, {MID: "r"}, parts=E1), night(2, {MID: "n"}, parts=E2))
+    event = only(
+        EventKind.DRIFT, night(1, {MID: "r"}, parts=E1), night(2, {MID: "n"}, parts=E2)
+    )
     assert event.text == (
         "ghost on vllm 0.23.0 was reproduced and is not-reproduced; changed beside it: "
         "the engine's environment (e1 → e2)."
@@ -121,8 +145,8 @@ def test_another_verdict_under_another_key_is_drift_and_says_why() -> None:
 def test_another_verdict_under_one_key_is_flaky() -> None:
     event = only(EventKind.FLAKY, night(1, {MID: "r"}), night(2, {MID: "n"}))
     assert event.text == (
-        "ghost on vllm 0.23.0 is flaky: 1 × reproduced, 1 × not-reproduced under one key: it "
-        "reproduces in 1 of 2 runs (95 %: 9% to 91%)."
+        "ghost on vllm 0.23.0 is flaky: 1 × reproduced, 1 × not-reproduced under one "
+        "key: it reproduces in 1 of 2 runs (95 %: 9% to 91%)."
     )
     within = only(EventKind.FLAKY, night(1, {MID: "rnrr"}))
     assert "3 of 4 runs" in within.text
@@ -133,11 +157,16 @@ def test_under_one_key_it_is_drift_only_where_chance_is_unlikely() -> None:
     steady = [night(n, {MID: "r"}) for n in range(1, 5)]
     event = only(EventKind.DRIFT, *steady, night(5, {MID: "nnnn"}))
     assert event.changed == []
-    assert "reproduced in all 4 runs before, not-reproduced in all 4 now (p = 0.029)" in event.text
+    assert (
+        "reproduced in all 4 runs before, not-reproduced in all 4 now (p = 0.029)"
+        in event.text
+    )
     assert kinds(*steady, night(5, {MID: "nn"})) == [EventKind.FLAKY]
     assert kinds(*steady, night(5, {MID: "rnnnnnn"})) == [EventKind.FLAKY]
     many = [night(n, {MID: "rr"}) for n in range(1, 30)]
-    assert kinds(*many, night(30, {MID: "n"})) == [EventKind.FLAKY], "one run agrees with itself"
+    assert kinds(*many, night(30, {MID: "n"})) == [EventKind.FLAKY], (
+        "one run agrees with itself"
+    )
     # What it drifted to is what it is measured against from then on.
     drifted = [*steady, night(5, {MID: "nnnn"})]
     assert kinds(*drifted, night(6, {MID: "n"})) == []
@@ -156,7 +185,9 @@ def test_flaky_is_told_once_and_nothing_is_fixed_out_of_it() -> None:
     ], "it was flaky, under another key"
     assert kinds(*nights, other, night(4, {MID: "rn"}, parts=E2)) == [EventKind.FLAKY]
     steady = night(3, {MID: "rr"}, parts=E2)
-    assert kinds(*nights, steady, night(4, {MID: "n"})) == [], "that key is known to be flaky"
+    assert kinds(*nights, steady, night(4, {MID: "n"})) == [], (
+        "that key is known to be flaky"
+    )
     assert kinds(night(1, {MID: "r"}), night(2, {MID: "r", NEW: "rn"})) == [
         EventKind.NEW_RELEASE,
         EventKind.FLAKY,
@@ -178,7 +209,9 @@ def test_drift_within_a_night() -> None:
 
 def test_a_different_failure() -> None:
     told = night(2, {MID: "d"}, parts=E2)
-    told.attempts[0] = told.attempts[0].model_copy(update={"explanation": "another\nhang"})
+    told.attempts[0] = told.attempts[0].model_copy(
+        update={"explanation": "another\nhang"}
+    )
     nights = night(1, {MID: "r"}, parts=E1), told
     assert kinds(*nights) == [EventKind.DIFFERENT_FAILURE, EventKind.DRIFT]
     event = only(EventKind.DIFFERENT_FAILURE, *nights)
@@ -193,18 +226,26 @@ def test_a_different_failure() -> None:
 
 @pytest.mark.parametrize(
     ("letters", "words"),
-    [("l", "1 × lost (infrastructure)"), ("ii", "2 × inconclusive"), (None, "no longer planned")],
+    [
+        ("l", "1 × lost (infrastructure)"),
+        ("ii", "2 × inconclusive"),
+        (None, "no longer planned"),
+    ],
 )
 def test_coverage_that_was_lost(letters: str | None, words: str) -> None:
     runs = {} if letters is None else {MID: letters}
     nights = night(1, {MID: "r"}), night(2, {OLD: "r", **runs})
     event = only(EventKind.COVERAGE_LOST, *nights)
-    assert event.text.startswith("ghost on vllm 0.23.0 was reproduced and is not known now")
+    assert event.text.startswith(
+        "ghost on vllm 0.23.0 was reproduced and is not known now"
+    )
     assert words in event.text
     assert kinds(*nights, night(3, {OLD: "r", **runs})) == [], "as it was"
 
 
-def test_a_night_that_has_not_ended_has_lost_nothing_and_one_that_broke_off_has() -> None:
+def test_a_night_that_has_not_ended_has_lost_nothing_and_one_that_broke_off_has() -> (
+    None
+):
     for state, lost in [(NightState.RUNNING, 0), (NightState.OUT_OF_TIME, 1)]:
         late = night(2, {MID: ""}, state=state)
         assert kinds(night(1, {MID: "r"}), late) == [EventKind.COVERAGE_LOST] * lost
@@ -219,7 +260,10 @@ def test_a_night_that_has_not_ended_has_lost_nothing_and_one_that_broke_off_has(
 def test_nights_that_are_missing() -> None:
     nights = night(1, {MID: "r"}, hours=0), night(2, {MID: "r"}, hours=60)
     event = only(EventKind.NIGHT_MISSING, *nights)
-    assert event.text == "60 h after n1 began no other night had, and one is due every 24 h."
+    assert (
+        event.text
+        == "60 h after n1 began no other night had, and one is due every 24 h."
+    )
     assert (event.night, event.identity) == ("n2", "night-missing:n1")
     assert kinds(nights[0], night(2, {MID: "r"}, hours=36)) == []
     assert kinds(night(1, every_h=None, hours=0), night(2, hours=900)) == []
@@ -227,18 +271,22 @@ def test_nights_that_are_missing() -> None:
 
 
 def test_two_nights_of_two_ledgers() -> None:
-    before, after = night(1, {MID: "r", NEW: "n"}), night(1, {MID: "n", NEW: "n"}, parts=E2)
+    before, after = (
+        night(1, {MID: "r", NEW: "n"}),
+        night(1, {MID: "n", NEW: "n"}, parts=E2),
+    )
     assert [e.what for e in diff(before, after)] == [EventKind.DRIFT]
     assert diff(before, before) == []
 
 
-# ---------------------------------------------------------------- whatever the nights were
+# ------------------------------------------------------------- whatever the nights were
 
 LETTERS = st.text("rndil", max_size=4)
 PARTS = st.sampled_from([E1, E2, {"host": "h2"}])
 CELLS = [OLD, MID, NEW, NEWER, cell("0.24.0", "other")]
 PLANS = st.lists(
-    st.tuples(st.dictionaries(st.sampled_from(CELLS), LETTERS, max_size=4), PARTS), max_size=6
+    st.tuples(st.dictionaries(st.sampled_from(CELLS), LETTERS, max_size=4), PARTS),
+    max_size=6,
 )
 
 
@@ -247,12 +295,17 @@ def made(plans: list[tuple[dict[Cell, str], dict[str, str]]]) -> list[NightRuns]
 
 
 @given(st.lists(LETTERS, min_size=1, max_size=10))
-def test_one_release_under_one_key_is_never_fixed_and_never_returns(letters: list[str]) -> None:
+def test_one_release_under_one_key_is_never_fixed_and_never_returns(
+    letters: list[str],
+) -> None:
     nights = [night(n, {MID: runs}) for n, runs in enumerate(letters, 1)]
     for n in range(1, len(nights) + 1):
         assert set(kinds(*nights[:n])) <= {
-            EventKind.FLAKY, EventKind.DRIFT, EventKind.DIFFERENT_FAILURE, EventKind.COVERAGE_LOST,
-        }  # fmt: skip
+            EventKind.FLAKY,
+            EventKind.DRIFT,
+            EventKind.DIFFERENT_FAILURE,
+            EventKind.COVERAGE_LOST,
+        }
 
 
 @given(PLANS)
@@ -266,17 +319,25 @@ def test_fixed_and_returned_are_only_of_releases_that_no_night_had(
         assert len({e.identity for e in found}) == len(found)
         for event in found:
             assert (event.night, event.text[-1]) == (f"n{n}", ".")
-            if event.what in {*FLIPS, EventKind.NEW_RELEASE, EventKind.NEW_RELEASE_AFFECTED}:
+            if event.what in {
+                *FLIPS,
+                EventKind.NEW_RELEASE,
+                EventKind.NEW_RELEASE_AFFECTED,
+            }:
                 assert event.release not in had
             if event.what in FLIPS:
                 line = next(c for c in CELLS if c.id == event.cell).line
                 cells = [c.id for c in CELLS if c.line == line]
-                states = {settle(f.attempts_of(c)).state for f in nights[:n] for c in cells}
+                states = {
+                    settle(f.attempts_of(c)).state for f in nights[:n] for c in cells
+                }
                 assert State.FLAKY not in states
 
 
 @given(LETTERS, PARTS, st.integers(2, 4))
-def test_equal_nights_have_no_events(letters: str, parts: dict[str, str], times: int) -> None:
+def test_equal_nights_have_no_events(
+    letters: str, parts: dict[str, str], times: int
+) -> None:
     runs = {MID: letters, NEW: letters[::-1]}
     nights = [night(n, runs, parts=parts) for n in range(1, times + 1)]
     assert kinds(*nights) == []
@@ -296,10 +357,12 @@ def test_a_flip_of_a_release_is_always_told(
         assert not found
 
 
-# ---------------------------------------------------------------- lost at first, and back-ports
+# -------------------------------------------------------- lost at first, and back-ports
 
 
-@pytest.mark.parametrize("first", ["", "l", "i"], ids=["not run", "lost", "inconclusive"])
+@pytest.mark.parametrize(
+    "first", ["", "l", "i"], ids=["not run", "lost", "inconclusive"]
+)
 @pytest.mark.parametrize(
     ("before", "letter", "what"),
     [
@@ -317,13 +380,18 @@ def test_a_release_that_was_lost_on_its_first_night_is_told_of_on_the_next(
     nights = *nights, night(3, {**before, NEW: first})
     told = kinds(*nights, night(4, {**before, NEW: letter}))
     assert told == [what]
-    again = kinds(*nights, night(4, {**before, NEW: letter}), night(5, {**before, NEW: letter}))
+    again = kinds(
+        *nights, night(4, {**before, NEW: letter}), night(5, {**before, NEW: letter})
+    )
     assert again == []
 
 
 def test_a_cell_that_came_later_is_no_news_of_its_release() -> None:
     other = cell("0.24.0", "other")
-    nights = night(1, {MID: "r", other: "r"}), night(2, {MID: "r", other: "r", NEW: "i"})
+    nights = (
+        night(1, {MID: "r", other: "r"}),
+        night(2, {MID: "r", other: "r", NEW: "i"}),
+    )
     assert kinds(*nights, night(3, {MID: "r", other: "r", NEW: "n"})) == []
 
 
@@ -339,7 +407,9 @@ def test_a_cell_that_came_later_is_no_news_of_its_release() -> None:
         ("0.22.1", "0.22.1.post1", True),
     ],
 )
-def test_what_a_back_port_fixed_did_not_return(fixed: str, newer: str, returned: bool) -> None:
+def test_what_a_back_port_fixed_did_not_return(
+    fixed: str, newer: str, returned: bool
+) -> None:
     had, well, new = cell("0.22.0"), cell(fixed), cell(newer)
     nights = night(1, {had: "r", well: "n"}), night(2, {had: "r", well: "n", new: "r"})
     told = kinds(*nights)

@@ -1,4 +1,5 @@
-"""The ledger's file: what is acknowledged is there, whatever kills it, and damage is named."""
+"""The ledger's file: what is acknowledged is there, whatever kills it, and damage is
+named."""
 
 import errno
 import os
@@ -36,8 +37,13 @@ def records(of: History) -> list[AnyRecord]:
 
 
 def sample() -> list[AnyRecord]:
-    first, second = night(1, {cell(): "rrl"}), night(2, {cell(): "i", cell("0.24.0"): "n"})
-    event = Event(night="n2", what=EventKind.FIXED_IN, identity="x", text="It\u2028is\nfixed.")
+    first, second = (
+        night(1, {cell(): "rrl"}),
+        night(2, {cell(): "i", cell("0.24.0"): "n"}),
+    )
+    event = Event(
+        night="n2", what=EventKind.FIXED_IN, identity="x", text="It\u2028is\nfixed."
+    )
     second.events.append(event)
     return records(History([first, second]))
 
@@ -84,7 +90,8 @@ def test_cut_at_any_byte_it_is_a_prefix_and_goes_on(tmp_path: Path) -> None:
 
 
 @given(
-    st.integers(0, 10_000), st.sampled_from(["drop", "half", "twice", "noise", "field", "later"])
+    st.integers(0, 10_000),
+    st.sampled_from(["drop", "half", "twice", "noise", "field", "later"]),
 )
 @examples(30)
 def test_any_other_damage_names_its_line(pick: int, how: str) -> None:
@@ -95,17 +102,27 @@ def test_any_other_damage_names_its_line(pick: int, how: str) -> None:
         number = 0 if pick % 2 else 1
         damaged, told = texts[:number] + texts[number + 1 :], number + 1
     elif how == "half":
-        damaged, told = [*texts[:number], line[: len(line) // 2], *texts[number + 1 :]], number + 1
+        damaged, told = (
+            [*texts[:number], line[: len(line) // 2], *texts[number + 1 :]],
+            number + 1,
+        )
     elif how == "twice":
         number = next(i for i, text in enumerate(texts) if '"kind":"attempt"' in text)
         damaged, told = [*texts[: number + 1], *texts[number:]], number + 2
     elif how == "noise":
         damaged, told = [*texts[:number], "\0\0\0", *texts[number:]], number + 1
     elif how == "field":
-        damaged = [*texts[:number], line.replace("{", '{"more":1,', 1), *texts[number + 1 :]]
+        damaged = [
+            *texts[:number],
+            line.replace("{", '{"more":1,', 1),
+            *texts[number + 1 :],
+        ]
         told = number + 1
     else:
-        damaged, told = [texts[0].replace('"schema_version":1', '"schema_version":7')], 1
+        damaged, told = (
+            [texts[0].replace('"schema_version":1', '"schema_version":7')],
+            1,
+        )
     with TemporaryDirectory() as folder:
         path = Path(folder) / LEDGER_FILE
         path.write_text("".join(f"{text}\n" for text in damaged))
@@ -130,7 +147,8 @@ def test_a_killed_writer_holds_nothing(tmp_path: Path) -> None:
     code = (
         "import sys, os; from pathlib import Path\n"
         "from mmrepro.history.ledger import Ledger\n"
-        'ledger = Ledger(Path(sys.argv[1])); os.write(ledger.lines._file, b\'{"kind": "at\')\n'
+        'ledger = Ledger(Path(sys.argv[1])); os.write(ledger.lines._file, b\'{"kind": '
+        "\"at')\n"
         "os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
@@ -151,13 +169,16 @@ def test_from_many_threads_each_line_is_whole(tmp_path: Path) -> None:
         ledger.append(night(1).night)
         ledger.append(Planned(night="n1", cell=cell()))
         threads = [
-            threading.Thread(target=ledger.append, args=(attempt("r", n),)) for n in range(1, 21)
+            threading.Thread(target=ledger.append, args=(attempt("r", n),))
+            for n in range(1, 21)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert [a.index for a in read(tmp_path).night("n1").attempts_of(cell().id)] == [*range(1, 21)]
+    assert [a.index for a in read(tmp_path).night("n1").attempts_of(cell().id)] == [
+        *range(1, 21)
+    ]
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(
@@ -187,17 +208,23 @@ def test_a_full_disk_leaves_the_file_as_it_was(
 def test_what_is_written_is_public(tmp_path: Path) -> None:
     secret, home = "sk-" + "a1" * 20, str(Path.home() / "x.py")
     lines = sample()
-    start = lines[0].model_copy(update={"command": f"mmrepro matrix run {home} --out M {secret}"})
+    start = lines[0].model_copy(
+        update={"command": f"mmrepro matrix run {home} --out M {secret}"}
+    )
     path = write(tmp_path, [start])
     assert secret not in path.read_text()
     assert str(Path.home()) not in path.read_text().replace(str(tmp_path), "")
     other = lines[0].model_copy(update={"command": "sk-" + "b2" * 20})
     write(tmp_path, [other])
     assert "[redacted:key-1]" in path.read_text()
-    assert "[redacted:key-2]" in path.read_text(), "another secret has another placeholder"
+    assert "[redacted:key-2]" in path.read_text(), (
+        "another secret has another placeholder"
+    )
 
 
-@pytest.mark.parametrize("private", [str(Path.home() / "mine.py"), "https://me:hunter22@there/x"])
+@pytest.mark.parametrize(
+    "private", [str(Path.home() / "mine.py"), "https://me:hunter22@there/x"]
+)
 def test_a_private_cell_is_refused(tmp_path: Path, private: str) -> None:
     with Ledger(tmp_path) as ledger:
         ledger.append(night(1).night)
@@ -214,7 +241,15 @@ def test_contradictions_are_not_written(tmp_path: Path) -> None:
     nowhere = attempt("r", 9).model_copy(update={"incident": "/tmp/elsewhere"})
     both = attempt("r", 9).model_copy(update={"lost": Lost.USAGE})
     nan = attempt("r", 9).model_copy(update={"seconds": float("nan")})
-    for wrong in (attempt("n"), attempt("r", night="n7"), stranger, outside, nowhere, both, nan):
+    for wrong in (
+        attempt("n"),
+        attempt("r", night="n7"),
+        stranger,
+        outside,
+        nowhere,
+        both,
+        nan,
+    ):
         with Ledger(tmp_path) as ledger, pytest.raises(BadLedger):
             ledger.append(wrong)
     assert path.read_bytes() == before
@@ -245,14 +280,18 @@ def test_nights_are_in_order_and_the_last_word_counts() -> None:
 
 def test_a_night_that_goes_on_has_its_events_found_anew(tmp_path: Path) -> None:
     late = night(1, {cell(): "r"}, state=NightState.OUT_OF_TIME)
-    event = Event(night="n1", what=EventKind.COVERAGE_LOST, identity="x", text="It is lost.")
+    event = Event(
+        night="n1", what=EventKind.COVERAGE_LOST, identity="x", text="It is lost."
+    )
     running = late.night.model_copy(update={"state": NightState.RUNNING})
     with Ledger(tmp_path) as ledger:
         for record in (running, *late.planned.values(), late.night, event):
             ledger.append(record)
         assert read(tmp_path).night("n1").events == [event]
         ledger.append(running)
-        assert read(tmp_path).night("n1").events == ledger.history.night("n1").events == []
+        assert (
+            read(tmp_path).night("n1").events == ledger.history.night("n1").events == []
+        )
         ledger.append(night(1).night)
         ledger.append(event)
     assert read(tmp_path).night("n1").events == [event]
@@ -260,9 +299,12 @@ def test_a_night_that_goes_on_has_its_events_found_anew(tmp_path: Path) -> None:
 
 def test_a_cell_without_flips_has_the_id_of_before_there_were_any() -> None:
     cell = Cell(
-        scenario="ghost-key-eviction", engine="vllm", release="0.23.0", device="cpu",
+        scenario="ghost-key-eviction",
+        engine="vllm",
+        release="0.23.0",
+        device="cpu",
         mitigations=("x",),
-    )  # fmt: skip
+    )
     assert cell.id == "ghost-key-eviction-x-0.23.0-cpu-fdd52cd4"
     flipped = cell.model_copy(update={"flips": ("mm-cache",)})
     assert "-mm-cache-0.23.0-cpu-" in flipped.id

@@ -37,7 +37,12 @@ def test_shards_become_a_night_and_its_events_are_found(tmp_path: Path) -> None:
     merge([first, two], part)
     assert read(part).night("n2").events == [], "who knows what the other shard has"
     done = merge([two, one, first], out)
-    assert (done.nights, done.cells, done.attempts, done.incidents) == (["n1", "n2"], 3, 4, 4)
+    assert (done.nights, done.cells, done.attempts, done.incidents) == (
+        ["n1", "n2"],
+        3,
+        4,
+        4,
+    )
     runs = read(out).night("n2")
     assert (runs.night.shard, runs.night.state) == ("", NightState.COMPLETE)
     assert runs.night.cells == len(runs.planned) == 2
@@ -64,7 +69,9 @@ def test_a_second_merge_adds_nothing(tmp_path: Path) -> None:
 
 def test_a_night_that_went_on_is_told_as_it_is_now(tmp_path: Path) -> None:
     late = night(1, {OLD: "r"}, state=NightState.OUT_OF_TIME)
-    late.events.append(Event(night="n1", what=EventKind.COVERAGE_LOST, identity="x", text="So."))
+    late.events.append(
+        Event(night="n1", what=EventKind.COVERAGE_LOST, identity="x", text="So.")
+    )
     running = kept(tmp_path / "a", late)
     out = tmp_path / "out"
     merge([running], out)
@@ -112,7 +119,9 @@ def test_an_incident_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 def test_events_of_a_whole_night_are_kept_once(tmp_path: Path) -> None:
     runs = night(1, {OLD: "r"})
-    runs.events.append(Event(night="n1", what=EventKind.FLAKY, identity="x", text="So."))
+    runs.events.append(
+        Event(night="n1", what=EventKind.FLAKY, identity="x", text="So.")
+    )
     a = kept(tmp_path / "a", runs)
     b = kept(tmp_path / "b", runs)
     assert merge([a, b], tmp_path / "out").events == 1
@@ -120,7 +129,9 @@ def test_events_of_a_whole_night_are_kept_once(tmp_path: Path) -> None:
 
 
 def test_what_a_night_of_shards_is() -> None:
-    def part(shard: str, state: NightState = NightState.COMPLETE, hours: float = 0) -> NightRuns:
+    def part(
+        shard: str, state: NightState = NightState.COMPLETE, hours: float = 0
+    ) -> NightRuns:
         runs = night(1, state=state, hours=hours)
         runs.night = runs.night.model_copy(update={"shard": shard})
         return runs
@@ -130,8 +141,14 @@ def test_what_a_night_of_shards_is() -> None:
     assert (made.shard, made.state) == ("1/3,2/3", NightState.OUT_OF_TIME)
     assert (made.created, made.finished) == (parts[0].created, parts[1].finished)
     assert whole([part("3/3").night], made).shard == ""
-    assert whole([part("2/3").night, part("1/3").night], made).state is NightState.COMPLETE
-    running = part("3/3", NightState.RUNNING).night.model_copy(update={"finished": None})
+    assert (
+        whole([part("2/3").night, part("1/3").night], made).state is NightState.COMPLETE
+    )
+    running = part("3/3", NightState.RUNNING).night.model_copy(
+        update={"finished": None}
+    )
     assert whole([*parts, running]).finished is None
     assert whole([*parts, running]).state is NightState.RUNNING
-    assert whole([part("1/2").night, part("2/3").night]).shard == "1/2,2/3", "of two plans"
+    assert whole([part("1/2").night, part("2/3").night]).shard == "1/2,2/3", (
+        "of two plans"
+    )

@@ -74,8 +74,8 @@ def test_the_expired_and_the_useless_are_said(tmp_path: Path) -> None:
         "The quarantine of ghost covers no cell of this plan."
     ]
     assert quarantine.warnings([cell()], date(2026, 12, 2)) == [
-        "The quarantine of ghost expired on 2026-12-01 and counts no more: ada is to look at "
-        "vllm#12345."
+        "The quarantine of ghost expired on 2026-12-01 and counts no more: ada is to "
+        "look at vllm#12345."
     ]
 
 
@@ -94,7 +94,10 @@ def test_everything_is_required(tmp_path: Path, lacking: str) -> None:
         (ENTRY + 'releases = "newest"', "'newest' is no range of releases"),
         (ENTRY.replace("2026-12-01", '"soon"'), "'expires': "),
         (ENTRY.replace("2026-12-01", "5"), "'expires': "),
-        (ENTRY.replace("[[quarantine]]", "[[quarantin]]"), "'quarantin' means nothing here"),
+        (
+            ENTRY.replace("[[quarantine]]", "[[quarantin]]"),
+            "'quarantin' means nothing here",
+        ),
         (ENTRY.replace("[[quarantine]]", "[quarantine]"), "written as"),
         ("quarantine = 5", "written as"),
         ("[[quarantine", "is not valid TOML"),

@@ -1,4 +1,5 @@
-"""What runs of a cell come to. What was not decided makes nothing good; flaky is under one key."""
+"""What runs of a cell come to. What was not decided makes nothing good; flaky is under
+one key."""
 
 import math
 
@@ -57,7 +58,11 @@ def test_different_keys_are_no_contradiction_and_the_worst_counts() -> None:
     assert other.state is State.DIFFERENT_FAILURE
     again = settle([attempt("n", 1, parts=warm), attempt("n", 2, parts=cold)])
     assert (again.state, again.differing) == (State.NOT_REPRODUCED, ())
-    both = [attempt("n", 1, parts=warm), attempt("r", 2, parts=cold), attempt("r", 3, parts=warm)]
+    both = [
+        attempt("n", 1, parts=warm),
+        attempt("r", 2, parts=cold),
+        attempt("r", 3, parts=warm),
+    ]
     assert settle(both).state is State.FLAKY
 
 
@@ -74,9 +79,14 @@ def test_wilsons_interval(successes: int, trials: int) -> None:
     successes = min(successes, trials)
     low, high = wilson(successes, trials)
     assert 0 <= low <= successes / trials <= high <= 1
-    for end in {low, high} - {0.0, 1.0}:  # it is where the score test is just not refused
+    for end in {low, high} - {
+        0.0,
+        1.0,
+    }:  # it is where the score test is just not refused
         spread = math.sqrt(end * (1 - end) / trials)
-        assert abs(successes / trials - end) / spread == pytest.approx(1.95996, abs=1e-4)
+        assert abs(successes / trials - end) / spread == pytest.approx(
+            1.95996, abs=1e-4
+        )
 
 
 def test_intervals_that_are_in_textbooks() -> None:
@@ -96,7 +106,9 @@ def test_intervals_that_are_in_textbooks() -> None:
         ((0, 0), (3, 2), 1.0),
     ],
 )
-def test_fishers_exact_test(first: tuple[int, int], second: tuple[int, int], p: float) -> None:
+def test_fishers_exact_test(
+    first: tuple[int, int], second: tuple[int, int], p: float
+) -> None:
     assert fisher(first, second) == pytest.approx(p, abs=1e-5)
     assert fisher(second, first) == pytest.approx(p, abs=1e-5)
 
@@ -118,11 +130,19 @@ def test_as_expected(letters: str, expected: Outcome | None, says: bool | None) 
 
 def test_a_surprise_is_what_the_last_night_did_not_settle_on() -> None:
     bad, good = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
-    seen = {letters: settle(attempts(letters)) for letters in ("r", "n", "rn", "i", "l", "")}
+    seen = {
+        letters: settle(attempts(letters)) for letters in ("r", "n", "rn", "i", "l", "")
+    }
     for before in (None, seen["l"], seen[""]):
-        assert surprise(attempt("n"), before, bad) == "not-reproduced, but reproduced is expected"
+        assert (
+            surprise(attempt("n"), before, bad)
+            == "not-reproduced, but reproduced is expected"
+        )
         assert surprise(attempt("r"), before, bad) == ""
-        assert surprise(attempt("i"), before, bad) == "inconclusive, but reproduced is expected"
+        assert (
+            surprise(attempt("i"), before, bad)
+            == "inconclusive, but reproduced is expected"
+        )
         assert surprise(attempt("d"), before, None) == ""
     # The same key: what it was then counts, not what the scenario says.
     assert surprise(attempt("n"), seen["n"], bad) == ""
@@ -142,8 +162,12 @@ def test_the_lost_and_what_is_known_to_be_flaky_surprise_nobody() -> None:
     flaky = settle(attempts("rn"))
     for before in (None, flaky, settle(attempts("r"))):
         assert surprise(attempt("l"), before, Outcome.REPRODUCED) == ""
-    assert surprise(attempt("r"), flaky, None) == surprise(attempt("n"), flaky, None) == ""
+    assert (
+        surprise(attempt("r"), flaky, None) == surprise(attempt("n"), flaky, None) == ""
+    )
     assert surprise(flaky, flaky) == ""
     assert "not among" in surprise(attempt("d"), flaky, None)
     assert surprise(flaky, settle(attempts("r"))).startswith("flaky, but reproduced")
-    assert surprise(flaky, None).startswith("more than one verdict under one key: 1 × reproduced")
+    assert surprise(flaky, None).startswith(
+        "more than one verdict under one key: 1 × reproduced"
+    )

@@ -1,4 +1,5 @@
-"""The engines' KV arithmetic against the bug report, the engines' own lines and its own inverse."""
+"""The engines' KV arithmetic against the bug report, the engines' own lines and its own
+inverse."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -33,13 +34,15 @@ RELEASES = [era.since for era in LMDEPLOY.eras]
 
 
 def reported(release: str = "0.6.4", **changed: int) -> LmdeployPlan:
-    """The bug report's server: 6784 MiB free, 5061 MiB for the prefill, 8 MiB a block."""
+    """The bug report's server: 6784 MiB free, 5061 MiB for the prefill, 8 MiB a
+    block."""
     numbers = {"free": 6784 * MIB, "runtime": 5061 * MIB, "bytes_per_block": 8388608}
     return LmdeployPlan(release, **{**numbers, **changed})
 
 
 @pytest.mark.parametrize(
-    ("setting", "blocks", "tokens"), [("0.1", 21, 1344), ("0.5", 107, 6848), ("0.8", 172, 11008)]
+    ("setting", "blocks", "tokens"),
+    [("0.1", 21, 1344), ("0.5", 107, 6848), ("0.8", 172, 11008)],
 )
 def test_the_numbers_of_the_report(setting: str, blocks: int, tokens: int) -> None:
     budget = reported().forward(Decimal(setting))
@@ -48,19 +51,33 @@ def test_the_numbers_of_the_report(setting: str, blocks: int, tokens: int) -> No
 
 @pytest.mark.parametrize(
     ("release", "tokens"),
-    [("0.6.5", 1344), ("0.9.1", 1344), ("0.9.2", 1280), ("0.10.2", 1280), ("0.11.0", 1280),
-     ("0.11.1", 1216), ("0.18.0", 1216), ("1.0.0", 1216)],
-)  # fmt: skip
+    [
+        ("0.6.5", 1344),
+        ("0.9.1", 1344),
+        ("0.9.2", 1280),
+        ("0.10.2", 1280),
+        ("0.11.0", 1280),
+        ("0.11.1", 1216),
+        ("0.18.0", 1216),
+        ("1.0.0", 1216),
+    ],
+)
 def test_later_releases_keep_blocks_back(release: str, tokens: int) -> None:
     assert reported(release).forward(Decimal("0.1")).max_tokens == tokens
 
 
 def test_092_takes_its_block_off_the_context_as_well() -> None:
     """Seen by its witness: 1280 tokens of 21 blocks (a run of kv-growth-crash)."""
-    for context, tokens, by in ((1343, 1279, "context"), (1344, 1280, "kv"), (0, 1280, "kv")):
+    for context, tokens, by in (
+        (1343, 1279, "context"),
+        (1344, 1280, "kv"),
+        (0, 1280, "kv"),
+    ):
         budget = reported("0.9.2", session_len=context).forward(Decimal("0.1"))
         assert (budget.max_tokens, budget.limited_by) == (tokens, by)
-    assert reported("0.10.0", session_len=1279).forward(Decimal("0.1")).max_tokens == 1279
+    assert (
+        reported("0.10.0", session_len=1279).forward(Decimal("0.1")).max_tokens == 1279
+    )
 
 
 def test_bytes_of_a_block() -> None:
@@ -69,7 +86,9 @@ def test_bytes_of_a_block() -> None:
     assert block_bytes_of(INTERNVL2_8B, quant_policy=8) == 64 * 8 * (128 + 4) * 2 * 32
     assert block_bytes_of(INTERNVL2_8B, quant_policy=4) == 64 * 8 * (64 + 4) * 2 * 32
     assert block_bytes_of(INTERNVL2_8B, "0.18.0", quant_policy=16) == 8388608 // 2
-    assert block_bytes_of(INTERNVL2_8B, "0.13.0", quant_policy=42) == 64 * 8 * 32 * (64 + 32 + 6)
+    assert block_bytes_of(INTERNVL2_8B, "0.13.0", quant_policy=42) == 64 * 8 * 32 * (
+        64 + 32 + 6
+    )
     assert block_bytes_of(INTERNVL2_8B, tp=4) == 8388608 // 4
     assert block_bytes_of(INTERNVL2_8B, "0.7.0", tp=16) == 8388608 // 8
 
@@ -90,7 +109,12 @@ def test_old_releases_ignore_head_dim() -> None:
     model = Geometry(layers=2, kv_heads=2, k_dim=128, v_dim=128, plain_head_dim=32)
     assert block_bytes_of(model, "0.6.4") * 4 == block_bytes_of(model, "0.7.0")
     gemma = Geometry(
-        layers=2, kv_heads=2, k_dim=128, v_dim=128, plain_head_dim=32, model_type="gemma"
+        layers=2,
+        kv_heads=2,
+        k_dim=128,
+        v_dim=128,
+        plain_head_dim=32,
+        model_type="gemma",
     )
     assert block_bytes_of(gemma, "0.6.4") == block_bytes_of(gemma, "0.7.0")
 
@@ -104,7 +128,9 @@ def test_old_releases_ignore_head_dim() -> None:
         ("0.18.0", {"quant_policy": 5}, "has no KV quantisation 5"),
     ],
 )
-def test_what_lmdeploy_refuses(release: str, options: dict[str, int], says: str) -> None:
+def test_what_lmdeploy_refuses(
+    release: str, options: dict[str, int], says: str
+) -> None:
     with pytest.raises(UsageError, match=says):
         block_bytes_of(INTERNVL2_8B, release, **options)
 
@@ -124,8 +150,8 @@ def test_lmdeploys_own_reserve() -> None:
 
 
 def test_the_report_to_the_byte() -> None:
-    """Its 903 548 928 bytes at 0.5 follow from LMDeploy's rule and 6784.875 MiB, which it calls
-    6784 MB; at 0.1 there are 21 blocks, and nothing near makes 24 of them."""
+    """Its 903 548 928 bytes at 0.5 follow from LMDeploy's rule and 6784.875 MiB, which
+    it calls 6784 MB; at 0.1 there are 21 blocks, and nothing near makes 24 of them."""
     free = 6784 * MIB + 7 * MIB // 8
     plan = LmdeployPlan("0.6.4", free, 8388608, vocab_size=92553)
     half = plan.forward(Decimal("0.5"))
@@ -135,22 +161,29 @@ def test_the_report_to_the_byte() -> None:
 
 
 def ruled_plan(release: str, blocks: int) -> LmdeployPlan:
-    """One word, one batch: at 0.5 exactly so many blocks are left of the first reserve."""
+    """One word, one batch: at 0.5 exactly so many blocks are left of the first
+    reserve."""
     each, batches = LMDEPLOY.era(release).reserve
     reserve = (8192 + batches) * each
-    return LmdeployPlan(release, reserve + blocks * 2 * 100, 100, vocab_size=1, max_batches=1)
+    return LmdeployPlan(
+        release, reserve + blocks * 2 * 100, 100, vocab_size=1, max_batches=1
+    )
 
 
 def test_the_reserve_is_halved_below_16_blocks_only() -> None:
     for release in RELEASES:
-        enough, scarce = (ruled_plan(release, n).forward(Decimal("0.5")) for n in (16, 15))
+        enough, scarce = (
+            ruled_plan(release, n).forward(Decimal("0.5")) for n in (16, 15)
+        )
         assert (enough.blocks, enough.notes) == (16, ())
         assert scarce.notes, release
         assert scarce.blocks > 15
 
 
 def test_the_later_reserve_counts_two_batches() -> None:
-    plan = LmdeployPlan("0.10.0", 6784 * MIB, 8388608, vocab_size=92553, max_batches=128)
+    plan = LmdeployPlan(
+        "0.10.0", 6784 * MIB, 8388608, vocab_size=92553, max_batches=128
+    )
     assert plan.forward(Decimal("0.5")).reserve_bytes == (8192 + 256) * 92553 * 2
 
 
@@ -161,7 +194,8 @@ def test_newer_releases_give_up_where_older_ones_halve() -> None:
 
 
 def test_a_smaller_setting_can_hold_more() -> None:
-    """Below 16 blocks LMDeploy halves its prefill batch: 0.07 then holds more than 0.1."""
+    """Below 16 blocks LMDeploy halves its prefill batch: 0.07 then holds more than
+    0.1."""
     plan = LmdeployPlan("0.6.4", 6784 * MIB, 8388608, vocab_size=92553)
     scarce = plan.forward(Decimal("0.07"))
     assert (scarce.blocks, scarce.reserve_bytes) == (37, 4096 * 92553 * 7)
@@ -169,15 +203,20 @@ def test_a_smaller_setting_can_hold_more() -> None:
     answer = smallest(plan, 1344)
     assert answer.lowest is not None
     assert answer.setting is not None
-    assert (answer.lowest.setting, answer.setting.setting) == (Decimal("0.04"), Decimal("0.10"))
+    assert (answer.lowest.setting, answer.setting.setting) == (
+        Decimal("0.04"),
+        Decimal("0.10"),
+    )
 
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_too_little_memory_is_refused_in_the_engines_words(release: str) -> None:
     none = reported(release, free=5061 * MIB + 100).forward(Decimal("0.5"))
     assert (none.starts, none.max_tokens, none.refusal) == (
-        False, 0, "No enough gpu memory for kv cache.",
-    )  # fmt: skip
+        False,
+        0,
+        "No enough gpu memory for kv cache.",
+    )
     negative = reported(release, free=4000 * MIB).forward(Decimal("0.5"))
     assert not negative.starts
     two = reported(release, free=5061 * MIB + 4 * 8388608).forward(Decimal("0.5"))
@@ -203,7 +242,9 @@ lmdeploy_plans = st.builds(
 
 
 @given(lmdeploy_plans, st.integers(1, 999))
-def test_blocks_are_whole_and_within_the_pool(plan: LmdeployPlan, thousandth: int) -> None:
+def test_blocks_are_whole_and_within_the_pool(
+    plan: LmdeployPlan, thousandth: int
+) -> None:
     budget = plan.forward(Decimal(thousandth) / 1000)
     exact = (plan.free - (plan.runtime or 0)) * thousandth / 1000
     if budget.starts:
@@ -211,9 +252,14 @@ def test_blocks_are_whole_and_within_the_pool(plan: LmdeployPlan, thousandth: in
         assert (budget.blocks - 1) * plan.bytes_per_block <= exact
         assert exact < (budget.blocks + 2) * plan.bytes_per_block
         spare = LMDEPLOY.era(plan.release).spare_blocks
-        assert budget.max_tokens == max(0, (budget.blocks - spare) * plan.tokens_per_block)
+        assert budget.max_tokens == max(
+            0, (budget.blocks - spare) * plan.tokens_per_block
+        )
     else:
-        assert exact < (LMDEPLOY.era(plan.release).fewest_blocks + 2) * plan.bytes_per_block
+        assert (
+            exact
+            < (LMDEPLOY.era(plan.release).fewest_blocks + 2) * plan.bytes_per_block
+        )
 
 
 ruled = st.builds(
@@ -247,7 +293,9 @@ DEEPSEEK = Geometry(layers=61, kv_heads=1, k_dim=576, v_dim=0, mla=True)
         (DEEPSEEK, SGLANG, {}, 61 * 576 * 2),
     ],
 )
-def test_bytes_of_a_token(model: Geometry, engine: Engine, options: dict, tokens: int) -> None:
+def test_bytes_of_a_token(
+    model: Geometry, engine: Engine, options: dict, tokens: int
+) -> None:
     assert model.token_bytes(engine, **options) == tokens
 
 
@@ -256,11 +304,18 @@ def test_what_has_no_formula_is_refused(engine: Engine) -> None:
     with pytest.raises(UsageError, match="No formula here"):
         LLAMA_8B.token_bytes(engine, kv_dtype="nvfp4")
     with pytest.raises(UsageError, match=r"it is odd\. Give --block-bytes"):
-        Geometry(layers=2, kv_heads=1, k_dim=8, v_dim=8, odd="it is odd").token_bytes(engine)
+        Geometry(layers=2, kv_heads=1, k_dim=8, v_dim=8, odd="it is odd").token_bytes(
+            engine
+        )
 
 
 def vllm(release: str = "0.32.0", **changed: int) -> VllmPlan:
-    numbers = {"total": 80 * GIB, "free": 80 * GIB, "non_kv": 20 * GIB, "bytes_per_block": 1 << 21}
+    numbers = {
+        "total": 80 * GIB,
+        "free": 80 * GIB,
+        "non_kv": 20 * GIB,
+        "bytes_per_block": 1 << 21,
+    }
     return VllmPlan(release, **{**numbers, **changed})
 
 
@@ -303,15 +358,31 @@ def test_vllm_starts_with_a_context_that_its_null_block_takes(release: str) -> N
 
 
 def test_vllm_counts_the_null_block_since_0_29_0() -> None:
-    assert "max seq len" in vllm("0.29.0", max_model_len=10240 * 16).forward(Decimal("0.5")).refusal
+    assert (
+        "max seq len"
+        in vllm("0.29.0", max_model_len=10240 * 16).forward(Decimal("0.5")).refusal
+    )
     whole = vllm("0.29.0", max_model_len=10239 * 16).forward(Decimal("0.5"))
-    assert (whole.starts, whole.max_tokens, whole.limited_by) == (True, 10239 * 16 - 1, "context")
+    assert (whole.starts, whole.max_tokens, whole.limited_by) == (
+        True,
+        10239 * 16 - 1,
+        "context",
+    )
 
 
 def test_vllm_logs_tokens_by_the_context_since_0_22_0() -> None:
-    """A context that ends within a block: the log counts only what requests of that length use."""
-    assert vllm("0.20.0", max_model_len=24).forward(Decimal("0.5")).log.endswith("163,840 tokens")
-    assert vllm("0.22.0", max_model_len=24).forward(Decimal("0.5")).log.endswith("122,880 tokens")
+    """A context that ends within a block: the log counts only what requests of that
+    length use."""
+    assert (
+        vllm("0.20.0", max_model_len=24)
+        .forward(Decimal("0.5"))
+        .log.endswith("163,840 tokens")
+    )
+    assert (
+        vllm("0.22.0", max_model_len=24)
+        .forward(Decimal("0.5"))
+        .log.endswith("122,880 tokens")
+    )
 
 
 def test_vllm_on_a_cpu() -> None:
@@ -336,17 +407,23 @@ def test_sglang_forward(release: str) -> None:
 
 def test_sglang_pages_context_and_images() -> None:
     assert (
-        sglang(tokens_per_block=64, bytes_per_block=64 * 1_000_003).forward(Decimal("0.75")).blocks
+        sglang(tokens_per_block=64, bytes_per_block=64 * 1_000_003)
+        .forward(Decimal("0.75"))
+        .blocks
         == 738
     )
     capped = sglang(context=32768).forward(Decimal("0.75"))
     assert (capped.max_tokens, capped.limited_by) == (32768 - 7, "context")
     assert sglang(image_reserve=GIB).forward(Decimal("0.75")).pool_bytes == 43 * GIB
-    assert sglang("0.5.17", image_reserve=GIB).forward(Decimal("0.75")).pool_bytes == 44 * GIB
+    assert (
+        sglang("0.5.17", image_reserve=GIB).forward(Decimal("0.75")).pool_bytes
+        == 44 * GIB
+    )
 
 
 @pytest.mark.parametrize(
-    ("release", "says"), [("0.5.6", "Not enough memory"), ("0.5.17", "Loaded weights leave no")]
+    ("release", "says"),
+    [("0.5.6", "Not enough memory"), ("0.5.17", "Loaded weights leave no")],
 )
 def test_sglang_does_not_start(release: str, says: str) -> None:
     budget = sglang(release).forward(Decimal("0.1"))
@@ -392,8 +469,11 @@ sglang_plans = st.builds(
 
 
 @given(sglang_plans, st.integers(1, 99))
-def test_sglang_is_within_a_token_of_exact_arithmetic(plan: SglangPlan, percent: int) -> None:
-    """GiB as floating-point numbers: never more than one token off, before pages are cut."""
+def test_sglang_is_within_a_token_of_exact_arithmetic(
+    plan: SglangPlan, percent: int
+) -> None:
+    """GiB as floating-point numbers: never more than one token off, before pages are
+    cut."""
     exact = plan.free - plan.before * (1 - Fraction(percent, 100))
     if plan.release == "0.5.23":
         exact -= plan.image_reserve
@@ -406,7 +486,7 @@ def test_sglang_is_within_a_token_of_exact_arithmetic(plan: SglangPlan, percent:
     assert want - page - 1 <= got <= want + 1
 
 
-# ------------------------------------------------------------------ what holds for all of them
+# ----------------------------------------------------------- what holds for all of them
 
 
 @examples(60)
@@ -439,17 +519,26 @@ def test_more_of_the_memory_never_holds_less(plan: MemoryPlan, thousandth: int) 
 
 
 @given(st.one_of(lmdeploy_plans, vllm_plans), st.integers(1, 1 << 20))
-def test_the_blocks_that_a_prompt_needs_are_the_fewest(plan: MemoryPlan, tokens: int) -> None:
+def test_the_blocks_that_a_prompt_needs_are_the_fewest(
+    plan: MemoryPlan, tokens: int
+) -> None:
     """A cache of exactly so many blocks takes the prompt, and of one less does not."""
 
     def holds(count: int) -> bool:
         size = count * plan.bytes_per_block
-        half = Decimal("0.5")  # exact in binary, so that the pool is exactly as many blocks
+        half = Decimal(
+            "0.5"
+        )  # exact in binary, so that the pool is exactly as many blocks
         if isinstance(plan, LmdeployPlan):
             budget = replace(plan, free=size * 2, runtime=0).forward(half)
         else:
             assert isinstance(plan, VllmPlan)
-            exact = {"total": size * 2, "free": size * 2, "non_kv": 0, "max_model_len": 0}
+            exact = {
+                "total": size * 2,
+                "free": size * 2,
+                "non_kv": 0,
+                "max_model_len": 0,
+            }
             budget = replace(plan, **exact).forward(half)
         assert budget.blocks == count or not budget.starts
         return budget.holds(tokens)

@@ -39,7 +39,9 @@ def document(kv, *argv: object) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(("setting", "blocks", "tokens"), [("0.1", 21, 1344), ("0.5", 107, 6848)])
+@pytest.mark.parametrize(
+    ("setting", "blocks", "tokens"), [("0.1", 21, 1344), ("0.5", 107, 6848)]
+)
 def test_the_report_forward(kv, setting: str, blocks: int, tokens: int) -> None:
     done = kv(*REPORT, "--cache-max-entry-count", setting)
     assert (done.returncode, done.stderr) == (0, "")
@@ -54,15 +56,25 @@ def test_the_report_backward(kv) -> None:
     done = kv(*REPORT, "--need", 3446)
     assert done.returncode == 0
     assert "A prompt of 3,446 tokens needs 54 blocks." in done.stdout
-    assert "smallest cache-max-entry-count that works: 0.26 (55 blocks, 3,520" in done.stdout
+    assert (
+        "smallest cache-max-entry-count that works: 0.26 (55 blocks, 3,520"
+        in done.stdout
+    )
     assert "one step less, 0.25: 53 blocks, 3,392 tokens" in done.stdout
     finer = document(kv, *REPORT, "--need", 3446, "--decimals", 3)
     assert finer["smallest"]["setting"]["setting"] == "0.251"
     assert finer["smallest"]["setting"]["blocks"] == 54
     assert finer["smallest"]["one_step_below"]["max_tokens"] == 3392
-    assert {o["release"]: o["smallest"]["setting"]["setting"] for o in finer["other_releases"]} == {
-        "0.6.4": "0.251", "0.9.2": "0.256", "0.10.0": "0.256", "0.11.1": "0.261", "0.18.0": "0.261",
-    }  # fmt: skip
+    assert {
+        o["release"]: o["smallest"]["setting"]["setting"]
+        for o in finer["other_releases"]
+    } == {
+        "0.6.4": "0.251",
+        "0.9.2": "0.256",
+        "0.10.0": "0.256",
+        "0.11.1": "0.261",
+        "0.18.0": "0.261",
+    }
 
 
 def test_a_need_that_no_setting_meets(kv) -> None:
@@ -121,7 +133,9 @@ def test_a_smaller_setting_that_works_is_told(kv) -> None:
         (("--model", "/nowhere"), "cannot be read"),
     ],
 )
-def test_what_makes_no_sense_is_told_in_a_sentence(kv, argv: tuple[str, ...], says: str) -> None:
+def test_what_makes_no_sense_is_told_in_a_sentence(
+    kv, argv: tuple[str, ...], says: str
+) -> None:
     done = kv(*REPORT, "--cache-max-entry-count", "0.1", *argv)
     assert (done.returncode, done.stdout) == (ExitCode.USAGE, ""), done.stderr
     assert says in done.stderr
@@ -133,17 +147,38 @@ def test_what_makes_no_sense_is_told_in_a_sentence(kv, argv: tuple[str, ...], sa
     [
         ((), "LMDeploy needs --free"),
         (("--free", "1GiB"), "The size of a block is not known"),
-        (("--free", "1GiB", "--block-bytes", "64KiB"), "LMDeploy's reserve is not known"),
-        (("--engine", "vllm", "--block-bytes", "1MiB"), "vLLM needs --total"),
-        (("--engine", "vllm", "--block-bytes", "1MiB", "--total", "80GB"), "vLLM needs --runtime"),
-        (("--engine", "sglang", "--total", "8GiB"), "SGLang needs --free"),
-        (("--engine", "sglang", "--total", "8GiB", "--free", "9GiB"), "more than --total"),
         (
-            ("--engine", "sglang", "--total", "8GiB", "--free", "6GiB", "--block-bytes", "9"),
+            ("--free", "1GiB", "--block-bytes", "64KiB"),
+            "LMDeploy's reserve is not known",
+        ),
+        (("--engine", "vllm", "--block-bytes", "1MiB"), "vLLM needs --total"),
+        (
+            ("--engine", "vllm", "--block-bytes", "1MiB", "--total", "80GB"),
+            "vLLM needs --runtime",
+        ),
+        (("--engine", "sglang", "--total", "8GiB"), "SGLang needs --free"),
+        (
+            ("--engine", "sglang", "--total", "8GiB", "--free", "9GiB"),
+            "more than --total",
+        ),
+        (
+            (
+                "--engine",
+                "sglang",
+                "--total",
+                "8GiB",
+                "--free",
+                "6GiB",
+                "--block-bytes",
+                "9",
+            ),
             "Neither --mem-fraction-static nor --need is given",
         ),
         (("--engine", "vllm", "--quant-policy", "8"), "--quant-policy is LMDeploy's"),
-        (("--engine", "sglang", "--cache-max-entry-count", "0.5"), "is not the setting of SGLang"),
+        (
+            ("--engine", "sglang", "--cache-max-entry-count", "0.5"),
+            "is not the setting of SGLang",
+        ),
     ],
 )
 def test_what_is_missing_is_named(kv, argv: tuple[str, ...], says: str) -> None:
@@ -156,15 +191,28 @@ def test_what_is_missing_is_named(kv, argv: tuple[str, ...], says: str) -> None:
 
 def test_the_engine_is_told_by_its_setting(kv) -> None:
     vllm = ("--total", "80GiB", "--runtime", "20GiB", "--block-bytes", "2MiB")
-    assert document(kv, *vllm, "--gpu-memory-utilization", "0.5")["budget"]["blocks"] == 10240
-    cpu = document(kv, "--kv-space", 1, "--layers", 2, "--kv-heads", 2, "--head-dim", 64)
-    assert (cpu["engine"], cpu["block_size"], cpu["budget"]["blocks"]) == ("vllm", 128, 8192)
+    assert (
+        document(kv, *vllm, "--gpu-memory-utilization", "0.5")["budget"]["blocks"]
+        == 10240
+    )
+    cpu = document(
+        kv, "--kv-space", 1, "--layers", 2, "--kv-heads", 2, "--head-dim", 64
+    )
+    assert (cpu["engine"], cpu["block_size"], cpu["budget"]["blocks"]) == (
+        "vllm",
+        128,
+        8192,
+    )
     sglang = ("--total", "80GiB", "--free", "64GiB", "--block-bytes", "131072")
-    assert document(kv, *sglang, "--mem-fraction-static", "0.75")["budget"]["blocks"] == 360448
+    assert (
+        document(kv, *sglang, "--mem-fraction-static", "0.75")["budget"]["blocks"]
+        == 360448
+    )
 
 
 def test_the_curve_as_text() -> None:
-    """A straight line from 1 to 100: the row that 50 tokens are in is dashed where it is empty."""
+    """A straight line from 1 to 100: the row that 50 tokens are in is dashed where it
+    is empty."""
     line = [Point(Decimal(n) / 100, n) for n in range(1, 101)]
     rows = text_curve(line, 50, width=10, height=10)
     assert rows[0].startswith("      100 ┤")

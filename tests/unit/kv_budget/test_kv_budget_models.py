@@ -67,9 +67,19 @@ def test_qwen2_vl_and_its_processor(tmp_path: Path) -> None:
 
 
 def test_latent_attention(tmp_path: Path) -> None:
-    deepseek = {**LLAMA, "model_type": "deepseek_v2", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    deepseek = {
+        **LLAMA,
+        "model_type": "deepseek_v2",
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+    }
     geometry = read_model(write(tmp_path, deepseek)).geometry
-    assert (geometry.mla, geometry.kv_heads, geometry.k_dim, geometry.v_dim) == (True, 1, 576, 0)
+    assert (geometry.mla, geometry.kv_heads, geometry.k_dim, geometry.v_dim) == (
+        True,
+        1,
+        576,
+        0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,8 +89,19 @@ def test_latent_attention(tmp_path: Path) -> None:
         ({"sliding_window": 4096}, True, 4096),
         ({"sliding_window": 4096, "use_sliding_window": False}, False, 0),
         ({"layer_types": ["full_attention", "full_attention"]}, False, 0),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, False, 0),  # a window of no size
-        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}, True, 8),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            False,
+            0,
+        ),  # a window of no size
+        (
+            {
+                "layer_types": ["full_attention", "sliding_attention"],
+                "sliding_window": 8,
+            },
+            True,
+            8,
+        ),
         ({"layer_types": ["full_attention", "new_attention"]}, True, 0),
         ({"model_type": "gemma2", "sliding_window": 4096}, True, 4096),
         ({"mamba_d_state": 16}, True, 0),
@@ -97,7 +118,9 @@ def test_windows_and_mixed_layers(
 def test_heads_and_head_dim(tmp_path: Path) -> None:
     plain = read_model(write(tmp_path, LLAMA)).geometry
     assert (plain.kv_heads, plain.k_dim, plain.plain_head_dim) == (8, 8, 8)
-    own = read_model(write(tmp_path, {**LLAMA, "head_dim": 128, "num_key_value_heads": 2})).geometry
+    own = read_model(
+        write(tmp_path, {**LLAMA, "head_dim": 128, "num_key_value_heads": 2})
+    ).geometry
     assert (own.kv_heads, own.k_dim, own.plain_head_dim) == (2, 128, 8)
 
 
@@ -114,7 +137,10 @@ def test_heads_and_head_dim(tmp_path: Path) -> None:
         ('{"num_hidden_layers": true}', "has no usable num_hidden_layers"),
         ('{"num_hidden_layers": 2e3}', "has no usable num_hidden_layers"),
         ('{"num_hidden_layers": 2}', "has no usable num_attention_heads"),
-        ('{"num_hidden_layers": 2, "num_attention_heads": 2}', "neither head_dim nor hidden_size"),
+        (
+            '{"num_hidden_layers": 2, "num_attention_heads": 2}',
+            "neither head_dim nor hidden_size",
+        ),
     ],
     ids=range(11),
 )

@@ -19,7 +19,9 @@ from mmrepro.history.ledger import AnyRecord, Ledger, NightRuns
 
 Came = Outcome | Lost
 World = Callable[[Cell, int], Came]
-HOST = HostFacts(os="made up", kernel="1", cpu="one", cores=2, memory_bytes=1, python="3.11")
+HOST = HostFacts(
+    os="made up", kernel="1", cpu="one", cores=2, memory_bytes=1, python="3.11"
+)
 
 
 def execute(
@@ -52,7 +54,10 @@ def night(name: str = "n1", *, repeat: int = 1, confirm: int = 3) -> Night:
 
 
 def planned(
-    scenario: str, release: str, expected: Outcome | None = Outcome.REPRODUCED, name: str = "n1"
+    scenario: str,
+    release: str,
+    expected: Outcome | None = Outcome.REPRODUCED,
+    name: str = "n1",
 ) -> Planned:
     cell = Cell(scenario=scenario, engine="minivllm", release=release, device="cpu")
     return Planned(night=name, cell=cell, expected=expected)
@@ -79,7 +84,8 @@ def attempt(
 
 @dataclass
 class FakeTrials:
-    """Runs cells as ``world`` says; a folder is there before anything is known of the run."""
+    """Runs cells as ``world`` says; a folder is there before anything is known of the
+    run."""
 
     world: World
     during: Callable[[Cell, int], None] = lambda cell, index: None
@@ -87,7 +93,14 @@ class FakeTrials:
     stopped: bool = False
 
     def run(
-        self, cell: Cell, folder: Path, root: Path, *, night: str, index: int, role: Role
+        self,
+        cell: Cell,
+        folder: Path,
+        root: Path,
+        *,
+        night: str,
+        index: int,
+        role: Role,
     ) -> Attempt:
         folder.mkdir(parents=True)  # raises if one is left there
         if self.stopped:
@@ -151,7 +164,12 @@ class FakePlace:
     """
 
     def __init__(
-        self, name: str, world: World, losses: Collection[int] = (), *, stays: bool = False
+        self,
+        name: str,
+        world: World,
+        losses: Collection[int] = (),
+        *,
+        stays: bool = False,
     ) -> None:
         """``stays``: it is there again at once."""
         self.name, self.losses, self.stays = name, losses, stays
@@ -185,7 +203,8 @@ class FakePlace:
 
 @dataclass
 class FakePlaces:
-    """Machines that are none. ``late``: joins when it was asked for so often who is there."""
+    """Machines that are none. ``late``: joins when it was asked for so often who is
+    there."""
 
     places: list[FakePlace]
     late: int = 0
@@ -193,7 +212,9 @@ class FakePlaces:
 
     def there(self) -> list[FakePlace]:
         self.late -= 1
-        return [] if self.late > 0 else [place for place in self.places if not place.gone]
+        return (
+            [] if self.late > 0 else [place for place in self.places if not place.gone]
+        )
 
     def expect(self, groups: Sequence[Group]) -> None:
         pass
@@ -208,7 +229,8 @@ class FakePlaces:
 
 
 class DyingLedger(Ledger):
-    """Dies at the ``at``-th record that is to be written: before it, after it, or in its middle."""
+    """Dies at the ``at``-th record that is to be written: before it, after it, or in
+    its middle."""
 
     at: int = 10**9
     how: str = "before"

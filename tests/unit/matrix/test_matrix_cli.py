@@ -72,7 +72,9 @@ RUN = ("run", "--scenario", FAULT, "--device", "cpu", "--out", "M")
         ([Lost.INFRASTRUCTURE, BAD], (), 0),
     ],
 )
-def test_exit_codes(matrix: Matrix, came: list[Came], more: tuple[str, ...], code: int) -> None:
+def test_exit_codes(
+    matrix: Matrix, came: list[Came], more: tuple[str, ...], code: int
+) -> None:
     world: World = lambda cell, index: came[min(index, len(came)) - 1]  # noqa: E731
     assert matrix(world, *RUN, *more)[0] == code
     again = matrix(always(BAD), *RUN, *more)
@@ -81,7 +83,9 @@ def test_exit_codes(matrix: Matrix, came: list[Came], more: tuple[str, ...], cod
 
 
 def test_the_document(matrix: Matrix, tmp_path: Path) -> None:
-    code, out, told = matrix(always(BAD), *RUN, "--mitigation", "each", "--json", "--night", "x")
+    code, out, told = matrix(
+        always(BAD), *RUN, "--mitigation", "each", "--json", "--night", "x"
+    )
     document = json.loads(out)
     assert (code, document["run"]["exit_code"]) == (1, 1)
     assert [c["state"] for c in document["cells"]] == ["reproduced", "reproduced"]
@@ -99,7 +103,11 @@ def test_the_document(matrix: Matrix, tmp_path: Path) -> None:
 def test_quiet_prints_the_verdict_and_the_page(matrix: Matrix) -> None:
     code, out, _ = matrix(always(GOOD), *RUN, "--night", "x", "-q")
     page, verdict = out.splitlines()
-    assert (code, page, verdict.endswith(": nightly run x")) == (1, "page: M/dashboard.html", True)
+    assert (code, page, verdict.endswith(": nightly run x")) == (
+        1,
+        "page: M/dashboard.html",
+        True,
+    )
 
 
 def test_all_starts_are_alike_unless_another_mode_is_asked_for(matrix: Matrix) -> None:
@@ -170,12 +178,21 @@ def test_a_file_and_the_command_line(matrix: Matrix, tmp_path: Path) -> None:
     runs = read(tmp_path / "N").newest
     assert runs is not None
     assert (len(runs.planned), len(runs.attempts), runs.night.every_h) == (2, 4, 24)
-    more = ("--night", "two", "--scenario", "borrowed-faults:kv-budget", "--repeat", "1")
+    more = (
+        "--night",
+        "two",
+        "--scenario",
+        "borrowed-faults:kv-budget",
+        "--repeat",
+        "1",
+    )
     assert matrix(always(BAD), "run", "m.toml", *more)[0] == 0
     runs = read(tmp_path / "N").night("two")
     assert [p.cell.variant for p in runs.planned.values()] == ["kv-budget"]
     assert len(runs.attempts) == 1
-    code, _, told = matrix(always(BAD), "run", "m.toml", "--scenario", "ghost-key-eviction")
+    code, _, told = matrix(
+        always(BAD), "run", "m.toml", "--scenario", "ghost-key-eviction"
+    )
     assert (code, "has no row of" in told) == (2, True)
 
 
@@ -199,7 +216,10 @@ def test_diff_of_two_nights_names_what_changed(matrix: Matrix) -> None:
     document = json.loads(out)
     assert (code, document["before"], document["now"]) == (1, "n2", "n3")
     assert document["events"]
-    assert (document["$id"], document["schema_version"]) == ("urn:mmrepro:nightly-diff:1", 1)
+    assert (document["$id"], document["schema_version"]) == (
+        "urn:mmrepro:nightly-diff:1",
+        1,
+    )
     code, out, _ = matrix(always(BAD), "diff", "M", "n1", "M:n2")
     assert code == 0
     assert "Nothing changed" in out
@@ -210,13 +230,27 @@ def test_shards_are_merged_to_one_night(matrix: Matrix, tmp_path: Path) -> None:
     for number in (1, 2):
         code = matrix(
             always(BAD),
-            *("run", "--scenario", FAULT, "--releases", "0.1", "--device", "cpu"),
-            *("--shard", f"{number}/2", "--out", f"S{number}", "--night", "n"),
+            "run",
+            "--scenario",
+            FAULT,
+            "--releases",
+            "0.1",
+            "--device",
+            "cpu",
+            "--shard",
+            f"{number}/2",
+            "--out",
+            f"S{number}",
+            "--night",
+            "n",
         )[0]
         assert code == 0
     assert matrix(always(BAD), "merge", "S1", "S2", "--out", "ALL")[0] == 0
     assert len(read(tmp_path / "ALL").night("n").attempts) == 1
-    assert "has all of that already" in matrix(always(BAD), "merge", "S1", "--out", "ALL")[1]
+    assert (
+        "has all of that already"
+        in matrix(always(BAD), "merge", "S1", "--out", "ALL")[1]
+    )
     assert matrix(always(BAD), "report", "ALL", "--format", "md")[0] == 0
     assert matrix(always(BAD), "history", "ALL", "--json")[0] == 0
 
@@ -228,7 +262,11 @@ def test_no_more_jobs_than_free_gpus(
     asked: list[int] = []
 
     def places(
-        trials: FakeTrials, provisions: FakeProvisions, jobs: int, name: str, **more: Any
+        trials: FakeTrials,
+        provisions: FakeProvisions,
+        jobs: int,
+        name: str,
+        **more: Any,
     ) -> LocalPlaces:
         asked.append(jobs)
         return LocalPlaces(trials, provisions, jobs, name)
@@ -251,7 +289,9 @@ def test_no_machine_left_writes_the_reports_and_says_how_to_go_on(
     monkeypatch.setattr(campaign, "WAIT_S", 0.05)
     code, _, told = matrix(always(BAD), *RUN, "--night", "x")
     assert code == 4
-    assert told.startswith("No machine is left for the nightly run: 0 of 1 cells are whole")
+    assert told.startswith(
+        "No machine is left for the nightly run: 0 of 1 cells are whole"
+    )
     assert read(tmp_path / "M").night("x").night.state is NightState.INTERRUPTED
     assert (tmp_path / "M/dashboard.html").is_file()
     monkeypatch.undo()
@@ -265,6 +305,9 @@ def test_the_time_has_two_names(matrix: Matrix, tmp_path: Path, name: str) -> No
     code, out, _ = matrix(always(BAD), *RUN, name, "30s", *events)
     assert code == 3, "a run of which nothing is known takes a minute"
     assert f"to resume, run: mmrepro matrix run {name} 30s --out M --resume" in out
-    heard = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    heard = [
+        json.loads(line)
+        for line in (tmp_path / "events.jsonl").read_text().splitlines()
+    ]
     assert [one["event"] for one in heard] == ["began", "ended"]
     assert heard[1]["state"] == "out-of-time"

@@ -52,7 +52,9 @@ def test_environments_go_when_the_next_one_does_not_fit(
     there.build(bound, "c")
     there.in_use = {"a"}
     again = Bound(25 * GIB, tmp_path / "disk.json", used=lambda: there.used)
-    assert again.growth == 20 * GIB, "a night that is gone on with counts from its start"
+    assert again.growth == 20 * GIB, (
+        "a night that is gone on with counts from its start"
+    )
     assert again.make_room(10 * GIB, frozenset()) == ""
     assert there.dropped == ["b", "c"], "what is in use is left alone"
     why = again.make_room(20 * GIB, frozenset())
@@ -89,7 +91,9 @@ def test_uv_forgets_what_only_the_dropped_one_had(
     monkeypatch.setattr(provisions, "run_uv", lambda arguments: asked.append(arguments))
     assert provisions.drop("one")
     assert asked == [["cache", "clean", "numpy", "sglang"]]
-    assert [p.name for p in (tmp_path / "environments").iterdir() if p.name[0] != "."] == ["two"]
+    assert [
+        p.name for p in (tmp_path / "environments").iterdir() if p.name[0] != "."
+    ] == ["two"]
 
 
 # ---------------------------------------------------------------- fetched ahead
@@ -110,11 +114,15 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return there
 
 
-def test_one_environment_is_fetched_once(built: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_environment_is_fetched_once(
+    built: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, go_on = threading.Event(), threading.Event()
     calls: list[tuple[str, int]] = []
 
-    def build(self: Provisions, spec: EnvironmentSpec, nice: int, within_s: None) -> str:
+    def build(
+        self: Provisions, spec: EnvironmentSpec, nice: int, within_s: None
+    ) -> str:
         calls.append((spec.release, nice))
         begun.set()
         assert go_on.wait(20)
@@ -125,7 +133,9 @@ def test_one_environment_is_fetched_once(built: list[str], monkeypatch: pytest.M
     one = Provisions(TrialOptions())
     one.prefetch(group("1.0"))
     assert begun.wait(20)
-    one.prefetch(group("2.0"))  # one at a time: this is left to be fetched when it is needed
+    one.prefetch(
+        group("2.0")
+    )  # one at a time: this is left to be fetched when it is needed
     waiting = threading.Thread(target=one.prepare, args=(group("1.0"),))
     waiting.start()
     go_on.set()
@@ -139,7 +149,9 @@ def test_what_cannot_be_fetched_is_tried_once_and_left_to_the_run(
 ) -> None:
     calls: list[str] = []
 
-    def build(self: Provisions, spec: EnvironmentSpec, nice: int, within_s: None) -> str:
+    def build(
+        self: Provisions, spec: EnvironmentSpec, nice: int, within_s: None
+    ) -> str:
         calls.append(spec.release)
         return "no wheel"
 
@@ -154,7 +166,9 @@ def test_what_cannot_be_fetched_is_tried_once_and_left_to_the_run(
 def test_the_bound_is_asked_and_told(
     tmp_path: Path, built: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(self: Provisions, spec: EnvironmentSpec, nice: int, within_s: None) -> str:
+    def build(
+        self: Provisions, spec: EnvironmentSpec, nice: int, within_s: None
+    ) -> str:
         built.append(spec.release)
         there.used += 10 * GIB
         return ""
@@ -172,7 +186,9 @@ def test_the_bound_is_asked_and_told(
     assert len(there.dropped) == 1
 
 
-def test_stop_ends_what_is_being_fetched(built: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_ends_what_is_being_fetched(
+    built: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[subprocess.Popen[bytes]] = []
     begun = threading.Event()
     real = subprocess.Popen

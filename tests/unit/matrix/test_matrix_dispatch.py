@@ -1,4 +1,5 @@
-"""Who gets which cells: nothing twice, nothing never, and whole where that is cheaper."""
+"""Who gets which cells: nothing twice, nothing never, and whole where that is
+cheaper."""
 
 import random
 from collections import Counter
@@ -44,7 +45,9 @@ def given_to(slice: Slice | None) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("sliced", [False, True])
-def test_one_machine_gets_the_environments_in_the_order_of_the_plan(sliced: bool) -> None:
+def test_one_machine_gets_the_environments_in_the_order_of_the_plan(
+    sliced: bool,
+) -> None:
     plan = groups(2, 5, 1)
     dispatcher = Dispatcher(plan, costs(plan), sliced=sliced)
     seen = []
@@ -71,12 +74,16 @@ def test_whole_environments_for_two_jobs_of_one_machine() -> None:
 # ---------------------------------------------------------------- several
 
 
-def test_a_machine_goes_on_with_its_environment_and_the_largest_is_begun_first() -> None:
+def test_a_machine_goes_on_with_its_environment_and_the_largest_is_begun_first() -> (
+    None
+):
     plan = groups(40, 60, 50)
     dispatcher = Dispatcher(plan, costs(plan))
     two = {"a", "b"}
     first = dispatcher.next("a", nothing, two)
-    assert given_to(first) == ("2.0", 37), "a quarter of 150 cells: half of a machine's part"
+    assert given_to(first) == ("2.0", 37), (
+        "a quarter of 150 cells: half of a machine's part"
+    )
     assert given_to(dispatcher.next("b", nothing, two))[0] == "3.0"
     assert first is not None
     dispatcher.ended(first)
@@ -112,11 +119,15 @@ def test_an_order_is_worth_its_set_up() -> None:
 @pytest.mark.parametrize(
     ("build", "has", "cells"), [(0.0, False, 10), (120.0, True, 10), (120.0, False, 8)]
 )
-def test_who_helps_is_done_when_the_other_is(build: float, has: bool, cells: int) -> None:
+def test_who_helps_is_done_when_the_other_is(
+    build: float, has: bool, cells: int
+) -> None:
     plan = groups(40)
     dispatcher = Dispatcher(plan, costs(plan, build=build, setup=20))
     both = {"a", "b"}
-    dispatcher.next("a", lambda group: True, both)  # 10 cells, for 5 set-ups; 300 s are left
+    dispatcher.next(
+        "a", lambda group: True, both
+    )  # 10 cells, for 5 set-ups; 300 s are left
     helping = dispatcher.next("b", lambda group: has, both)
     assert given_to(helping)[1] == cells
     # Without: 300 s from now. With: 20 + 120 + 8 * 10 = 220, and 300 - 80 = 220.
@@ -147,12 +158,16 @@ def test_what_a_lost_machine_was_to_do_is_for_the_others_and_comes_first() -> No
     assert given_to(slice) == ("1.0", 4)
     assert slice.ahead is not None
     dispatcher.lost(slice, slice.group.cells[1:])
-    assert given_to(dispatcher.next("a", nothing, both)) == ("2.0", 4), "not where it was lost"
+    assert given_to(dispatcher.next("a", nothing, both)) == ("2.0", 4), (
+        "not where it was lost"
+    )
     again = dispatcher.next("b", nothing, both)
     assert again is not None
     assert again.group.cells == slice.group.cells[1:]
     dispatcher.lost(again, again.group.cells)
-    assert given_to(dispatcher.next("b", nothing, {"b"})) == ("1.0", 3), "there is no other"
+    assert given_to(dispatcher.next("b", nothing, {"b"})) == ("1.0", 3), (
+        "there is no other"
+    )
 
 
 def test_what_a_machine_that_went_was_to_fetch_is_for_others() -> None:
@@ -183,7 +198,9 @@ def test_every_cell_is_handed_out_once_unless_it_is_given_back(
     plan = groups(*sizes)
     cells = [p.cell.id for group in plan for p in group.cells]
     seconds = {name: chance.choice([1.0, 10.0, 300.0]) for name in cells}
-    dispatcher = Dispatcher(plan, Costs(seconds, lambda group: build, setup), sliced=sliced)
+    dispatcher = Dispatcher(
+        plan, Costs(seconds, lambda group: build, setup), sliced=sliced
+    )
     machines = {name: set[str]() for name in "abcd"[: chance.randint(1, 4)]}
     handed, back, losses = Counter[str](), Counter[str](), chance.randint(0, 6)
     busy: dict[str, Slice] = {}
@@ -222,14 +239,18 @@ def test_every_cell_is_handed_out_once_unless_it_is_given_back(
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6),
     machines=st.sets(st.sampled_from("abcd"), min_size=1),
 )
-def test_the_same_questions_have_the_same_answers(sizes: list[int], machines: set[str]) -> None:
+def test_the_same_questions_have_the_same_answers(
+    sizes: list[int], machines: set[str]
+) -> None:
     plan = groups(*sizes)
 
     def played() -> list[tuple[str, int]]:
         dispatcher = Dispatcher(plan, costs(plan, build=20, setup=8))
         told = []
         while dispatcher.waiting:
-            slices = [dispatcher.next(name, nothing, machines) for name in sorted(machines)]
+            slices = [
+                dispatcher.next(name, nothing, machines) for name in sorted(machines)
+            ]
             told += [given_to(one) for one in slices]
             for one in slices:
                 if one is not None:

@@ -72,7 +72,11 @@ def check(runs: NightRuns, cells: Sequence[Planned]) -> None:
 
 
 def cells_of(*sizes: int) -> list[Planned]:
-    return [planned(f"s{n}", f"{r}.0") for r, size in enumerate(sizes, 1) for n in range(size)]
+    return [
+        planned(f"s{n}", f"{r}.0")
+        for r, size in enumerate(sizes, 1)
+        for n in range(size)
+    ]
 
 
 def test_several_machines_share_one_environment(tmp_path: Path) -> None:
@@ -135,7 +139,10 @@ def test_two_are_lost_in_turn(tmp_path: Path) -> None:
     places = [FakePlace("a", bad, {1}), FakePlace("b", bad, {2}), FakePlace("c", bad)]
     runs, told = run(tmp_path, cells, places)
     check(runs, cells)
-    assert sum(a.lost is not None for a in runs.attempts) == len(told.said) - places[1].gone
+    assert (
+        sum(a.lost is not None for a in runs.attempts)
+        == len(told.said) - places[1].gone
+    )
 
 
 def test_none_is_left_and_the_night_is_gone_on_with(tmp_path: Path) -> None:
@@ -252,14 +259,18 @@ def test_ctrl_c_stops_all_machines(tmp_path: Path) -> None:
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     losses=st.lists(st.sets(st.integers(0, 12), max_size=4), min_size=0, max_size=3),
     stays=st.booleans(),
-    came=st.lists(st.sampled_from([BAD, GOOD, Lost.INFRASTRUCTURE, Lost.TIMEOUT]), min_size=4),
+    came=st.lists(
+        st.sampled_from([BAD, GOOD, Lost.INFRASTRUCTURE, Lost.TIMEOUT]), min_size=4
+    ),
 )
 def test_wherever_machines_are_lost_every_attempt_is_made_once(
     sizes: list[int], losses: list[set[int]], stays: bool, came: list[Outcome | Lost]
 ) -> None:
     cells = cells_of(*sizes)
     world: World = lambda cell, index: came[(len(cell.id) + index) % len(came)]  # noqa: E731
-    places = [FakePlace(f"m{n}", world, some, stays=stays) for n, some in enumerate(losses)]
+    places = [
+        FakePlace(f"m{n}", world, some, stays=stays) for n, some in enumerate(losses)
+    ]
     places.append(FakePlace("immortal", world))
     with tempfile.TemporaryDirectory() as folder:
         runs, _ = run(Path(folder), cells, places)

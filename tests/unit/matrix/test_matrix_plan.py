@@ -30,7 +30,9 @@ GHOST = "ghost-key-eviction"
 
 
 def listed(text: str) -> list[Listed]:
-    return [Listed(Version(v), v, datetime(2026, 1, 1, tzinfo=UTC)) for v in text.split()]
+    return [
+        Listed(Version(v), v, datetime(2026, 1, 1, tzinfo=UTC)) for v in text.split()
+    ]
 
 
 def listing(spec: EnvironmentSpec) -> Sequence[Listed]:
@@ -41,7 +43,9 @@ def nothing(spec: EnvironmentSpec) -> Sequence[Listed]:
     raise AssertionError("the index was asked")
 
 
-def plan(*scenarios: str, ask: object = listing, releases: str = "", **over: Any) -> Plan:
+def plan(
+    *scenarios: str, ask: object = listing, releases: str = "", **over: Any
+) -> Plan:
     wanted = selectors.parse(releases) if releases else ()
     settings = MatrixRunCommand(**{"device": "cpu", "releases": wanted, **over})
     rows = [Rows(scenario=list(scenarios))]
@@ -49,7 +53,10 @@ def plan(*scenarios: str, ask: object = listing, releases: str = "", **over: Any
 
 
 def cells(made: Plan) -> list[str]:
-    return [" ".join([p.cell.release, p.cell.row, p.expected or ""]).strip() for p in made.cells]
+    return [
+        " ".join([p.cell.release, p.cell.row, p.expected or ""]).strip()
+        for p in made.cells
+    ]
 
 
 def releases(made: Plan) -> list[str]:
@@ -60,35 +67,49 @@ def releases(made: Plan) -> list[str]:
 
 
 def test_the_catalogues_night_has_every_scenario() -> None:
-    """At its own release, under each mitigation that helps there, behind its range, and newest."""
+    """At its own release, under each mitigation that helps there, behind its range, and
+    newest."""
     loaded = load(Path(__file__).parents[3] / "docs/nightly/catalogue.toml")
-    made = planning.plan("n", loaded.cell, MatrixRunCommand(), loaded.matrix, listing=listing)
+    made = planning.plan(
+        "n", loaded.cell, MatrixRunCommand(), loaded.matrix, listing=listing
+    )
     ran = {
-        (p.cell.scenario, p.cell.variant, p.cell.release, p.cell.mitigations) for p in made.cells
+        (p.cell.scenario, p.cell.variant, p.cell.release, p.cell.mitigations)
+        for p in made.cells
     }
     for name in scenario_names():
         main = load_scenario(name)
         for one in main.variants or (main,):
             newest = listing(spec_for(one.engine, one.release, "cpu"))[-1].version
             releases = {one.release, newest, *_behind(one)}
-            assert {(name, one.variant, release, ()) for release in releases} <= ran, one.full_name
+            assert {(name, one.variant, release, ()) for release in releases} <= ran, (
+                one.full_name
+            )
             for cure in one.mitigations:
                 if not cure.release and cure.effective_on.contains(one.release):
-                    assert (name, one.variant, one.release, (cure.name,)) in ran, cure.name
+                    assert (name, one.variant, one.release, (cure.name,)) in ran, (
+                        cure.name
+                    )
 
 
 def _behind(one: Scenario) -> set[str]:
-    there = [release.version for release in listing(spec_for(one.engine, one.release, "cpu"))]
+    there = [
+        release.version for release in listing(spec_for(one.engine, one.release, "cpu"))
+    ]
     inside = [release for release in there if one.affects(release)]
     later = [r for r in there if inside and Version(r) > Version(inside[-1])]
     return set(later[:1])
 
 
 @pytest.mark.parametrize(
-    ("inside", "found"), [("", ""), ("b", "c"), ("bc", "d"), ("d", ""), ("ac", "b d"), ("abcd", "")]
+    ("inside", "found"),
+    [("", ""), ("b", "c"), ("bc", "d"), ("d", ""), ("ac", "b d"), ("abcd", "")],
 )
 def test_the_first_release_after(inside: str, found: str) -> None:
-    assert selectors.after(list("abcd"), lambda release: release in inside) == found.split()
+    assert (
+        selectors.after(list("abcd"), lambda release: release in inside)
+        == found.split()
+    )
 
 
 # ---------------------------------------------------------------- selectors
@@ -114,13 +135,16 @@ def test_the_first_release_after(inside: str, found: str) -> None:
 def test_selectors(selector: str, wanted: str) -> None:
     made = plan(GHOST, **({"releases": selector} if selector else {}))
     assert releases(made) == wanted.split()
-    assert {p.expected for p in made.cells if p.cell.release in ("0.14.0", "0.23.0")} <= {
-        "reproduced"
-    }
+    assert {
+        p.expected for p in made.cells if p.cell.release in ("0.14.0", "0.23.0")
+    } <= {"reproduced"}
 
 
 def test_the_index_is_asked_only_where_a_selector_needs_it() -> None:
-    assert releases(plan(GHOST, releases="0.22.0,own", ask=nothing)) == ["0.22.0", "0.23.0"]
+    assert releases(plan(GHOST, releases="0.22.0,own", ask=nothing)) == [
+        "0.22.0",
+        "0.23.0",
+    ]
     with pytest.raises(AssertionError):
         plan(GHOST, releases="newest", ask=nothing)
 
@@ -136,7 +160,9 @@ def test_versions_of_one_engine_are_none_of_another() -> None:
     assert "no release of sglang" in made.notes[0]
 
 
-@pytest.mark.parametrize("wrong", ["", " , ", "latest", "0.2..0.1", "..", "1..2..3", "a..b"])
+@pytest.mark.parametrize(
+    "wrong", ["", " , ", "latest", "0.2..0.1", "..", "1..2..3", "a..b"]
+)
 def test_what_names_no_release(wrong: str) -> None:
     with pytest.raises(UsageError) as caught:
         selectors.parse(wrong)
@@ -158,10 +184,12 @@ def test_an_edge_is_between_neighbours(numbers: list[int], low: int, high: int) 
     assert len(found) <= 2 * edges
     for release in found:
         at = there.index(release)
-        assert any(flags[i] != flags[at] for i in (at - 1, at + 1) if 0 <= i < len(there))
+        assert any(
+            flags[i] != flags[at] for i in (at - 1, at + 1) if 0 <= i < len(there)
+        )
 
 
-# ---------------------------------------------------------------- mitigations and variants
+# ------------------------------------------------------------- mitigations and variants
 
 
 def test_each_mitigation_is_a_row_where_it_speaks() -> None:
@@ -188,14 +216,24 @@ def test_a_mitigation_that_there_is_not() -> None:
 
 def test_variants() -> None:
     one = plan("borrowed-faults", releases="own")
-    assert [p.cell.variant for p in one.cells] == ["ghost-key-lru"], "the default, by its name"
+    assert [p.cell.variant for p in one.cells] == ["ghost-key-lru"], (
+        "the default, by its name"
+    )
     assert plan("borrowed-faults:ghost-key-lru", releases="own").cells == one.cells
     assert len(plan("borrowed-faults:all", releases="own").cells) == 4
     everything = plan("all", releases="own")
-    assert {p.cell.engine for p in everything.cells} == {"vllm", "sglang", "lmdeploy", "minivllm"}
+    assert {p.cell.engine for p in everything.cells} == {
+        "vllm",
+        "sglang",
+        "lmdeploy",
+        "minivllm",
+    }
     of_one = plan("all", releases="own", engine="sglang")
     assert {p.cell.engine for p in of_one.cells} == {"sglang"}
-    assert {p.cell.scenario for p in of_one.cells} >= {"pad-value-collision", "shape-alias"}
+    assert {p.cell.scenario for p in of_one.cells} >= {
+        "pad-value-collision",
+        "shape-alias",
+    }
     assert plan(GHOST, GHOST, releases="own").cells == plan(GHOST, releases="own").cells
 
 
@@ -219,7 +257,9 @@ def test_nothing_to_run(names: list[str], over: dict[str, object], words: str) -
 
 
 def test_cells_of_one_environment_stand_together_oldest_first() -> None:
-    made = plan(GHOST, "mm-cache-desync", "pad-value-collision", releases="boundary,own")
+    made = plan(
+        GHOST, "mm-cache-desync", "pad-value-collision", releases="boundary,own"
+    )
     names = [(group.name, len(group.cells)) for group in groups_of(made.cells)]
     assert names == [
         ("sglang 0.5.2 (cpu)", 1),
@@ -235,19 +275,27 @@ def test_cells_of_one_environment_stand_together_oldest_first() -> None:
 
 @examples(15)
 @given(st.integers(1, 5), st.sets(st.integers(0, 30), min_size=1, max_size=12))
-def test_shards_are_a_partition_that_does_not_move(count: int, minors: set[int]) -> None:
+def test_shards_are_a_partition_that_does_not_move(
+    count: int, minors: set[int]
+) -> None:
     def of(some: set[int]) -> list[Planned]:
         text = ",".join(f"0.{n}.0" for n in sorted(some))
         return plan(GHOST, "mm-cache-desync", releases=text, ask=nothing).cells
 
     every = of(minors)
     parts = [sharded(every, f"{i}/{count}") for i in range(1, count + 1)]
-    assert sorted(p.cell.id for part in parts for p in part) == sorted(p.cell.id for p in every)
+    assert sorted(p.cell.id for part in parts for p in part) == sorted(
+        p.cell.id for p in every
+    )
     homes = [{(p.cell.engine, p.cell.release) for p in part} for part in parts]
-    assert sum(map(len, homes)) == len(set().union(*homes)), "an environment is in one shard"
+    assert sum(map(len, homes)) == len(set().union(*homes)), (
+        "an environment is in one shard"
+    )
     fewer = of(set(list(minors)[:1]))
     for i, part in enumerate(parts, 1):
-        assert {p.cell.id for p in sharded(fewer, f"{i}/{count}")} <= {p.cell.id for p in part}
+        assert {p.cell.id for p in sharded(fewer, f"{i}/{count}")} <= {
+            p.cell.id for p in part
+        }
 
 
 @pytest.mark.parametrize("wrong", ["0/3", "4/3", "1", "a/b", "1/0", "-1/3"])
@@ -257,7 +305,9 @@ def test_no_shard(wrong: str) -> None:
 
 
 def test_a_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "existing", lambda spec: spec.release == "0.23.0" or None)
+    monkeypatch.setattr(
+        planning, "existing", lambda spec: spec.release == "0.23.0" or None
+    )
     made = plan(GHOST, "mm-cache-desync", releases="0.23.0,0.24.0")
     estimates = Estimates(History())
     estimates.note(made.cells[0].cell, 20.0)
@@ -309,7 +359,11 @@ server-arg = "--dtype=float32"
     monkeypatch.chdir(tmp_path)
     made = load(file)
     assert made.matrix.repeat == 2
-    assert (made.matrix.max_time, made.matrix.every, made.matrix.disk) == (5400, 86400, 40 << 30)
+    assert (made.matrix.max_time, made.matrix.every, made.matrix.disk) == (
+        5400,
+        86400,
+        40 << 30,
+    )
     assert made.matrix.quarantine == Path("ci/known.toml")
     first, second = made.cell
     assert first.releases == ["own", "0.22.0..0.23.0"]
@@ -318,13 +372,22 @@ server-arg = "--dtype=float32"
     second.scenario.pop()
     over = MatrixRunCommand()
     cells = planning.plan("n", made.cell, over, made.matrix, listing=listing).cells
-    assert sum(p.cell.scenario == GHOST for p in cells) > 2, "its own releases and mitigations"
+    assert sum(p.cell.scenario == GHOST for p in cells) > 2, (
+        "its own releases and mitigations"
+    )
     of_second = [p.cell for p in cells if p.cell.scenario == "mm-cache-desync"]
-    assert [c.release for c in of_second] == ["0.13.0", "0.14.0", "0.32.0"], "the file's"
-    group = second.model_copy(update={"feature": ["none", "ngram", "lora"], "releases": ["own"]})
-    cells = planning.plan("n", [group], MatrixRunCommand(), made.matrix, listing=listing).cells
+    assert [c.release for c in of_second] == ["0.13.0", "0.14.0", "0.32.0"], (
+        "the file's"
+    )
+    group = second.model_copy(
+        update={"feature": ["none", "ngram", "lora"], "releases": ["own"]}
+    )
+    cells = planning.plan(
+        "n", [group], MatrixRunCommand(), made.matrix, listing=listing
+    ).cells
     assert [p.cell.server_args for p in cells] == [
-        ("--dtype=float32", *more) for more in ((), ("{feature:ngram}",), ("{feature:lora}",))
+        ("--dtype=float32", *more)
+        for more in ((), ("{feature:ngram}",), ("{feature:lora}",))
     ]
     group = second.model_copy(update={"feature": ["telepathy"]})
     with pytest.raises(UsageError, match="no feature telepathy for vllm"):
@@ -348,7 +411,10 @@ def test_settings_over_others() -> None:
     [
         ("[matrix]\nrepeats = 2", "[matrix], key 'repeats': there is no such key"),
         ("[matrix]\nrepeat = 0", "[matrix], key 'repeat'"),
-        ("[matrix]\nevery = 'soon'", "[matrix], key 'every': 'soon' is not a length of time"),
+        (
+            "[matrix]\nevery = 'soon'",
+            "[matrix], key 'every': 'soon' is not a length of time",
+        ),
         ("[matrix]\ndisk = 'much'", "[matrix], key 'disk': 'much' is not a size"),
         ("[cells]", "[cells]: there is no such table"),
         (

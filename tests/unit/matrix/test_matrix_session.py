@@ -45,7 +45,9 @@ def run(
     jobs: int = 1,
 ) -> NightRuns:
     runs = begin(ledger, night(name, repeat=repeat, confirm=confirm), cells)
-    places = LocalPlaces(trials or FakeTrials(world), provisions or FakeProvisions(), jobs)
+    places = LocalPlaces(
+        trials or FakeTrials(world), provisions or FakeProvisions(), jobs
+    )
     execute(ledger, runs, places)
     return runs
 
@@ -91,7 +93,9 @@ def test_what_was_so_the_night_before_is_no_surprise() -> None:
     assert rules.next([attempt(one, 1, GOOD)], one) is None
     coming = rules.next([attempt(one, 1, BAD)], one)
     assert coming is not None
-    assert coming.role == "confirm", "expected by the scenario, but not so the night before"
+    assert coming.role == "confirm", (
+        "expected by the scenario, but not so the night before"
+    )
 
 
 def test_all_planned_runs_come_before_the_first_confirming_one() -> None:
@@ -105,7 +109,12 @@ def test_all_planned_runs_come_before_the_first_confirming_one() -> None:
 
 
 def test_a_surprise_is_confirmed_and_nothing_is_run_until_green(tmp_path: Path) -> None:
-    cells = [planned("a", "1.0"), planned("b", "1.0"), planned("c", "1.0"), planned("d", "1.0")]
+    cells = [
+        planned("a", "1.0"),
+        planned("b", "1.0"),
+        planned("c", "1.0"),
+        planned("d", "1.0"),
+    ]
     outcomes = {
         "a": [BAD],
         "b": [GOOD, BAD, BAD, BAD],
@@ -113,7 +122,9 @@ def test_a_surprise_is_confirmed_and_nothing_is_run_until_green(tmp_path: Path) 
         "d": [Lost.TIMEOUT],
     }
     with Ledger(tmp_path) as ledger:
-        runs = run(ledger, cells, lambda cell, index: outcomes[cell.scenario][index - 1])
+        runs = run(
+            ledger, cells, lambda cell, index: outcomes[cell.scenario][index - 1]
+        )
     a, b, c, d = (p.cell.id for p in cells)
     assert roles(runs, a) == ["planned reproduced"]
     assert roles(runs, b) == ["planned not-reproduced", *["confirm reproduced"] * 3]
@@ -124,14 +135,24 @@ def test_a_surprise_is_confirmed_and_nothing_is_run_until_green(tmp_path: Path) 
     assert read(tmp_path).night("n1").attempts == runs.attempts
 
 
-def test_groups_are_run_one_after_another_with_the_next_one_fetched(tmp_path: Path) -> None:
+def test_groups_are_run_one_after_another_with_the_next_one_fetched(
+    tmp_path: Path,
+) -> None:
     cells = [planned(s, r) for r in ("1.0", "2.0") for s in "ab"]
     provisions = FakeProvisions()
     with Ledger(tmp_path) as ledger:
         run(ledger, cells, lambda cell, index: BAD, provisions=provisions)
     assert provisions.told == [
-        *("expect 2", "prepare 1.0", "prefetch 2.0", "warm 2", "cold", "done 1.0"),
-        *("prepare 2.0", "warm 2", "cold", "done 2.0"),
+        "expect 2",
+        "prepare 1.0",
+        "prefetch 2.0",
+        "warm 2",
+        "cold",
+        "done 1.0",
+        "prepare 2.0",
+        "warm 2",
+        "cold",
+        "done 2.0",
     ]
 
 
@@ -166,7 +187,9 @@ def test_no_run_is_started_that_is_not_expected_to_end_in_time(tmp_path: Path) -
 
     cells = [planned(s, r) for r in ("1.0", "2.0", "3.0") for s in "ab"]
     with Ledger(tmp_path) as ledger:
-        first = run(ledger, [planned("a", "1.0", name="n0")], lambda cell, index: BAD, name="n0")
+        first = run(
+            ledger, [planned("a", "1.0", name="n0")], lambda cell, index: BAD, name="n0"
+        )
         assert len(first.attempts) == 1, "from here on a run is known to take 10 s"
         runs = begin(ledger, night(), cells)
         trials = FakeTrials(lambda cell, index: BAD, takes)
@@ -188,7 +211,11 @@ def test_what_does_not_fit_on_the_disk_is_lost_and_says_why(tmp_path: Path) -> N
     provisions = FakeProvisions(refused="no room")
     with Ledger(tmp_path) as ledger:
         runs = run(
-            ledger, [planned("a", "1.0")], trials.world, trials=trials, provisions=provisions
+            ledger,
+            [planned("a", "1.0")],
+            trials.world,
+            trials=trials,
+            provisions=provisions,
         )
     assert trials.made == []
     assert {(a.lost, a.error) for a in runs.attempts} == {(BROKEN, "no room")}
@@ -197,7 +224,9 @@ def test_what_does_not_fit_on_the_disk_is_lost_and_says_why(tmp_path: Path) -> N
 def test_two_groups_at_a_time(tmp_path: Path) -> None:
     both = threading.Barrier(2, timeout=20)
     cells = [planned("a", "1.0"), planned("a", "2.0")]
-    trials = FakeTrials(lambda cell, index: BAD, lambda cell, index: both.wait() and None)
+    trials = FakeTrials(
+        lambda cell, index: BAD, lambda cell, index: both.wait() and None
+    )
     with Ledger(tmp_path) as ledger:
         runs = run(ledger, cells, trials.world, trials=trials, jobs=2)
     assert runs.night.state is NightState.COMPLETE
@@ -249,7 +278,8 @@ CAME = st.sampled_from([BAD, GOOD, UNSURE, BROKEN, Lost.TIMEOUT, Lost.UNLOADABLE
 @given(
     came=st.lists(st.lists(CAME, min_size=10, max_size=10), min_size=1, max_size=4),
     kills=st.lists(
-        st.tuples(st.integers(0, 14), st.sampled_from(["before", "after", "torn"])), max_size=3
+        st.tuples(st.integers(0, 14), st.sampled_from(["before", "after", "torn"])),
+        max_size=3,
     ),
     repeat=st.integers(1, 2),
     jobs=st.integers(1, 2),
@@ -297,5 +327,7 @@ def test_wherever_it_is_killed_every_attempt_is_made_once(
             attempts = runs.attempts_of(one.cell.id)
             assert [a.index for a in attempts] == list(range(1, len(attempts) + 1))
             below = broken / INCIDENTS / "n1" / one.cell.id
-            assert {p.name for p in below.iterdir()} == {f"run-{a.index}" for a in attempts}
+            assert {p.name for p in below.iterdir()} == {
+                f"run-{a.index}" for a in attempts
+            }
             assert all((broken / a.incident / "whole").exists() for a in attempts)

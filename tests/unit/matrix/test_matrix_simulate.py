@@ -1,4 +1,5 @@
-"""`benchmarks/matrix_simulate.py`: arithmetic that can be done by hand, and a real nightly run."""
+"""`benchmarks/matrix_simulate.py`: arithmetic that can be done by hand, and a real
+nightly run."""
 
 import json
 import math
@@ -14,7 +15,15 @@ from pathlib import Path
 import matrix_simulate
 import pytest
 from _fleet import Fleet, Simulated, Times, copies, simulate
-from matrix_nights import FakePlaces, FakeProvisions, FakeTrials, attempt, execute, night, planned
+from matrix_nights import (
+    FakePlaces,
+    FakeProvisions,
+    FakeTrials,
+    attempt,
+    execute,
+    night,
+    planned,
+)
 from matrix_simulate import ASSUMED_BYTES, NEAR, NONE, OWN, Packages
 from mmrepro.base.records import WheelFacts
 from mmrepro.campaign.matrix import plan as planning
@@ -31,15 +40,23 @@ MIB = 2**20
 
 def plan(*sizes: int) -> list[Group]:
     return groups_of(
-        planned(f"s{n}", f"{number}.0") for number, size in enumerate(sizes, 1) for n in range(size)
+        planned(f"s{n}", f"{number}.0")
+        for number, size in enumerate(sizes, 1)
+        for n in range(size)
     )
 
 
 def times(
-    groups: list[Group], run: float = 10.0, build: float = 0.0, setup: float = 0.0, repeat: int = 1
+    groups: list[Group],
+    run: float = 10.0,
+    build: float = 0.0,
+    setup: float = 0.0,
+    repeat: int = 1,
 ) -> Times:
     names = [p.cell.id for group in groups for p in group.cells]
-    packages = {group.name: {group.name: 5 * MIB, "torch": 100 * MIB} for group in groups}
+    packages = {
+        group.name: {group.name: 5 * MIB, "torch": 100 * MIB} for group in groups
+    }
     return Times(
         dict.fromkeys(names, run),
         build=lambda group: build,
@@ -74,12 +91,17 @@ def test_identical_cells_come_to_the_arithmetic_answer(
 def test_one_machine_fetches_the_next_environment_beside_the_runs() -> None:
     groups = plan(4, 4, 1)
     told = result(groups, times(groups, run=10, build=30, setup=2), Fleet(1))
-    # 30, 2 + 40; the second is there by then: 2 + 40; the third one too, and has one run: 10.
+    # 30, 2 + 40; the second is there by then: 2 + 40; the third one too, and has one
+    # run: 10.
     assert told.makespan_s == 30 + 42 + 42 + 10
     assert (told.builds, told.orders, told.longest_s) == (3, 3, 72)
-    assert told.fetched_bytes == told.disk_bytes == (3 * 5 + 100) * MIB, "one torch on a machine"
+    assert told.fetched_bytes == told.disk_bytes == (3 * 5 + 100) * MIB, (
+        "one torch on a machine"
+    )
     slow = result(groups, times(groups, run=10, build=100), Fleet(1))
-    assert slow.makespan_s == 100 + 100 + 100 + 10, "runs wait for what is being fetched"
+    assert slow.makespan_s == 100 + 100 + 100 + 10, (
+        "runs wait for what is being fetched"
+    )
     there = result(groups, times(groups, run=10, build=100), Fleet(1, fetched=True))
     assert (there.makespan_s, there.builds, there.disk_bytes) == (90, 0, 0)
 
@@ -103,11 +125,15 @@ def test_repeats_jobs_and_a_time_limit() -> None:
     assert result(groups, times(groups, repeat=3), Fleet(1)).makespan_s == 240
     assert result(groups, times(groups), Fleet(1, jobs=2)).makespan_s == 40
     built = result(groups, times(groups, build=30), Fleet(1, jobs=2))
-    assert built.makespan_s == 30 + 30 + 40, "a machine builds one environment at a time"
+    assert built.makespan_s == 30 + 30 + 40, (
+        "a machine builds one environment at a time"
+    )
     late = result(groups, times(groups, build=20), Fleet(1, max_time_s=45))
     assert (late.runs, late.left, late.makespan_s, late.builds) == (2, 6, 40, 2)
     early = result(groups, times(groups, build=20), Fleet(1, max_time_s=25))
-    assert (early.runs, early.left, early.builds) == (0, 8, 0), "nothing is fetched for nothing"
+    assert (early.runs, early.left, early.builds) == (0, 8, 0), (
+        "nothing is fetched for nothing"
+    )
 
 
 def test_a_bounded_disk_drops_environments_and_fetches_them_again() -> None:
@@ -137,7 +163,9 @@ def test_ten_thousand_cells_on_sixty_four_machines() -> None:
 def test_copies_are_cells_of_their_own_in_the_same_environments() -> None:
     cells = [p for g in plan(2, 1) for p in g.cells]
     made = copies(cells, 8)
-    assert [original for _, original in made] == [cells[n % 3].cell.id for n in range(8)]
+    assert [original for _, original in made] == [
+        cells[n % 3].cell.id for n in range(8)
+    ]
     assert len({p.cell.id for p, _ in made}) == 8
     assert [len(g.cells) for g in groups_of(p for p, _ in made)] == [6, 2]
 
@@ -146,7 +174,8 @@ def test_copies_are_cells_of_their_own_in_the_same_environments() -> None:
 
 
 class Sleeping(FakeProvisions):
-    """Environments that take ``build`` seconds once, and parents that take ``setup`` each time."""
+    """Environments that take ``build`` seconds once, and parents that take ``setup``
+    each time."""
 
     def __init__(self, build: float, setup: float) -> None:
         super().__init__()
@@ -173,7 +202,9 @@ class Sleeping(FakeProvisions):
 class SleepingPlace:
     """A machine that is none, on which runs only sleep."""
 
-    def __init__(self, name: str, sleeps: dict[str, float], provisions: Sleeping) -> None:
+    def __init__(
+        self, name: str, sleeps: dict[str, float], provisions: Sleeping
+    ) -> None:
         self.name, self.gone = name, False
         self.trials = FakeTrials(
             lambda cell, index: Outcome.REPRODUCED,
@@ -182,7 +213,8 @@ class SleepingPlace:
         self.provisions = provisions
         self.ended = 0.0
         self.setups: list[float] = []
-        """From the end of an order to the first run of the next, if its environment was there."""
+        """From the end of an order to the first run of the next, if its environment was
+        there."""
         self.took: dict[str, float] = {}
         """By cell: until the ledger had it."""
 
@@ -205,16 +237,23 @@ class SleepingPlace:
 
 
 def a_real_night(folder: Path) -> bool:
-    """Whether it took as long as was said, and as long as nothing else that could be said."""
+    """Whether it took as long as was said, and as long as nothing else that could be
+    said."""
     chance = random.Random(16)
-    cells = [planned(f"s{n}", f"{r}.0") for r, s in enumerate((40, 6, 6, 6), 1) for n in range(s)]
+    cells = [
+        planned(f"s{n}", f"{r}.0")
+        for r, s in enumerate((40, 6, 6, 6), 1)
+        for n in range(s)
+    ]
     sleeps = {p.cell.id: chance.uniform(0.02, 0.05) for p in cells}
     build, setup = 0.2, 0.04
     with Ledger(folder) as ledger:
         before = [p.model_copy(update={"night": "n0"}) for p in cells]
         begin(ledger, night("n0"), before)
         for one in before:
-            ledger.append(attempt(one, 1, Outcome.REPRODUCED, seconds=sleeps[one.cell.id]))
+            ledger.append(
+                attempt(one, 1, Outcome.REPRODUCED, seconds=sleeps[one.cell.id])
+            )
         places = [SleepingPlace(n, sleeps, Sleeping(build, setup)) for n in "abc"]
         slicing = Slicing(build_s=lambda group: build, setup_s=setup)
         runs = begin(ledger, night(), cells)
@@ -238,7 +277,8 @@ def a_real_night(folder: Path) -> bool:
 
 @pytest.mark.nightly
 def test_a_real_night_takes_as_long_as_was_said(tmp_path: Path) -> None:
-    """A machine that has other things to do may hold one night up, but not each of four."""
+    """A machine that has other things to do may hold one night up, but not each of
+    four."""
     assert any(a_real_night(tmp_path / str(number)) for number in range(4))
 
 
@@ -248,15 +288,23 @@ def test_a_real_night_takes_as_long_as_was_said(tmp_path: Path) -> None:
 def stored(folder: Path, release: str, build_seconds: float, **packages: int) -> Stored:
     """An environment of minivllm that has only its lists of files."""
     for name, size in packages.items():
-        info = folder / release / f"venv/lib/python3.11/site-packages/{name}-{release}.dist-info"
+        info = (
+            folder
+            / release
+            / f"venv/lib/python3.11/site-packages/{name}-{release}.dist-info"
+        )
         info.mkdir(parents=True)
-        (info / "RECORD").write_text(f"a.py,sha256=x,{size}\nb.pyc,,\n", encoding="utf-8")
+        (info / "RECORD").write_text(
+            f"a.py,sha256=x,{size}\nb.pyc,,\n", encoding="utf-8"
+        )
     manifest = Manifest(
         engine="minivllm",
         release=release,
         device="cpu",
         project="mini-vllm",
-        wheel=WheelFacts(project="x", filename="x.whl", sha256="", uploaded="", origin="made up"),
+        wheel=WheelFacts(
+            project="x", filename="x.whl", sha256="", uploaded="", origin="made up"
+        ),
         resolved_until="2026-01-01T00:00:00Z",
         packages=[],
         python="3.11",
@@ -267,7 +315,9 @@ def stored(folder: Path, release: str, build_seconds: float, **packages: int) ->
     return Stored(folder / release, manifest, 0.0, Size(0, 0))
 
 
-def test_an_environment_that_is_not_here_is_like_the_nearest_older_one(tmp_path: Path) -> None:
+def test_an_environment_that_is_not_here_is_like_the_nearest_older_one(
+    tmp_path: Path,
+) -> None:
     here = Packages(
         [
             stored(tmp_path, "1.0", 20, mini_vllm=5, torch=100),
@@ -296,7 +346,9 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a ledger; no environment, and no index that could be asked."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(planning, "releases_of", lambda spec: pytest.fail("the index is asked"))
+    monkeypatch.setattr(
+        planning, "releases_of", lambda spec: pytest.fail("the index is asked")
+    )
     with Ledger(tmp_path / "nights") as ledger:
         cells = [planned(s, "0.1") for s in "abc"]
         begin(ledger, night(), cells)
@@ -313,14 +365,21 @@ def test_the_command(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed("--machines", "1,3")
     for part in (
         "3 jobs in 1 environment; the runs alone take 2 min 00 s.",
-        "Measured: run times: medians of the attempts in nights: 2 by the cell, 1 by the",
+        (
+            "Measured: run times: medians of the attempts in nights: 2 by the cell, 1 "
+            "by the"
+        ),
         "of engines that this machine has none of, 180 s and",
         "no machine has any at the start",
     ):
         assert part in text
     words = ("--cells", "12", "--machines", "2", "--fetched", "--repeat", "2", "--json")
     document = json.loads(printed(*words))
-    assert (document["cells"], document["environments"], document["run_s"]) == (12, 1, 960.0)
+    assert (document["cells"], document["environments"], document["run_s"]) == (
+        12,
+        1,
+        960.0,
+    )
     (one,) = document["nights"]
     assert (one["runs"], one["builds"]) == (24, 0)
     assert 480 < one["makespan_s"] < 480 + 8 * one["orders"]
@@ -329,9 +388,18 @@ def test_the_command(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "environments: every machine has all of them",
         document["assumed"][2],
     ]
-    own = ("--scenario", "borrowed-faults:ghost-key-lru", "--releases", "own", "--machines", "1")
+    own = (
+        "--scenario",
+        "borrowed-faults:ghost-key-lru",
+        "--releases",
+        "own",
+        "--machines",
+        "1",
+    )
     assert "1 job in 1 environment" in printed(*own)
     for machines in ("0", "two", "1,", "5000"):
-        assert "is not numbers from 1 to 4096" in printed("--machines", machines, code=2)
+        assert "is not numbers from 1 to 4096" in printed(
+            "--machines", machines, code=2
+        )
     for more in ("--machines=4096", "--jobs=64"):
         assert "would take minutes" in printed("--cells", "10000", more, code=2)

@@ -97,10 +97,14 @@ def test_nothing_is_fetched_that_there_is_no_time_for(tmp_path: Path) -> None:
     provisions = Slow()
     assert told(order(CELLS, until=159.0), tmp_path, provisions) == []
     assert provisions.told == ["done 1.0"]
-    assert len(told(order(CELLS, until=160.0), tmp_path, provisions)) == 6, "100 s, and 60 s"
+    assert len(told(order(CELLS, until=160.0), tmp_path, provisions)) == 6, (
+        "100 s, and 60 s"
+    )
 
 
-def test_the_next_environment_is_fetched_if_there_is_time_for_it(tmp_path: Path) -> None:
+def test_the_next_environment_is_fetched_if_there_is_time_for_it(
+    tmp_path: Path,
+) -> None:
     ahead = groups_of([planned("a", "2.0")])[0]
     provisions = FakeProvisions()
     told(order(CELLS, ahead=ahead), tmp_path, provisions)
@@ -125,18 +129,30 @@ def test_a_closed_order_leaves_no_parent(tmp_path: Path) -> None:
 def test_cells_of_one_environment_are_entered_without_leaving_it() -> None:
     provisions = FakeProvisions()
     here = Here(FakeTrials(lambda cell, index: BAD), provisions)
-    first, second, other = (groups_of([planned(n, r)])[0] for n, r in ("a1", "b1", "a2"))
+    first, second, other = (
+        groups_of([planned(n, r)])[0] for n, r in ("a1", "b1", "a2")
+    )
     for group in (first, first, second, other):
         assert here.enter(group, 2) == ""
     assert provisions.told == [
-        *("expect 1", "prepare 1", "warm 2", "warm 2", "cold", "cold", "done 1"),
-        *("expect 1", "prepare 2", "warm 2"),
+        "expect 1",
+        "prepare 1",
+        "warm 2",
+        "warm 2",
+        "cold",
+        "cold",
+        "done 1",
+        "expect 1",
+        "prepare 2",
+        "warm 2",
     ]
     here.leave()
     assert provisions.told[-2:] == ["cold", "done 2"]
 
 
-def test_a_parent_that_is_refused_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parent_that_is_refused_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So that whoever looks a run up knows in which mode it would be made."""
     asked: list[object] = []
 
@@ -148,7 +164,9 @@ def test_a_parent_that_is_refused_is_noted(tmp_path: Path, monkeypatch: pytest.M
     place = environment(tmp_path / "environments/vllm-0.23.0-cpu")
     monkeypatch.setattr(module, "existing", lambda spec: place)
     monkeypatch.setattr(module.ForkServers, "get", refuse)
-    cell = planned("ghost-key-eviction", "0.23.0").cell.model_copy(update={"engine": "vllm"})
+    cell = planned("ghost-key-eviction", "0.23.0").cell.model_copy(
+        update={"engine": "vllm"}
+    )
     one = module.Provisions(TrialOptions())
     with one.warm([(cell, 1)]):
         assert not asked, "one run has no use for a parent"
@@ -167,9 +185,17 @@ def test_a_file_below_the_home_folder_is_named_relative_to_here(
     scenario = load_scenario("ghost-key-eviction")
     run = RunCommand(scenario=str(tmp_path / "mine.py"), server_args=("--x",))
     cell = cell_of(scenario, run, "cpu", release="0.23.0", flips=("mm-cache",))
-    assert (cell.scenario, cell.flips, cell.server_args) == ("mine.py", ("mm-cache",), ("--x",))
+    assert (cell.scenario, cell.flips, cell.server_args) == (
+        "mine.py",
+        ("mm-cache",),
+        ("--x",),
+    )
     assert run_options(cell, TrialOptions()).command_line() == (
-        "mmrepro run mine.py --device cpu --server-arg=--x --release 0.23.0 --flip mm-cache"
+        "mmrepro run mine.py --device cpu --server-arg=--x --release 0.23.0 --flip "
+        "mm-cache"
     )
     given = replace(run, scenario="/elsewhere/mine.py")
-    assert cell_of(scenario, given, "cpu", release="0.23.0").scenario == "/elsewhere/mine.py"
+    assert (
+        cell_of(scenario, given, "cpu", release="0.23.0").scenario
+        == "/elsewhere/mine.py"
+    )

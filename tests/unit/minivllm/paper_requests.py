@@ -31,8 +31,14 @@ class Request:
 
     @property
     def pictures(self) -> tuple[Image, ...]:
-        return tuple(Image.of(b"picture %d" % s, rows, cols) for s, rows, cols in self.images)
+        return tuple(
+            Image.of(b"picture %d" % s, rows, cols) for s, rows, cols in self.images
+        )
 
     @property
     def tokens(self) -> int:
-        return self.text + sum(rows * cols for _, rows, cols in self.images) + self.max_tokens
+        return (
+            self.text
+            + sum(rows * cols for _, rows, cols in self.images)
+            + self.max_tokens
+        )

@@ -24,12 +24,27 @@ MODEL = TinyQwen3()
 class Server:
     """``minivllm.server --paper`` as a process of its own."""
 
-    def __init__(self, model: Path, folder: Path, *options: str, **variables: str) -> None:
+    def __init__(
+        self, model: Path, folder: Path, *options: str, **variables: str
+    ) -> None:
         self.folder, self.port = folder, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / "engine.log"
-        command = [sys.executable, "-m", "minivllm.server", "--paper", "--model", str(model)]
-        command += ["--served-model-name", SERVED_MODEL, "--port", str(self.port), *options]
+        command = [
+            sys.executable,
+            "-m",
+            "minivllm.server",
+            "--paper",
+            "--model",
+            str(model),
+        ]
+        command += [
+            "--served-model-name",
+            SERVED_MODEL,
+            "--port",
+            str(self.port),
+            *options,
+        ]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
@@ -41,15 +56,22 @@ class Server:
         while not answers(self.url + ENGINE.ready_path):
             assert self.process.poll() is None, self.log.read_text()
 
-    def statuses(self, *requests: tuple[str, int | None], deadline_s: float = 10) -> list[object]:
-        """What (text, image or None) are answered with, one after another; "hung": nothing."""
+    def statuses(
+        self, *requests: tuple[str, int | None], deadline_s: float = 10
+    ) -> list[object]:
+        """What (text, image or None) are answered with, one after another; "hung":
+        nothing."""
 
         async def run() -> list[object]:
             traffic = Traffic(self.url, SERVED_MODEL, Recorder(self.folder))
             found: list[object] = []
             for text, number in requests:
-                images = [] if number is None else [noise("x", number, MODEL.image_size())]
-                record = await traffic.chat("x", text=text, images=images, deadline_s=deadline_s)
+                images = (
+                    [] if number is None else [noise("x", number, MODEL.image_size())]
+                )
+                record = await traffic.chat(
+                    "x", text=text, images=images, deadline_s=deadline_s
+                )
                 found.append("hung" if record.timed_out else record.status)
             await traffic.close()
             return found
@@ -67,7 +89,8 @@ Start = Callable[..., Server]
 
 
 def servers(folder: Path, models: Path) -> Iterator[Start]:
-    """What starts servers with given options, in ``folder``; they end with the generator."""
+    """What starts servers with given options, in ``folder``; they end with the
+    generator."""
     model = MODEL.write(models)
     started: list[Server] = []
 

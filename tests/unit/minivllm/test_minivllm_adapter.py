@@ -32,9 +32,9 @@ def plan(*options: str, device: str = "cpu", mitigations: tuple[str, ...] = ()) 
         spec=SimpleNamespace(release=MINIVLLM, device=device),
     )
     run = RunCommand(server_args=options, mitigations=mitigations)
-    return ServerSpec(load_scenario("mm-prefill-contract"), run, environment, Path("/model")).plan(
-        8000
-    )
+    return ServerSpec(
+        load_scenario("mm-prefill-contract"), run, environment, Path("/model")
+    ).plan(8000)
 
 
 def test_there_is_one_release_and_the_engine_says_the_same() -> None:
@@ -63,7 +63,11 @@ def test_the_command_is_what_the_server_understands() -> None:
     made = plan("--num-blocks", "9")
     assert made.argv[0] == "/venv/bin/python"
     options = arguments(made.argv[4:])
-    assert (options.port, options.model, options.num_blocks) == (8000, Path("/model"), 9)
+    assert (options.port, options.model, options.num_blocks) == (
+        8000,
+        Path("/model"),
+        9,
+    )
     assert (options.fault, options.fix, options.device) == (["slot-mapping"], [], "cpu")
     assert made.fidelity is Fidelity.TEACHING_ENGINE
     assert arguments(plan(mitigations=("fix",)).argv[4:]).fix == ["slot-mapping"]
@@ -84,7 +88,9 @@ def test_it_is_known_by_its_command() -> None:
 
     engine = get_engine("minivllm")
     assert engine.recognise(Signs(commands=(" ".join(plan().argv),)))
-    assert not engine.recognise(Signs(commands=("python -m vllm.entrypoints.openai.api_server",)))
+    assert not engine.recognise(
+        Signs(commands=("python -m vllm.entrypoints.openai.api_server",))
+    )
 
 
 def test_the_model_is_read_as_it_is_written(tmp_path: Path) -> None:
@@ -93,7 +99,9 @@ def test_the_model_is_read_as_it_is_written(tmp_path: Path) -> None:
     config = ModelConfig.read(folder)
     assert (config.hidden_size, config.head_dim) == (MODEL.hidden, MODEL.head_dim)
     assert config.vision == VisionConfig(
-        depth=MODEL.vision_depth, width=MODEL.vision_width, max_tokens=MODEL.image_tokens
+        depth=MODEL.vision_depth,
+        width=MODEL.vision_width,
+        max_tokens=MODEL.image_tokens,
     )
     raw = (folder / "model.safetensors").read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
@@ -111,5 +119,7 @@ def test_both_sides_count_an_image_s_tokens_alike(width: int, height: int) -> No
 
 def test_an_image_of_the_model_s_size_fills_whole_blocks() -> None:
     """What the scenario's control rests on."""
-    rows, cols = grid_of(*MODEL.image_size(), VisionConfig(max_tokens=MODEL.image_tokens))
+    rows, cols = grid_of(
+        *MODEL.image_size(), VisionConfig(max_tokens=MODEL.image_tokens)
+    )
     assert rows * cols == MODEL.image_tokens == 64

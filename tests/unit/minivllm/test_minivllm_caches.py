@@ -15,8 +15,13 @@ def image(number: int, tokens: int = 4) -> Image:
 
 
 @examples(50)
-@given(st.integers(0, 20), st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), max_size=40))
-def test_both_sides_hold_the_same_images(capacity: int, sent: list[tuple[int, int]]) -> None:
+@given(
+    st.integers(0, 20),
+    st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), max_size=40),
+)
+def test_both_sides_hold_the_same_images(
+    capacity: int, sent: list[tuple[int, int]]
+) -> None:
     front, engine = ImageCache(capacity), ImageCache(capacity)
     for number, tokens in sent:
         whole = image(number, tokens)
@@ -79,14 +84,23 @@ def test_slots_follow_the_block_table(
     start = data.draw(st.integers(0, total - 1))
     end = data.draw(st.integers(start + 1, total))
     slots = list(seq.slots(start, end))
-    assert slots == [seq.block_table[p // size] * size + p % size for p in range(start, end)]
+    assert slots == [
+        seq.block_table[p // size] * size + p % size for p in range(start, end)
+    ]
 
 
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 12))
-def test_the_note_s_sixth_bug_is_short_or_unseen(size: int, text: int, vision: int) -> None:
-    """Short by what the last block has more than of the text alone; whole blocks hide it."""
+def test_the_note_s_sixth_bug_is_short_or_unseen(
+    size: int, text: int, vision: int
+) -> None:
+    """Short by what the last block has more than of the text alone; whole blocks hide
+    it."""
     seq = ImageSequence(
-        1, [0] * text, size, images=(image(0, vision),), faults=frozenset({"slot-mapping"})
+        1,
+        [0] * text,
+        size,
+        images=(image(0, vision),),
+        faults=frozenset({"slot-mapping"}),
     )
     seq.block_table = list(range(1, seq.num_blocks + 1))
     lacking = (text + vision - 1) % size - (text - 1) % size
@@ -108,7 +122,8 @@ def test_a_fault_that_is_on_by_chance() -> None:
     nothing = frozenset[str]()
     assert {by_chance(both, 1.0) for _ in range(20)} == {both}
     assert {by_chance(both, 0.0) for _ in range(20)} == {nothing}
-    # All or none, and anew each time: alike in 64 draws once in 2**63 runs of this test.
+    # All or none, and anew each time: alike in 64 draws once in 2**63 runs of this
+    # test.
     assert {by_chance(both, 0.5) for _ in range(64)} == {both, nothing}
     drawn = [by_chance(both, 0.3, seed) for seed in range(1000)]
     assert drawn == [by_chance(both, 0.3, seed) for seed in range(1000)]

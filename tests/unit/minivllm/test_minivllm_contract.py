@@ -1,4 +1,5 @@
-"""The contract: a right step breaks nothing; each invariant is broken once, by itself."""
+"""The contract: a right step breaks nothing; each invariant is broken once, by
+itself."""
 
 from dataclasses import replace
 from typing import Any
@@ -45,7 +46,10 @@ def test_what_is_not_known_is_not_checked() -> None:
 
 
 def table(*blocks: int) -> dict[str, Any]:
-    return {"sequences": [replace(FIRST, block_table=list(blocks)), SECOND], "slot_mapping": None}
+    return {
+        "sequences": [replace(FIRST, block_table=list(blocks)), SECOND],
+        "slot_mapping": None,
+    }
 
 
 BROKEN: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -53,7 +57,10 @@ BROKEN: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a position too few": ({"positions": RIGHT.positions[:-1]}, ["lengths"]),  # type: ignore[index]
     "a short mask": ({"mask": [1, 1, 1]}, ["lengths"]),
     "short embeddings": ({"inputs_embeds": (8, 16)}, ["lengths"]),
-    "a slot too few": ({"slot_mapping": [12, 13, 14, 15, 4, 5, 20, 21]}, ["slot-count"]),
+    "a slot too few": (
+        {"slot_mapping": [12, 13, 14, 15, 4, 5, 20, 21]},
+        ["slot-count"],
+    ),
     "the null block": (
         {"slot_mapping": [12, 13, 14, 15, 4, 5, 20, 21, 2]},
         ["slot-bounds", "slot-owner"],
@@ -66,13 +73,19 @@ BROKEN: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"slot_mapping": [12, 13, 14, 15, 4, 4, 20, 21, 22]},
         ["slot-unique", "slot-owner"],
     ),
-    "another's block": ({"slot_mapping": [12, 13, 14, 15, 4, 24, 20, 21, 22]}, ["slot-owner"]),
+    "another's block": (
+        {"slot_mapping": [12, 13, 14, 15, 4, 24, 20, 21, 22]},
+        ["slot-owner"],
+    ),
     "a block too few": (table(3), ["block-table"]),
     "a block twice": (table(3, 3), ["block-table"]),
     "no such block": (table(3, 9), ["block-table"]),
     "the null block in a table": (table(3, 0), ["block-table"]),
     "positions start anew": ({"positions": [0, 1, 2, 3, 4, 5, 0, 1, 2]}, ["positions"]),
-    "positions of the text": ({"positions": [0, 1, 2, 0, 1, 2, 4, 5, 6]}, ["positions"]),
+    "positions of the text": (
+        {"positions": [0, 1, 2, 0, 1, 2, 4, 5, 6]},
+        ["positions"],
+    ),
     "cu_seqlens_q": ({"cu_seqlens_q": [0, 3, 6]}, ["cu-seqlens"]),
     "cu_seqlens_k": ({"cu_seqlens_k": [0, 6, 9]}, ["cu-seqlens"]),
     "a row too many": ({"rows": 4}, ["mask-rows"]),

@@ -1,4 +1,5 @@
-"""What the engine says of itself, so that a scenario can see whether its trigger arrived."""
+"""What the engine says of itself, so that a scenario can see whether its trigger
+arrived."""
 
 from typing import cast
 
@@ -35,11 +36,17 @@ def test_a_ghost_s_turn_is_counted_though_nothing_goes() -> None:
     assert (cache.evictions, cache.size) == (1, 4)
 
 
-def ahead(prompts: list[tuple[int, int]], *, scheduling: bool = True, batched: int = 6) -> int:
-    """Steps prepared ahead that an image is in, of prompts of text ids and embeddings."""
+def ahead(
+    prompts: list[tuple[int, int]], *, scheduling: bool = True, batched: int = 6
+) -> int:
+    """Steps prepared ahead that an image is in, of prompts of text ids and
+    embeddings."""
     engine = paper_engine(
         EngineConfig(
-            block_size=2, max_batched_tokens=batched, async_scheduling=scheduling, num_blocks=99
+            block_size=2,
+            max_batched_tokens=batched,
+            async_scheduling=scheduling,
+            num_blocks=99,
         )
     )
     made = [
@@ -53,7 +60,11 @@ def ahead(prompts: list[tuple[int, int]], *, scheduling: bool = True, batched: i
 @pytest.mark.parametrize(
     ("prompts", "more", "count"),
     [
-        ([(10, 4), (10, 4)], {}, 1),  # the second image begins behind the first one's text
+        (
+            [(10, 4), (10, 4)],
+            {},
+            1,
+        ),  # the second image begins behind the first one's text
         ([(10, 4), (10, 4)], {"scheduling": False}, 0),
         ([(10, 4), (10, 4)], {"batched": 99}, 0),  # all in one step
         ([(10, 4)], {}, 0),  # its later chunks hold text alone
@@ -80,8 +91,12 @@ def test_what_the_cache_was_configured_as_is_told_beside_what_it_has(
             engine.images.put(image(number))
         service.sent.put(image(1))  # the front's own cache is not asked
         engine.counts["image_steps_ahead"] = 7
-        lines = (line for line in service.metrics().splitlines() if not line.startswith("#"))
-        values = {name: float(value) for name, value in (line.split(" ") for line in lines)}
+        lines = (
+            line for line in service.metrics().splitlines() if not line.startswith("#")
+        )
+        values = {
+            name: float(value) for name, value in (line.split(" ") for line in lines)
+        }
     finally:
         service.stop()
     told = {name.partition(":")[2]: value for name, value in values.items()}
@@ -93,10 +108,17 @@ def test_what_the_cache_was_configured_as_is_told_beside_what_it_has(
 
 
 @pytest.mark.parametrize("scheduling", [False, True])
-def test_a_gpu_is_given_its_step_before_the_next_one_is_prepared(scheduling: bool) -> None:
+def test_a_gpu_is_given_its_step_before_the_next_one_is_prepared(
+    scheduling: bool,
+) -> None:
     """Else no mask that it has still to read could be written to."""
     engine = paper_engine(
-        EngineConfig(block_size=2, max_batched_tokens=6, async_scheduling=scheduling, num_blocks=99)
+        EngineConfig(
+            block_size=2,
+            max_batched_tokens=6,
+            async_scheduling=scheduling,
+            num_blocks=99,
+        )
     )
     runner = engine.runner
     told: list[str] = []

@@ -1,4 +1,5 @@
-"""The engine on paper: any batch, any sizes, aborts, preemptions; and every fault is found."""
+"""The engine on paper: any batch, any sizes, aborts, preemptions; and every fault is
+found."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -83,7 +84,9 @@ def right(batch: list[Request]) -> list[list[int]]:
 
 @examples(30)
 @given(CONFIGS, BATCHES)
-def test_any_batch_is_answered_rightly(config: EngineConfig, batch: list[Request]) -> None:
+def test_any_batch_is_answered_rightly(
+    config: EngineConfig, batch: list[Request]
+) -> None:
     assert answers(enough(config, batch), batch) == right(batch)
 
 
@@ -95,15 +98,21 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(config=CONFIGS)
     def start(self, config: EngineConfig) -> None:
         blocks = -(-44 // config.block_size) + 1
-        self.engine = paper_engine(replace(config, num_blocks=max(config.num_blocks, blocks)))
+        self.engine = paper_engine(
+            replace(config, num_blocks=max(config.num_blocks, blocks))
+        )
         self.asked: dict[int, tuple[Sequence, Request]] = {}
 
     @rule(target=sequences, request=REQUESTS)
     def ask(self, request: Request) -> object:
-        refusal = self.engine.refusal(request.tokens - request.max_tokens, request.max_tokens)
+        refusal = self.engine.refusal(
+            request.tokens - request.max_tokens, request.max_tokens
+        )
         if refusal:
             return multiple()
-        seq = self.engine.add(request.ids, request.pictures, max_tokens=request.max_tokens)
+        seq = self.engine.add(
+            request.ids, request.pictures, max_tokens=request.max_tokens
+        )
         self.asked[seq.id] = seq, request
         return seq
 
@@ -149,7 +158,9 @@ TestEngineMachine = EngineMachine.TestCase
 
 def test_a_preempted_sequence_answers_as_if_nothing_had_been() -> None:
     batch = [Request(text=6, images=((s, 1, 2),), max_tokens=6, seed=s) for s in (0, 1)]
-    config = EngineConfig(num_blocks=6, block_size=4, max_model_len=64, check_contract="raise")
+    config = EngineConfig(
+        num_blocks=6, block_size=4, max_model_len=64, check_contract="raise"
+    )
     engine = paper_engine(config)
     seqs = [engine.add(r.ids, r.pictures, max_tokens=r.max_tokens) for r in batch]
     assert engine.generate(seqs) == right(batch)
@@ -246,7 +257,8 @@ def test_a_fault_is_found(fault: str, contract: str, says: str) -> None:
 
 
 def test_pad_values_let_two_images_share_a_prefix() -> None:
-    """Two of a few hundred images have one digest modulo 65536: the second gets the first's KV."""
+    """Two of a few hundred images have one digest modulo 65536: the second gets the
+    first's KV."""
     seen: dict[int, bytes] = {}
     for number in range(5000):
         data = b"picture %d" % number
@@ -257,8 +269,13 @@ def test_pad_values_let_two_images_share_a_prefix() -> None:
     twins = [Image.of(each, 2, 2) for each in (seen[pad], data)]
     assert twins[0].data != twins[1].data
     for faults in (frozenset[str](), frozenset({"pad-value-key"})):
-        engine = paper_engine(EngineConfig(block_size=4, check_contract="raise", faults=faults))
-        got = [engine.generate([engine.add([1, 2], [twin], max_tokens=3)])[0] for twin in twins]
+        engine = paper_engine(
+            EngineConfig(block_size=4, check_contract="raise", faults=faults)
+        )
+        got = [
+            engine.generate([engine.add([1, 2], [twin], max_tokens=3)])[0]
+            for twin in twins
+        ]
         wanted = [reference([1, 2], [twin], 3) for twin in twins]
         assert got[0] == wanted[0]
         assert got[1] == (wanted[0] if faults else wanted[1])

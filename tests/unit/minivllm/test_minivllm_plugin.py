@@ -1,4 +1,5 @@
-"""``--plugin``, and the faults that are planted with it: each seen, and not seen without it."""
+"""``--plugin``, and the faults that are planted with it: each seen, and not seen
+without it."""
 
 import codecs
 import http.client
@@ -33,7 +34,11 @@ class Fresh:
         for name in ("server", "service", "paper"):
             self.module(name)
         config = self.module("config").EngineConfig(**sizes)
-        return self.module("config").plugged(PLANTED / plugin, config) if plugin else config
+        return (
+            self.module("config").plugged(PLANTED / plugin, config)
+            if plugin
+            else config
+        )
 
     def engine(self, plugin: Path | str = "", **sizes: int) -> Any:
         return self.module("paper").paper_engine(self.config(plugin, **sizes))
@@ -50,7 +55,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fresh]:
 
 def _minivllm() -> dict[str, ModuleType]:
     """Its modules and a plugin's, which are no longer imported."""
-    names = [n for n in sys.modules if n.partition(".")[0] in ("minivllm", "minivllm_plugin")]
+    names = [
+        n for n in sys.modules if n.partition(".")[0] in ("minivllm", "minivllm_plugin")
+    ]
     return {name: sys.modules.pop(name) for name in names}
 
 
@@ -61,7 +68,11 @@ def start(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def asked(server: Server, text: str, **options: Any) -> dict[str, Any]:
     """The answer to ``text``."""
-    content = {"model": SERVED_MODEL, "messages": [{"role": "user", "content": text}], **options}
+    content = {
+        "model": SERVED_MODEL,
+        "messages": [{"role": "user", "content": text}],
+        **options,
+    }
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     connection.request("POST", "/v1/chat/completions", json.dumps(content))
     found: dict[str, Any] = json.loads(connection.getresponse().read())
@@ -102,7 +113,10 @@ def test_a_plugin_changes_the_config_and_the_classes_of_a_server(
         ("x = 1", r"it has no function plug\(config\)"),
         ("plug = 1", r"it has no function plug\(config\)"),
         ("def plug(config", r"SyntaxError: '\(' was never closed"),
-        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        (
+            "import no_such_module",
+            "ModuleNotFoundError: No module named 'no_such_module'",
+        ),
         ("def plug(config): raise KeyError('x')", "plug: KeyError: 'x'"),
         ("def plug(config): ...", "plug returned no EngineConfig but None"),
     ],
@@ -121,7 +135,14 @@ def test_a_bad_plugin_is_one_sentence(
 
 def test_a_bad_plugin_ends_the_start(tmp_path: Path) -> None:
     model, file = MODEL.write(tmp_path), tmp_path / "none.py"
-    command = [sys.executable, "-m", "minivllm.server", "--paper", "--model", str(model)]
+    command = [
+        sys.executable,
+        "-m",
+        "minivllm.server",
+        "--paper",
+        "--model",
+        str(model),
+    ]
     done = subprocess.run(
         [*command, "--port", "0", "--plugin", str(file)],
         cwd=reproducer_path("minivllm").parent,
@@ -131,10 +152,13 @@ def test_a_bad_plugin_ends_the_start(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"minivllm: plugin {file}: there is no such file"
+    assert (
+        done.stderr.splitlines()[-1]
+        == f"minivllm: plugin {file}: there is no such file"
+    )
 
 
-# -------------------------------------------------------------------------- minivllm's own faults
+# ---------------------------------------------------------------- minivllm's own faults
 
 
 def test_a_hidden_fault_is_on_and_named_nowhere(start: Start) -> None:
@@ -145,8 +169,14 @@ def test_a_hidden_fault_is_on_and_named_nowhere(start: Start) -> None:
     sent = (("hi", None), ("a" * 2100, 1), ("hi", 1), ("hi", 2), ("hi", 3))
     assert server.statuses(*sent) == [200, 400, 500, 200, 200]
     assert server.statuses(("hi", 4), deadline_s=0.5) == ["hung"]
-    seen = server.log.read_text() + Path(f"/proc/{server.process.pid}/cmdline").read_text()
-    seen += Path(f"/proc/{server.process.pid}/environ").read_text().replace(str(server.folder), "")
+    seen = (
+        server.log.read_text() + Path(f"/proc/{server.process.pid}/cmdline").read_text()
+    )
+    seen += (
+        Path(f"/proc/{server.process.pid}/environ")
+        .read_text()
+        .replace(str(server.folder), "")
+    )
     assert "plugin hidden.py is in" in seen
     assert fault not in seen
     assert "fault" not in server.log.read_text()
@@ -170,7 +200,7 @@ def test_a_name_that_is_no_fault_is_not_hidden(
         fresh.config("hidden.py")
 
 
-# -------------------------------------------------------------------------- planted faults
+# ----------------------------------------------------------------------- planted faults
 
 
 @pytest.mark.parametrize("plugin", ["", "swapped_answers.py"])
@@ -181,17 +211,25 @@ def test_two_answers_are_swapped_each_third_time(fresh: Fresh, plugin: str) -> N
     for number in range(1, 10):
         asks = [([number, 1], 6), ([number, 2, 3], 6 + number % 2 * 3)]
         with service._wake:  # both are taken in at once
-            tickets = [service.submit(prompt_of(ids, max_tokens=most)) for ids, most in asks]
-        got = [[t for t in service.tokens(ticket) if t is not None] for ticket in tickets]
+            tickets = [
+                service.submit(prompt_of(ids, max_tokens=most)) for ids, most in asks
+            ]
+        got = [
+            [t for t in service.tokens(ticket) if t is not None] for ticket in tickets
+        ]
         right = [reference(ids, [], most) for ids, most in asks]
-        assert [len(ticket.seq.output_ids) for ticket in tickets] == [most for _, most in asks]
+        assert [len(ticket.seq.output_ids) for ticket in tickets] == [
+            most for _, most in asks
+        ]
         assert [ticket.seq.finish_reason for ticket in tickets] == ["length", "length"]
         if got != right:
             assert [got[0], got[1][:6]] == [right[1][:6], right[0]]
             assert got[1][6:] == right[1][6:]
             swapped.append(number)
         alone = service.submit(prompt_of([number, 4], max_tokens=3))
-        assert [t for t in service.tokens(alone) if t is not None] == reference([number, 4], [], 3)
+        assert [t for t in service.tokens(alone) if t is not None] == reference(
+            [number, 4], [], 3
+        )
     assert swapped == ([3, 6, 9] if plugin else [])
     service.stop()
 
@@ -229,14 +267,24 @@ def test_an_abort_loses_a_block(fresh: Fresh, plugin: str, lost: int) -> None:
         assert len(free) == 19 - lost * number
     waiting = engine.add([1] * 9)
     engine.abort(waiting)
-    assert engine.generate([engine.add([7, 8], max_tokens=9)]) == [reference([7, 8], [], 9)]
-    assert len(free) == 19 - lost * 3, "neither one that had not begun nor one that ended"
+    assert engine.generate([engine.add([7, 8], max_tokens=9)]) == [
+        reference([7, 8], [], 9)
+    ]
+    assert len(free) == 19 - lost * 3, (
+        "neither one that had not begun nor one that ended"
+    )
 
 
-@pytest.mark.parametrize(("plugin", "full"), [("", "length"), ("wrong_finish.py", "stop")])
-def test_a_cut_answer_is_said_to_have_ended(fresh: Fresh, plugin: str, full: str) -> None:
+@pytest.mark.parametrize(
+    ("plugin", "full"), [("", "length"), ("wrong_finish.py", "stop")]
+)
+def test_a_cut_answer_is_said_to_have_ended(
+    fresh: Fresh, plugin: str, full: str
+) -> None:
     engine = fresh.engine(plugin)
-    seqs = [engine.add([1, 2, number], max_tokens=number) for number in (15, 16, 17, 32)]
+    seqs = [
+        engine.add([1, 2, number], max_tokens=number) for number in (15, 16, 17, 32)
+    ]
     for seq, tokens in zip(seqs, engine.generate(seqs), strict=True):
         assert tokens == reference([1, 2, seq.max_tokens], [], seq.max_tokens)
     assert [seq.finish_reason for seq in seqs] == ["length", full, "length", full]
@@ -267,9 +315,16 @@ print(resident() - before, *engine.generate([engine.add([7, 8], max_tokens=9)])[
 
 @pytest.mark.parametrize(("plugin", "each"), [("", 0), ("leak_on_abort.py", 1024)])
 def test_an_abort_keeps_a_megabyte(plugin: str, each: int) -> None:
-    command = [sys.executable, "-c", ABORTS, *([str(PLANTED / plugin)] if plugin else [])]
+    command = [
+        sys.executable,
+        "-c",
+        ABORTS,
+        *([str(PLANTED / plugin)] if plugin else []),
+    ]
     place = reproducer_path("minivllm").parent
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=place, capture_output=True, text=True, check=True
+    )
     grown, *tokens = map(int, done.stdout.split())
     assert grown == pytest.approx(60 * each, abs=2048), "KiB"
     assert tokens == reference([7, 8], [], 9)
@@ -280,7 +335,12 @@ def test_the_longest_prompt_stops_the_engine(start: Start, plugin: str) -> None:
     more = ("--plugin", str(PLANTED / plugin)) if plugin else ()
     server = start("--max-model-len", "64", *more)
     longest = 63 - asked(server, "")["usage"]["prompt_tokens"]
-    assert server.statuses(("a" * (longest - 1), None), ("a" * (longest + 1), None)) == [200, 400]
+    assert server.statuses(
+        ("a" * (longest - 1), None), ("a" * (longest + 1), None)
+    ) == [200, 400]
     answered = "hung" if plugin else 200
-    assert server.statuses(("a" * longest, None), ("hi", None), deadline_s=0.5) == [answered] * 2
+    assert (
+        server.statuses(("a" * longest, None), ("hi", None), deadline_s=0.5)
+        == [answered] * 2
+    )
     assert answers(server.url + "/health")

@@ -1,4 +1,5 @@
-"""A whole minivllm process without torch, hung as vLLM hangs, under the harness's own probes."""
+"""A whole minivllm process without torch, hung as vLLM hangs, under the harness's own
+probes."""
 
 import subprocess
 import sys
@@ -9,7 +10,13 @@ import pytest
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.probes.base import run_probe
-from mmrepro.probes.data import HttpData, InferenceData, LogsData, MetricsData, StacksData
+from mmrepro.probes.data import (
+    HttpData,
+    InferenceData,
+    LogsData,
+    MetricsData,
+    StacksData,
+)
 from mmrepro.probes.http import HttpProbe, InferenceProbe
 from mmrepro.probes.logs import LogsProbe
 from mmrepro.probes.metrics import MetricsProbe
@@ -39,9 +46,14 @@ def test_a_ghost_hangs_it_as_it_hangs_vllm(start: Start) -> None:
     assert not inference.answered
     metrics = server.probe(MetricsProbe(server.url))
     assert isinstance(metrics, MetricsData)
-    assert [metrics.total(ENGINE.metrics[n][0]) for n in ("running", "waiting")] == [0, 0]
+    assert [metrics.total(ENGINE.metrics[n][0]) for n in ("running", "waiting")] == [
+        0,
+        0,
+    ]
     assert metrics.total(ENGINE.metrics["finished"][0]) == 3
-    logs = server.probe(LogsProbe(server.log, ENGINE.log_patterns, ENGINE.progress_pattern))
+    logs = server.probe(
+        LogsProbe(server.log, ENGINE.log_patterns, ENGINE.progress_pattern)
+    )
     assert isinstance(logs, LogsData)
     assert logs.match_counts["added-request"] == 6, "what was refused was not added"
     assert logs.match_counts["fault-on"] == 1
@@ -50,27 +62,42 @@ def test_a_ghost_hangs_it_as_it_hangs_vllm(start: Start) -> None:
     stacks = run_probe(StacksProbe([server.process.pid], samples=2), server.folder, 20)
     if stacks.ok:  # else py-spy may not look here
         assert isinstance(stacks.data, StacksData)
-        threads = [thread for sample in stacks.data.samples for thread in sample.threads]
+        threads = [
+            thread for sample in stacks.data.samples for thread in sample.threads
+        ]
         functions = [frame.function for thread in threads for frame in thread.frames]
         assert any("ImageCache.put" in function for function in functions)
 
 
 def test_a_fault_that_chance_left_off_is_told(start: Start) -> None:
     server = start("--fault", "ghost-key-lru", "--fault-probability=0")
-    logs = server.probe(LogsProbe(server.log, ENGINE.log_patterns, ENGINE.progress_pattern))
+    logs = server.probe(
+        LogsProbe(server.log, ENGINE.log_patterns, ENGINE.progress_pattern)
+    )
     assert isinstance(logs, LogsData)
     assert logs.match_counts["fault-on"] == 0
-    assert "fault ghost-key-lru is off: its probability is 0\n" in server.log.read_text()
+    assert (
+        "fault ghost-key-lru is off: its probability is 0\n" in server.log.read_text()
+    )
 
 
-def test_it_ends_cleanly_on_ctrl_c_and_without_a_model(start: Start, tmp_path: Path) -> None:
+def test_it_ends_cleanly_on_ctrl_c_and_without_a_model(
+    start: Start, tmp_path: Path
+) -> None:
     import signal
 
     server = start()
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(10) == 0
     done = subprocess.run(
-        [sys.executable, "-m", "minivllm.server", "--paper", "--model", str(tmp_path / "none")],
+        [
+            sys.executable,
+            "-m",
+            "minivllm.server",
+            "--paper",
+            "--model",
+            str(tmp_path / "none"),
+        ],
         cwd=reproducer_path("minivllm").parent,
         capture_output=True,
         text=True,

@@ -1,4 +1,5 @@
-"""minivllm's HTTP front over the paper engine, spoken to by the harness's own client and probes."""
+"""minivllm's HTTP front over the paper engine, spoken to by the harness's own client
+and probes."""
 
 import asyncio
 import http.client
@@ -67,7 +68,9 @@ class Client:
 
     def metric(self, short: str) -> float:
         name = ENGINE.metrics[short][0]
-        values = [s.value for s in parse_metrics(self.get("/metrics")[1])[0] if s.name == name]
+        values = [
+            s.value for s in parse_metrics(self.get("/metrics")[1])[0] if s.name == name
+        ]
         assert values, f"no {name}"
         return sum(value or 0.0 for value in values)
 
@@ -104,10 +107,14 @@ def test_the_front_answers_as_the_harness_asks(start: Start) -> None:
         assert record.answered, record.error
         assert (record.completion_tokens, record.finish_reason) == (5, "length")
     assert whole.text == streamed.text != text.text
-    assert whole.prompt_tokens == streamed.prompt_tokens == (text.prompt_tokens or 0) + 4
+    assert (
+        whole.prompt_tokens == streamed.prompt_tokens == (text.prompt_tokens or 0) + 4
+    )
     assert streamed.ttft_s is not None
     assert server.get("/no-such")[0] == 404
-    assert [server.metric(n) for n in ("finished", "mm_cache_queries", "mm_cache_hits")] == [
+    assert [
+        server.metric(n) for n in ("finished", "mm_cache_queries", "mm_cache_hits")
+    ] == [
         3,
         2,
         1,
@@ -128,8 +135,14 @@ def test_the_adapter_names_metrics_that_are_there(start: Start, metric: str) -> 
         ("[]", "not a chat request"),
         ('{"messages": []}', "at least one message"),
         ('{"messages": [{"role": "user", "content": [{"type": "video"}]}]}', "'video'"),
-        ('{"messages": [{"role": "user", "content": "x"}], "max_tokens": -1}', "out of range"),
-        ('{"messages": [{"role": "user", "content": "' + "x" * 200 + '"}]}', "context length"),
+        (
+            '{"messages": [{"role": "user", "content": "x"}], "max_tokens": -1}',
+            "out of range",
+        ),
+        (
+            '{"messages": [{"role": "user", "content": "' + "x" * 200 + '"}]}',
+            "context length",
+        ),
         ("[" * 100_000, "not a chat request"),
     ],
 )
@@ -139,7 +152,9 @@ def test_what_is_not_a_request_is_a_400(start: Start, body: str, says: str) -> N
     assert says in json.loads(text)["error"]["message"]
 
 
-@pytest.mark.parametrize("url", ["https://host/x.png", "data:image/png;base64,AAAA", "file:///x"])
+@pytest.mark.parametrize(
+    "url", ["https://host/x.png", "data:image/png;base64,AAAA", "file:///x"]
+)
 def test_an_image_that_is_none_is_refused(chat: Chat, url: str) -> None:
     with pytest.raises(BadRequest, match=r"data:image|not a picture"):
         chat.image(url)
@@ -168,7 +183,9 @@ def test_a_client_that_goes_away_is_aborted(start: Start, stream: bool) -> None:
     server.front.service.engine.runner.run = held
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 60}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body | {"stream": stream}))
+    connection.request(
+        "POST", "/v1/chat/completions", json.dumps(body | {"stream": stream})
+    )
     connection.close()
     service = server.front.service
     wait_until(lambda: any(ticket.aborted for ticket in service._open))
@@ -188,20 +205,28 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_desynchronised_image_cache_is_a_500(start: Start) -> None:
-    """The first half of vllm#43941; its second, the endless eviction, is in the caches' tests."""
-    server = start(EngineConfig(**{**vars(SMALL), "faults": frozenset({"ghost-key-lru"})}))
+    """The first half of vllm#43941; its second, the endless eviction, is in the caches'
+    tests."""
+    server = start(
+        EngineConfig(**{**vars(SMALL), "faults": frozenset({"ghost-key-lru"})})
+    )
     refused = server.chat("too long", text="x" * 200, images=[X])
     again = server.chat("short", images=[X])
     other = server.chat("another", images=[noise("Y", 2, (56, 56))])
     assert (refused.status, again.status, other.status) == (400, 500, 200)
     assert "Expected a cached item for mm_hash=" in again.error
     right = start()
-    assert [right.chat("r", text=t, images=[X]).status for t in ("x" * 200, "hi")] == [400, 200]
+    assert [right.chat("r", text=t, images=[X]).status for t in ("x" * 200, "hi")] == [
+        400,
+        200,
+    ]
 
 
 def test_a_budget_that_is_too_small_ends_the_loop(start: Start) -> None:
     faults = frozenset({"kv-budget"})
-    server = start(EngineConfig(num_blocks=81, block_size=4, max_model_len=320, faults=faults))
+    server = start(
+        EngineConfig(num_blocks=81, block_size=4, max_model_len=320, faults=faults)
+    )
     prompt = server.chat("short prompt", max_tokens=1)
     assert prompt.answered, prompt.error
     too_long = server.chat("no room", text="x" * 60)
@@ -218,7 +243,11 @@ def test_the_options_are_the_config_s() -> None:
     options = arguments(["--model", "x", "--fault", "kv-budget", "--check-contract"])
     assert (options.fault, options.check_contract) == (["kv-budget"], "raise")
     assert options.block_size == EngineConfig().block_size
-    for name in EngineConfig.__dataclass_fields__.keys() - {"faults", "check_contract", "device"}:
+    for name in EngineConfig.__dataclass_fields__.keys() - {
+        "faults",
+        "check_contract",
+        "device",
+    }:
         assert getattr(options, name) == getattr(EngineConfig(), name), name
 
 

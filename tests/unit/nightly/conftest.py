@@ -12,7 +12,9 @@ from night_documents import Script
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Script:
+def script(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Script:
     """``nightly.py WORDS``: its exit code, and what it printed."""
 
     def mmrepro(*words: str) -> tuple[int, str, str]:

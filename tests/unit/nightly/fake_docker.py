@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""A fake of `docker run`: the container's program runs on this machine, with the paths of mounts.
+"""A fake of `docker run`: the container's program runs on this machine, with the paths
+of mounts.
 
-FAKE_DOCKER is a folder. In it, `calls` gets each call's arguments and variables; `program`, where
-it is there, runs in place of the image's entry point, as a stranger who took the container over.
-"""
+FAKE_DOCKER is a folder. In it, `calls` gets each call's arguments and variables;
+`program`, where it is there, runs in place of the image's entry point, as a stranger
+who took the container over."""
 
 import json
 import os
@@ -14,7 +15,10 @@ from pathlib import Path
 def main() -> None:
     folder = Path(os.environ["FAKE_DOCKER"])
     with (folder / "calls").open("a") as file:
-        file.write(json.dumps({"arguments": sys.argv[1:], "variables": dict(os.environ)}) + "\n")
+        file.write(
+            json.dumps({"arguments": sys.argv[1:], "variables": dict(os.environ)})
+            + "\n"
+        )
     if sys.argv[1] != "run":
         return
     program = ""
@@ -38,7 +42,9 @@ def main() -> None:
         os.execv(hostile, [str(hostile)])
     given = [placed(word, mounts) for word in words]
     program = program or "mmrepro"
-    os.execvpe(program, [program, *given], {**variables, "CACHE": mounts.get("/cache", "")})
+    os.execvpe(
+        program, [program, *given], {**variables, "CACHE": mounts.get("/cache", "")}
+    )
 
 
 def placed(word: str, mounts: dict[str, str]) -> str:

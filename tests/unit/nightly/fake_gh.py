@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""A fake of GitHub's `gh`: it keeps issues, labels and the calls in the JSON file of FAKE_GH.
+"""A fake of GitHub's `gh`: it keeps issues, labels and the calls in the JSON file of
+FAKE_GH.
 
-As strict as the real one where our script may go wrong: unknown options, a label that is not there,
-a body that is too long and an issue that does not exist are errors. FAKE_GH_FAILS: the number of
-the call at which it answers as if the network were gone.
+As strict as the real one where our script may go wrong: unknown options, a label that
+is not there, a body that is too long and an issue that does not exist are errors.
+FAKE_GH_FAILS: the number of the call at which it answers as if the network were gone.
 """
 
 import argparse
@@ -81,7 +82,14 @@ def answer(known: dict, asked: argparse.Namespace) -> None:
             "number": len(known["issues"]) + 1,
             "title": asked.title,
             "body": body(asked),
-            "labels": [{"id": "LA_1", "name": asked.label, "description": "", "color": "5319e7"}],
+            "labels": [
+                {
+                    "id": "LA_1",
+                    "name": asked.label,
+                    "description": "",
+                    "color": "5319e7",
+                }
+            ],
             "state": "OPEN",
             "comments": [],
         }

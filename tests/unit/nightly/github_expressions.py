@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _NAME = r"[A-Za-z_][\w-]*(?:\.[A-Za-z_][\w-]*)*"
-_TERM = re.compile(rf"\s*(?:'(?P<text>[^']*)'|(?P<name>{_NAME})(?:\((?P<given>{_NAME})?\))?)\s*")
+_TERM = re.compile(
+    rf"\s*(?:'(?P<text>[^']*)'|(?P<name>{_NAME})(?:\((?P<given>{_NAME})?\))?)\s*"
+)
 _CALL = re.compile(r"\(.*\)\s*$")
 _CONTEXTS = ("github", "inputs", "vars", "needs", "steps", "matrix", "env", "runner")
 _STRICT = ("github", "matrix", "env", "runner")
-"""Where a name that is not there is a mistake of a test or of the workflow; else it is "". So is a
-job in ``needs``."""
+"""Where a name that is not there is a mistake of a test or of the workflow; else it is
+"". So is a job in ``needs``."""
 
 
 class Unknown(Exception):

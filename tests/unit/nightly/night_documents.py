@@ -26,15 +26,20 @@ def document(history: History, excused: Quarantine = NOBODY) -> Json:
     """What `mmrepro matrix report --format json` prints of the newest night."""
     if history.newest is None:
         return {name: [] for name in NEEDED}
-    found: Json = json.loads(render(KIND, NightView(history, history.newest, excused), "json"))
+    found: Json = json.loads(
+        render(KIND, NightView(history, history.newest, excused), "json")
+    )
     return found
 
 
 def concerns_at(
     history: History, hours: float | None = None, excused: Quarantine = NOBODY
 ) -> dict[str, Json]:
-    """Its concerns, so many hours after the first night of made_nights; None: none is late."""
+    """Its concerns, so many hours after the first night of made_nights; None: none is
+    late."""
     made = document(history, excused)
-    newest = datetime.fromisoformat(made["nights"][-1]["began"]) if made["nights"] else BEGAN
+    newest = (
+        datetime.fromisoformat(made["nights"][-1]["began"]) if made["nights"] else BEGAN
+    )
     now = newest if hours is None else BEGAN + timedelta(hours=hours)
     return concerns_of(made, watch(made, now))

@@ -1,10 +1,10 @@
 """A GitHub workflow run here: every ``run:`` step in the shell that GitHub gives it.
 
-Real: bash with GitHub's flags, the merged variables, the files behind GITHUB_OUTPUT, GITHUB_ENV,
-GITHUB_PATH and GITHUB_STEP_SUMMARY, outputs, ``needs``, the matrix, conditions, time limits.
-Emulated by copying: a checkout (a clone of ``origin``), artifacts (folders), a container (its
-variables and volumes; the steps run on this machine). Whatever it does not know, it refuses.
-"""
+Real: bash with GitHub's flags, the merged variables, the files behind GITHUB_OUTPUT,
+GITHUB_ENV, GITHUB_PATH and GITHUB_STEP_SUMMARY, outputs, ``needs``, the matrix,
+conditions, time limits. Emulated by copying: a checkout (a clone of ``origin``),
+artifacts (folders), a container (its variables and volumes; the steps run on this
+machine). Whatever it does not know, it refuses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class StepResult:
 
     @property
     def annotations(self) -> list[Command]:
-        """All that GitHub's runner takes for commands: nothing else is written on purpose."""
+        """All that GitHub's runner takes for commands: nothing else is written on
+        purpose."""
         return commands_in(self.output.splitlines())
 
 
@@ -68,8 +69,8 @@ def load(path: Path) -> dict[str, Any]:
 
 @dataclass
 class Night:
-    """One run of a workflow, in ``folder``. Of ``github``, ``inputs`` and ``variables`` GitHub
-    would know; ``machine`` is the variables that a runner or an image has."""
+    """One run of a workflow, in ``folder``. Of ``github``, ``inputs`` and ``variables``
+    GitHub would know; ``machine`` is the variables that a runner or an image has."""
 
     workflow: Path
     origin: Path
@@ -84,7 +85,8 @@ class Night:
     gone: frozenset[str] = frozenset()
     """Jobs, as they are shown, whose runner never answers."""
     actions: Mapping[str, Path] = field(default_factory=dict)
-    """Composite actions by the names that the workflow has for them, and their folders."""
+    """Composite actions by the names that the workflow has for them, and their
+    folders."""
     jobs: dict[str, list[JobResult]] = field(default_factory=dict)
 
     def run(self) -> dict[str, list[JobResult]]:
@@ -101,7 +103,9 @@ class Night:
     def again(self) -> dict[str, list[JobResult]]:
         """ "Re-run failed jobs": those that did not succeed, and all that need them."""
         stale: set[str] = set()
-        for name, job in self.definition["jobs"].items():  # each after those that it needs
+        for name, job in self.definition[
+            "jobs"
+        ].items():  # each after those that it needs
             if self.result(name) != "success" or stale & set(_needs(job)):
                 stale.add(name)
         attempt = str(int(self.github["run_attempt"]) + 1)
@@ -124,7 +128,9 @@ class Night:
         needs = {
             name: {
                 "result": self.result(name),
-                "outputs": {k: v for one in self.jobs[name] for k, v in one.outputs.items()},
+                "outputs": {
+                    k: v for one in self.jobs[name] for k, v in one.outputs.items()
+                },
             }
             for name in _needs(job)
         }
@@ -143,16 +149,33 @@ class Night:
         }
 
     def _job(
-        self, name: str, job: Mapping[str, Any], kept: Mapping[str, JobResult] | None = None
+        self,
+        name: str,
+        job: Mapping[str, Any],
+        kept: Mapping[str, JobResult] | None = None,
     ) -> list[JobResult]:
-        _only(job, "name", "needs", "if", "runs-on", "timeout-minutes", "permissions", "outputs",
-              "steps", "strategy", "container", "env")  # fmt: skip
+        _only(
+            job,
+            "name",
+            "needs",
+            "if",
+            "runs-on",
+            "timeout-minutes",
+            "permissions",
+            "outputs",
+            "steps",
+            "strategy",
+            "container",
+            "env",
+        )
         contexts = self._contexts(job)
         whole = all(self.result(one) == "success" for one in _needs(job))
         if not _condition(job.get("if"), contexts, whole):
             return [JobResult(name, "skipped")]
         return [
-            self._machine(name, job, {**contexts, "steps": {}, "matrix": values}, kept or {})
+            self._machine(
+                name, job, {**contexts, "steps": {}, "matrix": values}, kept or {}
+            )
             for values in _matrix(job.get("strategy", {}), contexts)
         ]
 
@@ -186,7 +209,9 @@ class Machine:
     ) -> None:
         self.night, self.contexts = night, contexts
         folder = re.sub(r"\W+", "-", shown).strip("-")
-        self.folder = night.folder / f"attempt-{night.github.get('run_attempt', '1')}" / folder
+        self.folder = (
+            night.folder / f"attempt-{night.github.get('run_attempt', '1')}" / folder
+        )
         self.workspace = self.folder / "workspace"
         self.temporary = self.folder / "temp"
         for one in (self.workspace, self.temporary, self.folder / "home"):
@@ -196,7 +221,9 @@ class Machine:
         self.numbers = itertools.count()
         """Of the files of steps, those of actions among them."""
         self.seconds = 60 * float(interpolated(job["timeout-minutes"], contexts))
-        self.volumes = [v.split(":")[1] for v in job.get("container", {}).get("volumes", [])]
+        self.volumes = [
+            v.split(":")[1] for v in job.get("container", {}).get("volumes", [])
+        ]
         github = {
             f"GITHUB_{key.upper()}": value
             for key, value in night.github.items()
@@ -229,14 +256,27 @@ class Machine:
         return found
 
     def step(self, step: Mapping[str, Any], result: JobResult) -> None:
-        _only(step, "name", "id", "if", "env", "run", "uses", "with", "continue-on-error", "shell")
+        _only(
+            step,
+            "name",
+            "id",
+            "if",
+            "env",
+            "run",
+            "uses",
+            "with",
+            "continue-on-error",
+            "shell",
+        )
         name = step.get("name", step.get("uses", "").partition("@")[0])
         if name in self.night.without:
             return
         if not _condition(step.get("if"), self.contexts, result.result == "success"):
             return
         began = time.monotonic()
-        given = {k: interpolated(v, self.contexts) for k, v in step.get("with", {}).items()}
+        given = {
+            k: interpolated(v, self.contexts) for k, v in step.get("with", {}).items()
+        }
         action = self.night.actions.get(step.get("uses", "").partition("@")[0])
         if action is not None:
             self._composite(action, given, result)
@@ -260,7 +300,12 @@ class Machine:
         script.write_text(step["run"])
         files = {
             name: self.temporary / f"{name.lower()}-{number}"
-            for name in ("GITHUB_OUTPUT", "GITHUB_ENV", "GITHUB_PATH", "GITHUB_STEP_SUMMARY")
+            for name in (
+                "GITHUB_OUTPUT",
+                "GITHUB_ENV",
+                "GITHUB_PATH",
+                "GITHUB_STEP_SUMMARY",
+            )
         }
         for path in files.values():
             path.touch()
@@ -271,10 +316,16 @@ class Machine:
         }
         try:
             done = subprocess.run(
-                [*SHELLS[shell], str(script)], cwd=self.workspace, env=variables, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=self.seconds,
-                stdin=subprocess.DEVNULL, check=False,
-            )  # fmt: skip
+                [*SHELLS[shell], str(script)],
+                cwd=self.workspace,
+                env=variables,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=self.seconds,
+                stdin=subprocess.DEVNULL,
+                check=False,
+            )
             code, output = done.returncode, done.stdout
         except subprocess.TimeoutExpired as error:
             code, output = 124, f"{error}"
@@ -283,11 +334,16 @@ class Machine:
             self.variables["PATH"] = f"{folder}:{self.variables['PATH']}"
         result.summary += files["GITHUB_STEP_SUMMARY"].read_text()
         if "id" in step:
-            self.contexts["steps"][step["id"]] = {"outputs": _pairs(files["GITHUB_OUTPUT"])}
+            self.contexts["steps"][step["id"]] = {
+                "outputs": _pairs(files["GITHUB_OUTPUT"])
+            }
         return code, output
 
-    def _composite(self, folder: Path, given: Mapping[str, Any], result: JobResult) -> None:
-        """The steps of an action: it has inputs and steps of its own, and the job's variables."""
+    def _composite(
+        self, folder: Path, given: Mapping[str, Any], result: JobResult
+    ) -> None:
+        """The steps of an action: it has inputs and steps of its own, and the job's
+        variables."""
         definition = load(folder / "action.yml")
         declared = definition["inputs"]
         _only(given, *declared)
@@ -310,7 +366,7 @@ class Machine:
         finally:
             self.contexts = outside
 
-    # ------------------------------------------------------------------ emulated actions
+    # ----------------------------------------------------------------- emulated actions
 
     def _uses(self, name: str, action: str, given: dict[str, Any]) -> tuple[int, str]:
         known = {
@@ -327,9 +383,18 @@ class Machine:
     def _checkout(self, given: dict[str, Any]) -> tuple[int, str]:
         _only(given, "persist-credentials")
         subprocess.run(
-            ["git", "clone", "--quiet", "--depth", "1", f"file://{self.night.origin}", "."],
-            cwd=self.workspace, check=True,
-        )  # fmt: skip
+            [
+                "git",
+                "clone",
+                "--quiet",
+                "--depth",
+                "1",
+                f"file://{self.night.origin}",
+                ".",
+            ],
+            cwd=self.workspace,
+            check=True,
+        )
         return 0, ""
 
     def _upload(self, given: dict[str, Any]) -> tuple[int, str]:
@@ -344,7 +409,9 @@ class Machine:
                 return 1, f"an artifact called {target.name} is there"
             shutil.rmtree(target)
         for path in files:
-            copy = target / path.relative_to(source if source.is_dir() else source.parent)
+            copy = target / path.relative_to(
+                source if source.is_dir() else source.parent
+            )
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)  # an artifact keeps no modes
         return 0, f"{len(files)} files"
@@ -389,7 +456,8 @@ class Machine:
 
 
 def _shown(folder: Path) -> Iterator[Path]:
-    """All below ``folder`` that upload-artifact takes: nothing hidden. Or a file alone."""
+    """All below ``folder`` that upload-artifact takes: nothing hidden. Or a file
+    alone."""
     if folder.is_file():
         yield folder
     for path in sorted(folder.rglob("*")):
@@ -409,17 +477,25 @@ def _condition(condition: Any, contexts: Mapping[str, Any], otherwise: bool) -> 
     return value if "always()" in condition else value and otherwise
 
 
-def _matrix(strategy: Mapping[str, Any], contexts: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _matrix(
+    strategy: Mapping[str, Any], contexts: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     _only(strategy, "fail-fast", "matrix")
     axes = {k: interpolated(v, contexts) for k, v in strategy.get("matrix", {}).items()}
     _only({k: v for k, v in axes.items() if not isinstance(v, list)})
-    if {"include", "exclude"} & set(axes) or (axes and strategy.get("fail-fast") is not False):
+    if {"include", "exclude"} & set(axes) or (
+        axes and strategy.get("fail-fast") is not False
+    ):
         raise Unknown(f"{dict(strategy)}")
-    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    return [
+        dict(zip(axes, values, strict=True))
+        for values in itertools.product(*axes.values())
+    ]
 
 
 def _pairs(path: Path) -> dict[str, str]:
-    """NAME=VALUE lines, and NAME<<END with the lines until END, as the runner reads both."""
+    """NAME=VALUE lines, and NAME<<END with the lines until END, as the runner reads
+    both."""
     found = {}
     lines = iter(path.read_text().splitlines())
     for line in lines:

@@ -1,4 +1,5 @@
-"""Workflow commands: the worst first, ten at most, and never one that somebody else wrote."""
+"""Workflow commands: the worst first, ten at most, and never one that somebody else
+wrote."""
 
 from __future__ import annotations
 
@@ -36,13 +37,29 @@ NASTY = [
     "100% %0A::add-mask::secret %25 %3A%2C",
     "a,b=c:d::e",
 ]
-PIECES = ["::", "##[", "%", "\n", "\r", "]", ",", ":", "=", "add-mask", " ", "error", "%0A",
-          "\u2028", "\x85", "\x1b["]  # fmt: skip
+PIECES = [
+    "::",
+    "##[",
+    "%",
+    "\n",
+    "\r",
+    "]",
+    ",",
+    ":",
+    "=",
+    "add-mask",
+    " ",
+    "error",
+    "%0A",
+    "\u2028",
+    "\x85",
+    "\x1b[",
+]
 TEXTS = st.one_of(
     st.sampled_from(NASTY),
     st.lists(st.sampled_from(PIECES), max_size=12).map("".join),
     st.text(),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("text", NASTY)
@@ -61,7 +78,9 @@ def test_the_runner_reads_what_was_meant(title: str, text: str, level: str) -> N
     assert read.properties.keys() == {"title"}
     assert read.properties["title"] == one_line(title, 120).replace("##[", "## [")
     assert read.data == one_line(text, 1000).replace("##[", "## [")
-    assert as_the_runner_reads_it(f"2026-11-22T03:00:00Z {line}") is None, "shown in another log"
+    assert as_the_runner_reads_it(f"2026-11-22T03:00:00Z {line}") is None, (
+        "shown in another log"
+    )
 
 
 @given(text=TEXTS)
@@ -78,8 +97,12 @@ def test_nothing_in_a_ledger_becomes_a_command(text: str) -> None:
     run = attempt(of, "n", 1, REPRODUCED, expected=HEALTHY)
     lost = attempt(cell("0.24.0"), "n", 1, None)
     run.explanation = run.command = lost.error = text
-    history = one_night((of, HEALTHY, [run]), (cell("0.24.0"), HEALTHY, [lost]), title=text)
-    history.take(Event(night="n", what=EventKind.DRIFT, identity="x", cell=of.id, text=text))
+    history = one_night(
+        (of, HEALTHY, [run]), (cell("0.24.0"), HEALTHY, [lost]), title=text
+    )
+    history.take(
+        Event(night="n", what=EventKind.DRIFT, identity="x", cell=of.id, text=text)
+    )
     lines = [one.line for one in annotations_of(document(history))]
     assert len(lines) == 2
     for line in lines:
@@ -99,7 +122,9 @@ def test_the_worst_first_and_the_last_says_how_many_more() -> None:
     assert five[:4] == everything[:4]
     left = Counter(one.level for one in everything[4:])
     told = ", ".join(f"{n} {level}{'s' * (n > 1)}" for level, n in left.items())
-    more = f"{len(everything) - 4} more were not shown ({told}): see this run's summary."
+    more = (
+        f"{len(everything) - 4} more were not shown ({told}): see this run's summary."
+    )
     assert (five[4].text, five[4].level) == (more, everything[4].level)
     assert len(annotations_of(night_shown, 1)) == 1
     exact = annotations_of(night_shown, len(everything))
@@ -111,11 +136,16 @@ def test_each_cell_is_told_once() -> None:
     history = one_night((of, HEALTHY, runs_of(of, HEALTHY, REPRODUCED)))
     assert [a.title for a in annotations_of(document(history))] == ["not as expected"]
     history.take(
-        Event(night="n", what=EventKind.DRIFT, identity="x", cell=of.id, text="It drifts.")
+        Event(
+            night="n", what=EventKind.DRIFT, identity="x", cell=of.id, text="It drifts."
+        )
     )
     (told,) = annotations_of(document(history))
     assert told.title == "drift"
-    assert told.text == "It drifts. Repeat it: mmrepro run ghost-key-eviction --release 0.23.0"
+    assert (
+        told.text
+        == "It drifts. Repeat it: mmrepro run ghost-key-eviction --release 0.23.0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,12 +175,16 @@ def test_in_quarantine_it_is_a_notice_and_an_expired_entry_a_warning() -> None:
     of = cell()
     history = one_night((of, HEALTHY, runs_of(of, HEALTHY, REPRODUCED)))
     history.take(
-        Event(night="n", what=EventKind.DRIFT, identity="x", cell=of.id, text="It drifts.")
+        Event(
+            night="n", what=EventKind.DRIFT, identity="x", cell=of.id, text="It drifts."
+        )
     )
     known = document(history, excused(("ghost-key-eviction", "0.23.0")))
     (told,) = annotations_of(known)
     assert (told.level, told.title) == ("notice", "in quarantine")
-    unused = document(history, excused(("ghost-key-eviction", "0.23.0"), ("other", "1")))
+    unused = document(
+        history, excused(("ghost-key-eviction", "0.23.0"), ("other", "1"))
+    )
     assert [a.level for a in annotations_of(unused)] == ["warning", "notice"]
 
 
@@ -175,7 +209,10 @@ def test_the_command(tmp_path: Path, script: Script) -> None:
 
 def test_a_note(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
-    assert script("note", "error", "A machine", "is gone\n") == (0, "A machine: is gone\n\n")
+    assert script("note", "error", "A machine", "is gone\n") == (
+        0,
+        "A machine: is gone\n\n",
+    )
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     line = script("note", "error", "A machine", "is gone: 5 %\nof it")[1]
     assert line == "::error title=A machine::is gone: 5 %25 of it\n"

@@ -1,4 +1,5 @@
-"""One open issue for each concern: opened, rewritten, closed; and nothing done twice."""
+"""One open issue for each concern: opened, rewritten, closed; and nothing done
+twice."""
 
 from __future__ import annotations
 
@@ -59,7 +60,10 @@ class FakeTracker:
                 self.issues.append({**issue, "state": "OPEN"})
                 continue
             if action["do"] == "update":
-                self.issues[number - 1] = {**self.issues[number - 1], "body": action["body"]}
+                self.issues[number - 1] = {
+                    **self.issues[number - 1],
+                    "body": action["body"],
+                }
             else:
                 self.close(number)
             if action["comment"]:
@@ -97,7 +101,8 @@ def test_it_is_opened_rewritten_and_closed() -> None:
     fourth = known(*LOST, night(3, {MID: "l"}), night(4, {MID: "r"}))
     (close,) = decide(fourth, tracker.issues).actions
     assert (
-        close["comment"] == "In night n4 it is reproduced (1 × reproduced): it has a verdict again."
+        close["comment"]
+        == "In night n4 it is reproduced (1 × reproduced): it has a verdict again."
     )
     tracker.apply(decide(fourth, tracker.issues))
     assert not tracker.open
@@ -111,7 +116,9 @@ def test_another_state_is_worth_a_comment() -> None:
     nights.append(night(3, {MID: "d"}, parts={"environment": "e3"}))
     tracker.apply(decide(known(*nights), tracker.issues))
     (comment,) = [text for number, text in tracker.comments if number == 1]
-    assert comment.startswith("It was reproduced. **Night n3:** different-failure, 0 of 1 ")
+    assert comment.startswith(
+        "It was reproduced. **Night n3:** different-failure, 0 of 1 "
+    )
 
 
 def test_closed_by_hand_it_stays_closed_until_it_is_told_anew() -> None:
@@ -130,7 +137,11 @@ def test_the_newer_of_two_is_closed_as_the_same() -> None:
     tracker.apply(decide(known(*LOST), tracker.issues))
     tracker.apply(decide(known(*LOST), []))
     (close,) = decide(known(*LOST), list(reversed(tracker.issues))).actions
-    assert (close["do"], close["number"], close["reason"]) == ("close", 2, "not planned")
+    assert (close["do"], close["number"], close["reason"]) == (
+        "close",
+        2,
+        "not planned",
+    )
     assert close["comment"] == "The same as #1, which goes on."
 
 
@@ -193,14 +204,18 @@ def test_the_worst_come_first_and_the_rest_waits() -> None:
 
 def test_a_missing_night_has_an_issue_until_one_begins() -> None:
     tracker = FakeTracker()
-    tracker.apply(decide(known(night(1, {MID: "r"}, hours=0), hours=40), tracker.issues))
+    tracker.apply(
+        decide(known(night(1, {MID: "r"}, hours=0), hours=40), tracker.issues)
+    )
     assert list(tracker.open) == ["night-missing:n1"]
     later = known(night(1, {MID: "r"}, hours=0), hours=60)
     assert decide(later, tracker.issues) == Decided(), "not one word more an hour later"
     nights = [night(1, {MID: "r"}, hours=0), night(2, {MID: "r"}, hours=61)]
     tracker.apply(decide(known(*nights, hours=62), tracker.issues))
     assert not tracker.open
-    assert tracker.comments == [(1, "Night n2 began on 2026-11-03 16:00 UTC and is complete.")]
+    assert tracker.comments == [
+        (1, "Night n2 began on 2026-11-03 16:00 UTC and is complete.")
+    ]
 
 
 def test_a_ledger_in_which_nothing_ran_has_one_too() -> None:
@@ -226,11 +241,15 @@ def test_concerns_of_runs_that_are_missing() -> None:
     assert at(99, first, second)["night-missing:n2"] == ""
     assert at(99) == {"night-missing:": ""}
     empty = night(2, {MID: ""}, hours=35)
-    assert "night-missing:n1" not in at(36, first, empty), "which shows no life, and ends nothing"
+    assert "night-missing:n1" not in at(36, first, empty), (
+        "which shows no life, and ends nothing"
+    )
     third = night(3, {MID: "r"}, hours=50)
     assert at(51, first, empty, third)["night-missing:n1"].startswith("Night n3 began")
     running = night(1, {MID: "r"}, hours=0, state=NightState.RUNNING)
-    assert at(25, running)["night-missing:n1"] == "", "until the next one: an end is not enough"
+    assert at(25, running)["night-missing:n1"] == "", (
+        "until the next one: an end is not enough"
+    )
     assert "night-missing:n1" not in at(25, first)
 
 
@@ -244,7 +263,9 @@ NIGHTS = st.lists(
         st.dictionaries(st.sampled_from(CELLS), LETTERS, max_size=5),
         st.sampled_from([E1, E2]),
         st.sampled_from([None, Outcome.REPRODUCED, Outcome.NOT_REPRODUCED]),
-        st.sampled_from([NightState.COMPLETE, NightState.RUNNING, NightState.OUT_OF_TIME]),
+        st.sampled_from(
+            [NightState.COMPLETE, NightState.RUNNING, NightState.OUT_OF_TIME]
+        ),
         st.integers(0, 3),  # how many issues somebody closes by hand after it
     ),
     max_size=7,
@@ -253,7 +274,9 @@ NIGHTS = st.lists(
 
 @given(nights=NIGHTS, most=st.sampled_from([None, 1, 3]), forgets=st.booleans())
 def test_any_ledger_night_after_night(
-    nights: list[tuple[dict[Cell, str], dict[str, str], Outcome | None, NightState, int]],
+    nights: list[
+        tuple[dict[Cell, str], dict[str, str], Outcome | None, NightState, int]
+    ],
     most: int | None,
     forgets: bool,
 ) -> None:
@@ -270,7 +293,9 @@ def test_any_ledger_night_after_night(
             if not decided.held:
                 break
         there = [i for i in tracker.issues if i["state"] == "OPEN" or not forgets]
-        assert decide(found, there, most=most) == Decided(), "the second call finds nothing to do"
+        assert decide(found, there, most=most) == Decided(), (
+            "the second call finds nothing to do"
+        )
         standing = {i for i, c in found.items() if not c["over"]}
         shut = [mark_of_issue(i) for i in tracker.issues if i["state"] != "OPEN"]
         by_hand = {mark["identity"] for mark in shut if mark}
@@ -283,13 +308,19 @@ def test_any_ledger_night_after_night(
 
 @given(nights=NIGHTS)
 def test_a_night_in_which_a_cell_is_not_run_ends_nothing(
-    nights: list[tuple[dict[Cell, str], dict[str, str], Outcome | None, NightState, int]],
+    nights: list[
+        tuple[dict[Cell, str], dict[str, str], Outcome | None, NightState, int]
+    ],
 ) -> None:
-    made = [night(n, r, parts=p, expected=e) for n, (r, p, e, _, _) in enumerate(nights, 1)]
+    made = [
+        night(n, r, parts=p, expected=e) for n, (r, p, e, _, _) in enumerate(nights, 1)
+    ]
     before = {i for i, c in concerns(told(*made)).items() if not c.over}
     for letters in ("", "l", "li"):
         idle = night(len(made) + 1, dict.fromkeys(CELLS, letters))
-        assert before <= {i for i, c in concerns(told(*made, idle)).items() if not c.over}
+        assert before <= {
+            i for i, c in concerns(told(*made, idle)).items() if not c.over
+        }
 
 
 WORDS = st.one_of(st.text(), st.text('<!->{}"\\ \n', max_size=12), st.just("--><b>"))
@@ -315,15 +346,22 @@ def test_a_mark_is_read_back_whatever_is_in_it(
 def test_the_command(tmp_path: Path, script: Script) -> None:
     """With the issues from a file: nothing is done, and what would be is printed."""
     two = {MID: "r", NEW: "r"}
-    folder = written(tmp_path / "M", night(1, two), night(2, dict.fromkeys(two, "l")), ago=1)
+    folder = written(
+        tmp_path / "M", night(1, two), night(2, dict.fromkeys(two, "l")), ago=1
+    )
     there, free = tmp_path / "open.json", tmp_path / "q.toml"
     there.write_text("[]")
     code, text = script("issues", folder, "--open", there, "--json")
     first, _ = json.loads(text)["actions"]
     assert (code, first["do"], first["labels"]) == (0, "open", ["mmrepro-nightly"])
-    assert script("issues", folder, "--open", there, "--max-new", 1)[1].splitlines() == [
+    assert script("issues", folder, "--open", there, "--max-new", 1)[
+        1
+    ].splitlines() == [
         "would open: coverage lost: ghost on vllm 0.23.0",
-        "1 more are to be opened and wait for the next night: coverage lost: ghost on vllm 0.24.0",
+        (
+            "1 more are to be opened and wait for the next night: coverage lost: "
+            "ghost on vllm 0.24.0"
+        ),
     ]
     free.write_text(
         '[[quarantine]]\nscenario = "ghost"\nreleases = "==0.23.0"\nreason = "known"\n'

@@ -13,7 +13,15 @@ from mmrepro.failure.documents.ledger import Cell, Event, EventKind
 from night_document import one_line, quiet, watch
 from night_documents import Json, document
 from night_issues import body, concerns_of, decide, mark_in, mark_of, title, updated
-from night_samples import HEALTHY, REPRODUCED, attempt, cell, one_night, realistic, runs_of
+from night_samples import (
+    HEALTHY,
+    REPRODUCED,
+    attempt,
+    cell,
+    one_night,
+    realistic,
+    runs_of,
+)
 
 URL = "https://github.com/o/r/actions/runs/7"
 OURS = re.compile(r"<!-- mmrepro-issue [^<>]+ -->|<!-- /?mmrepro-status -->")
@@ -37,15 +45,30 @@ TEXTS = st.one_of(
 
 
 def found(text: str) -> Json:
-    of = Cell(scenario=text or "x", variant=text, engine=text, release=text, device="cpu",
-              server_args=(text,), options=(text,), mitigations=(text,))  # fmt: skip
+    of = Cell(
+        scenario=text or "x",
+        variant=text,
+        engine=text,
+        release=text,
+        device="cpu",
+        server_args=(text,),
+        options=(text,),
+        mitigations=(text,),
+    )
     run = attempt(of, "n", 1, REPRODUCED, expected=HEALTHY)
     run.explanation = run.command = text
     history = one_night((of, HEALTHY, [run]))
     history.take(
-        Event(night="n", what=EventKind.BUG_RETURNED, identity=f"bug:{text}", cell=of.id,
-              text=text, before=text, changed=[text])
-    )  # fmt: skip
+        Event(
+            night="n",
+            what=EventKind.BUG_RETURNED,
+            identity=f"bug:{text}",
+            cell=of.id,
+            text=text,
+            before=text,
+            changed=[text],
+        )
+    )
     (concern,) = document(history)["concerns"]
     return concern  # type: ignore[no-any-return]
 
@@ -70,7 +93,9 @@ def test_nothing_foreign_is_more_than_words(text: str) -> None:
     assert mark_in(again) == mark_of(concern)
     assert "**Night later:**" in again
     for changes in ({"over": text or "x"}, {"state": f"{text}!"}):
-        (action,) = decide({concern["identity"]: {**concern, **changes}}, [issue]).actions
+        (action,) = decide(
+            {concern["identity"]: {**concern, **changes}}, [issue]
+        ).actions
         assert action["comment"]
         check(action["comment"])
     assert "\n" not in title(concern)
@@ -79,12 +104,21 @@ def test_nothing_foreign_is_more_than_words(text: str) -> None:
 
 def check(markdown: str) -> None:
     allowed = {"table_open", "fence", "paragraph_open", "html_block", "inline"}
-    for token in MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(markdown):
-        opens = token.nesting >= 0 and token.type not in ("thead_open", "tbody_open", "tr_open",
-                                                          "th_open", "td_open")  # fmt: skip
+    for token in (
+        MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(markdown)
+    ):
+        opens = token.nesting >= 0 and token.type not in (
+            "thead_open",
+            "tbody_open",
+            "tr_open",
+            "th_open",
+            "td_open",
+        )
         assert not opens or token.type in allowed, token
         if token.type == "html_block":
-            assert not OURS.sub("", token.content).replace("*", "").startswith("<"), token.content
+            assert not OURS.sub("", token.content).replace("*", "").startswith("<"), (
+                token.content
+            )
         words = ""
         for child in token.children or []:
             assert child.type != "html_inline" or OURS.fullmatch(child.content), child
@@ -97,7 +131,9 @@ def check(markdown: str) -> None:
 @given(text=TEXTS)
 def test_quiet_keeps_the_words(text: str) -> None:
     (paragraph,) = [
-        t for t in MarkdownIt("commonmark").parse(f"x {quiet(text, 10_000)}") if t.children
+        t
+        for t in MarkdownIt("commonmark").parse(f"x {quiet(text, 10_000)}")
+        if t.children
     ]
     read = "".join(c.content for c in paragraph.children or [])
     assert not ALIVE.search(read)
@@ -111,12 +147,18 @@ def test_what_a_body_tells() -> None:
     assert title(concern) == "bug returned: ghost-key-eviction on vllm 0.33.0"
     for part in (
         "**Bug returned**: ghost-key-eviction is back in vllm 0.33.0",
-        "reproduced, 3 of 3 conclusive runs reproduce it (95 %: 44% to 100%). Found first in night",
+        (
+            "reproduced, 3 of 3 conclusive runs reproduce it (95 %: 44% to 100%). "
+            "Found first in night"
+        ),
         f"[The run that says so](<{URL}>)",
         "| engine | vllm 0.33.0 (cpu) |",
         "| expected | not-reproduced |",
         "```sh\nmmrepro run ghost-key-eviction --release 0.33.0\n```",
-        "```sh\nmmrepro bisect ghost-key-eviction --find introduced --bad 0.33.0 --device cpu\n```",
+        (
+            "```sh\nmmrepro bisect ghost-key-eviction --find introduced --bad 0.33.0 "
+            "--device cpu\n```"
+        ),
     ):
         assert part in made
 
@@ -125,10 +167,16 @@ def test_only_mark_and_status_are_rewritten() -> None:
     of = cell()
     history = one_night((of, HEALTHY, runs_of(of, HEALTHY, REPRODUCED)))
     history.take(
-        Event(night="n", what=EventKind.DRIFT, identity="x", cell=of.id, text="It drifts.")
+        Event(
+            night="n", what=EventKind.DRIFT, identity="x", cell=of.id, text="It drifts."
+        )
     )
     (concern,) = document(history)["concerns"]
-    old = "Ada's first words.\r\n" + body(concern).replace("\n", "\r\n") + "\r\nAda's last words."
+    old = (
+        "Ada's first words.\r\n"
+        + body(concern).replace("\n", "\r\n")
+        + "\r\nAda's last words."
+    )
     concern["night"] = "n2"
     new = updated(old, concern)
     assert new != old
@@ -156,8 +204,11 @@ def test_of_a_missing_night() -> None:
     assert title(concern) == "night missing: none since n"
     text = body(concern)
     assert (
-        "The last night, n, began on 2026-11-09 01:00 UTC and is complete; the next one was due on "
-        "2026-11-10 01:00 UTC."
+        "The last night, n, began on 2026-11-09 01:00 UTC and is complete; the next "
+        "one was due on 2026-11-10 01:00 UTC."
     ) in text
-    assert "**Night missing**: 71 h after n began no other night had, and one is due every" in text
+    assert (
+        "**Night missing**: 71 h after n began no other night had, and one is due every"
+        in text
+    )
     check(text)

@@ -59,18 +59,25 @@ def test_the_first_night_and_the_second(places: Path) -> None:
     (a / "hist" / "incidents" / "secret").write_text("")
     assert "Night n1" in script(a, "push", "history", "hist", "Night n1")
     assert kept(places) == ["n1"]
-    names = git(places / "origin.git", "ls-tree", "-r", "--name-only", "history").split()
-    assert names == ["ledger.jsonl", "night.md"], "and none of the code, the lock or the incidents"
+    names = git(
+        places / "origin.git", "ls-tree", "-r", "--name-only", "history"
+    ).split()
+    assert names == ["ledger.jsonl", "night.md"], (
+        "and none of the code, the lock or the incidents"
+    )
     assert git(places / "origin.git", "log", "--format=%s", "history").splitlines() == [
-        "Night n1", "Begin the history of the nights",
-    ]  # fmt: skip
+        "Night n1",
+        "Begin the history of the nights",
+    ]
 
     b = places / "b"
     assert script(b, "fetch", "history", "hist") == ""
     written(b / "hist", TWO)
     script(b, "push", "history", "hist", "Night n2")
     assert kept(places) == ["n1", "n2"]
-    assert git(b, "status", "--short", "--untracked-files=no") == "", "the checkout is untouched"
+    assert git(b, "status", "--short", "--untracked-files=no") == "", (
+        "the checkout is untouched"
+    )
     assert git(b, "branch", "--list", "--format=%(refname:short)").split() == ["main"]
 
 
@@ -91,10 +98,14 @@ def test_somebody_else_pushed_meanwhile(places: Path, first: bool) -> None:
     assert "push 1 of 5 was refused" in said
     assert kept(places) == [*([] if first else ["n1"]), "n2", "n3"]
     git(places / "origin.git", "merge-base", "--is-ancestor", before, "history")
-    assert "n3" in git(places / "origin.git", "show", "history:night.md"), "made of both"
+    assert "n3" in git(places / "origin.git", "show", "history:night.md"), (
+        "made of both"
+    )
 
 
-def test_it_gives_up_and_keeps_what_is_here(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_gives_up_and_keeps_what_is_here(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a = places / "a"
     script(a, "fetch", "history", "hist")
     written(a / "hist", ONE)
@@ -134,7 +145,10 @@ def test_dry_run(places: Path) -> None:
     assert "another branch" not in said
     (a / "hist" / "ledger.jsonl").write_bytes(b"\n" * (51 << 20))
     said = script(a, "--dry-run", "push", "history", "hist", "Night n1")
-    assert "ledger.jsonl has 51 MiB; GitHub takes 100: soon another branch is to be begun" in said
+    assert (
+        "ledger.jsonl has 51 MiB; GitHub takes 100: soon another branch is to be begun"
+        in said
+    )
     assert git(a / "hist", "log", "--format=%s").split("\n")[0].startswith("Begin")
 
 
@@ -151,7 +165,11 @@ def test_a_second_push_of_the_same_does_nothing(places: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("fetch", "main", "hist"), 2, "has files and no ledger.jsonl: it is no history"),
+        (
+            ("fetch", "main", "hist"),
+            2,
+            "has files and no ledger.jsonl: it is no history",
+        ),
         (("fetch", "no..name", "hist"), 2, "cannot name a branch"),
         (("fetch", "history", "."), 2, "is there already"),
         (("push", "history", ".", "words"), 2, "has no ledger.jsonl"),
@@ -160,7 +178,9 @@ def test_a_second_push_of_the_same_does_nothing(places: Path) -> None:
         (("sweep", "history", "hist"), 2, "history.sh fetch BRANCH DIR"),
     ],
 )
-def test_what_is_refused(places: Path, words: tuple[str, ...], code: int, says: str) -> None:
+def test_what_is_refused(
+    places: Path, words: tuple[str, ...], code: int, says: str
+) -> None:
     assert says in script(places / "a", *words, code=code)
 
 
@@ -170,8 +190,12 @@ def test_a_folder_within_the_code_is_not_pushed(places: Path) -> None:
     assert "was not made by: history.sh fetch history nights" in said
 
 
-def test_a_remote_that_does_not_answer(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_that_does_not_answer(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HISTORY_REMOTE", str(places / "nowhere"))
     said = script(places / "a", "fetch", "history", "hist", code=4)
     assert "does not answer" in said
-    assert not (places / "a" / "hist").exists(), "no new history is begun for want of a network"
+    assert not (places / "a" / "hist").exists(), (
+        "no new history is begun for want of a network"
+    )

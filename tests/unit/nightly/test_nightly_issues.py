@@ -1,4 +1,5 @@
-"""`nightly.py issues` with a fake `gh`: what it does, and what it leaves when `gh` fails."""
+"""`nightly.py issues` with a fake `gh`: what it does, and what it leaves when `gh`
+fails."""
 
 from __future__ import annotations
 
@@ -108,7 +109,10 @@ def test_only_so_many_are_opened_and_closed_by_hand_they_stay_closed(
 ) -> None:
     folder = written(tmp_path / "two", night(1, FINE), night(2, GONE), ago=0)
     said = run(folder, "--max-new", "2")
-    assert "1 more are to be opened and wait for the next night: coverage lost: ghost-2" in said
+    assert (
+        "1 more are to be opened and wait for the next night: coverage lost: ghost-2"
+        in said
+    )
     state = gh()
     assert open_of(state) == [1, 2]
     state["issues"][1]["state"] = "CLOSED"
@@ -135,7 +139,8 @@ def test_its_token_is_not_handed_on(
     spy = tmp_path / "spy.py"
     spy.write_text(
         "import json, os, pathlib\n"
-        "pathlib.Path(os.environ['FAKE_GH']).with_name('seen').write_text(' '.join(os.environ))\n"
+        "pathlib.Path(os.environ['FAKE_GH']).with_name('seen').write_text(' "
+        "'.join(os.environ))\n"
         "names = ('nights', 'concerns', 'cells', 'events', 'notes', 'warning')\n"
         "print(json.dumps({name: [] for name in names}))\n"
     )

@@ -1,4 +1,5 @@
-"""`.ci/nightly/mute.sh`: what an engine wrote is shown, and is no command to GitHub's runner."""
+"""`.ci/nightly/mute.sh`: what an engine wrote is shown, and is no command to GitHub's
+runner."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ sys.exit(3)
 
 def run(monkeypatch: pytest.MonkeyPatch, actions: str) -> tuple[int, list[str], str]:
     monkeypatch.setenv("GITHUB_ACTIONS", actions)
-    done = subprocess.run([SCRIPT, sys.executable, "-c", ENGINE], capture_output=True, text=True)
+    done = subprocess.run(
+        [SCRIPT, sys.executable, "-c", ENGINE], capture_output=True, text=True
+    )
     return done.returncode, done.stdout.splitlines(), done.stderr
 
 

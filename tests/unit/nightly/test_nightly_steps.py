@@ -19,7 +19,10 @@ CONTEXTS = {
     "needs": {"plan": {"outputs": {"shards": "[1,2]"}}},
     "steps": {},
     "matrix": {},
-    "functions": {"always": lambda: True, "fromJSON": lambda text: text.strip("[]").split(",")},
+    "functions": {
+        "always": lambda: True,
+        "fromJSON": lambda text: text.strip("[]").split(","),
+    },
 }
 
 
@@ -71,7 +74,9 @@ def run(folder: Path, jobs: dict[str, Any], **more: Any) -> Night:
     workflow = folder / "workflow.yml"
     with workflow.open("w") as file:
         YAML().dump({"defaults": {"run": {"shell": "bash"}}, "jobs": jobs}, file)
-    night = Night(workflow, folder / "origin", folder / "run", github={"run_attempt": "1"}, **more)
+    night = Night(
+        workflow, folder / "origin", folder / "run", github={"run_attempt": "1"}, **more
+    )
     night.run()
     return night
 
@@ -102,11 +107,26 @@ def test_the_shell_stops_as_github_s_does(tmp_path: Path) -> None:
 
 
 def test_files_outputs_and_the_matrix(tmp_path: Path) -> None:
-    write = {"id": "w", "run": 'echo "all=[1,2]" >> "$GITHUB_OUTPUT"; echo A=b >> "$GITHUB_ENV"'}
-    bin_ = {"run": 'mkdir x; echo "$PWD/x" >> "$GITHUB_PATH"; echo sum >> "$GITHUB_STEP_SUMMARY"'}
-    read = {"env": {"C": "${{ steps.w.outputs.all }}"}, "run": 'echo "$A $C ${PATH%%:*}"'}
+    write = {
+        "id": "w",
+        "run": 'echo "all=[1,2]" >> "$GITHUB_OUTPUT"; echo A=b >> "$GITHUB_ENV"',
+    }
+    bin_ = {
+        "run": (
+            'mkdir x; echo "$PWD/x" >> "$GITHUB_PATH"; echo sum >> '
+            '"$GITHUB_STEP_SUMMARY"'
+        )
+    }
+    read = {
+        "env": {"C": "${{ steps.w.outputs.all }}"},
+        "run": 'echo "$A $C ${PATH%%:*}"',
+    }
     first = job(write, bin_, read, outputs={"all": "${{ steps.w.outputs.all }}"})
-    say = {"name": "say", "env": {"N": "${{ matrix.n }}"}, "run": 'echo "::error title=t::$N"'}
+    say = {
+        "name": "say",
+        "env": {"N": "${{ matrix.n }}"},
+        "run": 'echo "::error title=t::$N"',
+    }
     axes = {"fail-fast": False, "matrix": {"n": "${{ fromJSON(needs.a.outputs.all) }}"}}
     second = job(say, needs="a", name="b (${{ matrix.n }})", strategy=axes)
     night = run(tmp_path, {"a": first, "b": second})
@@ -119,7 +139,9 @@ def test_files_outputs_and_the_matrix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "where"), [(1, "into/f"), (2, "into/made-1/f")])
-def test_one_artifact_is_extracted_without_its_name(tmp_path: Path, count: int, where: str) -> None:
+def test_one_artifact_is_extracted_without_its_name(
+    tmp_path: Path, count: int, where: str
+) -> None:
     """As actions/download-artifact v8 does: a trap for a night on one machine."""
     made = [
         job(
@@ -129,7 +151,9 @@ def test_one_artifact_is_extracted_without_its_name(tmp_path: Path, count: int, 
         for n in range(1, count + 1)
     ]
     jobs = {f"make{n}": one for n, one in enumerate(made)}
-    take = job(uses("download-artifact", pattern="made-*", path="into"), needs=list(jobs))
+    take = job(
+        uses("download-artifact", pattern="made-*", path="into"), needs=list(jobs)
+    )
     night = run(tmp_path, {**jobs, "take": take})
     workspace = tmp_path / "run/attempt-1/take/workspace"
     assert night.result("take") == "success"
@@ -144,13 +168,18 @@ def test_a_checkout_an_artifact_that_is_not_there_and_a_runner_that_is_gone(
     someone = ["-c", "user.name=a", "-c", "user.email=a@localhost"]
     subprocess.run(
         ["git", *someone, "commit", "--quiet", "--allow-empty", "-m", "a"],
-        cwd=tmp_path / "origin", check=True,
-    )  # fmt: skip
+        cwd=tmp_path / "origin",
+        check=True,
+    )
     none = uses("download-artifact", name="none", path="x")
     night = run(
         tmp_path,
         {
-            "a": job(uses("checkout"), {**none, "continue-on-error": True}, {"run": "git log -1"}),
+            "a": job(
+                uses("checkout"),
+                {**none, "continue-on-error": True},
+                {"run": "git log -1"},
+            ),
             "b": job(none),
             "c": job({"run": "true"}),
         },
@@ -170,7 +199,9 @@ def test_a_checkout_an_artifact_that_is_not_there_and_a_runner_that_is_gone(
         {"a": job({"run": "true"}, needs="b"), "b": job({"run": "true"}, needs="a")},
     ],
 )
-def test_what_a_workflow_may_not_have_here(tmp_path: Path, jobs: dict[str, Any]) -> None:
+def test_what_a_workflow_may_not_have_here(
+    tmp_path: Path, jobs: dict[str, Any]
+) -> None:
     with pytest.raises(Unknown):
         run(tmp_path, jobs)
 
@@ -189,13 +220,21 @@ def test_what_failed_is_run_again_with_all_that_needs_it(tmp_path: Path) -> None
     say = job({"run": 'echo "$GITHUB_RUN_ATTEMPT"'})
     jobs = {
         "a": say,
-        "b": job({"run": once}, needs="a", name="b ${{ matrix.n }}", strategy=strategy, env=env),
+        "b": job(
+            {"run": once},
+            needs="a",
+            name="b ${{ matrix.n }}",
+            strategy=strategy,
+            env=env,
+        ),
         "c": {**say, "needs": "b", "if": "always()"},
     }
     night = run(tmp_path, jobs)
     assert [night.result(name) for name in "abc"] == ["success", "failure", "success"]
     fine.touch()
     night.again()
-    told = {j.name: j.steps[0].output for several in night.jobs.values() for j in several}
+    told = {
+        j.name: j.steps[0].output for several in night.jobs.values() for j in several
+    }
     assert told == {"a": "1\n", "b 1": "1\n", "b 2": "2\n", "c": "2\n"}
     assert night.result("b") == "success"

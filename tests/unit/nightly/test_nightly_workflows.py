@@ -1,4 +1,5 @@
-"""What .ci/nightly/lint.sh holds the workflows and examples to: each check is shown one fault."""
+"""What .ci/nightly/lint.sh holds the workflows and examples to: each check is shown one
+fault."""
 
 from __future__ import annotations
 
@@ -38,9 +39,15 @@ def lint(checkout: Path, tools: Path = Path(sys.executable).parent) -> tuple[int
     subprocess.run(["git", "add", "--all"], cwd=checkout, check=True)
     done = subprocess.run(
         [str(ROOT / ".ci/nightly/lint.sh"), str(checkout)],
-        env={**os.environ, "PATH": f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"},
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-    )  # fmt: skip
+        env={
+            **os.environ,
+            "PATH": f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        },
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
     return done.returncode, done.stdout
 
 
@@ -54,10 +61,17 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 FAULTS = [
     # an action by its tag
-    (NIGHTLY, "@3d3c42e5aac5ba805825da76410c181273ba90b1", "@v7", "error[unpinned-uses]"),
+    (
+        NIGHTLY,
+        "@3d3c42e5aac5ba805825da76410c181273ba90b1",
+        "@v7",
+        "error[unpinned-uses]",
+    ),
     # an input inside of a script
     (
-        NIGHTLY, 'machine.sh check "$SHARD"', "machine.sh check ${{ inputs.scenario }}",
+        NIGHTLY,
+        'machine.sh check "$SHARD"',
+        "machine.sh check ${{ inputs.scenario }}",
         "[template-injection]",
     ),
     # all rights
@@ -67,29 +81,52 @@ FAULTS = [
     # an image that nobody pins
     (NIGHTLY, "# zizmor: ignore[unpinned-images]", "#", "[unpinned-images]"),
     # a misspelt key of GitHub's, and of GitLab's
-    (NIGHTLY, "    timeout-minutes: 15", "    timeout-minute: 15", "'timeout-minute' was "),
+    (
+        NIGHTLY,
+        "    timeout-minutes: 15",
+        "    timeout-minute: 15",
+        "'timeout-minute' was ",
+    ),
     (GITLAB, "  parallel:", "  paralel:", "'paralel'"),
     # a job without a limit
-    (OVERDUE, "    timeout-minutes: 15\n", "", "'timeout-minutes' is a required property"),
+    (
+        OVERDUE,
+        "    timeout-minutes: 15\n",
+        "",
+        "'timeout-minutes' is a required property",
+    ),
     # a word for a number
     (BUILDKITE, "parallelism: 2", "parallelism: two", "'two'"),
     # a misspelt key of an action, and an input inside of its script
     ("action.yml", "  using: composite", "  usin: composite", "'usin'"),
     ("action.yml", "[[ $RELEASE =~", "[[ ${{ inputs.release }} =~", "action.yml:"),
     (ANSWER, "  using: composite", "  usin: composite", "answer/action.yml"),
-    # an unquoted variable in a step, in GitLab's script, in Buildkite's command, in a script
-    (NIGHTLY, 'machine.sh run "$SHARD"', "machine.sh run $SHARD", "machine.sh run $SHARD"),
-    (GITLAB, 'machine.sh check "$SHARD"', "machine.sh check $SHARD", "machine.sh check $SHARD"),
+    # an unquoted variable in a step, in GitLab's script, in Buildkite's command, in a
+    # script
+    (
+        NIGHTLY,
+        'machine.sh run "$SHARD"',
+        "machine.sh run $SHARD",
+        "machine.sh run $SHARD",
+    ),
+    (
+        GITLAB,
+        'machine.sh check "$SHARD"',
+        "machine.sh check $SHARD",
+        "machine.sh check $SHARD",
+    ),
     (BUILDKITE, '"$$PWD/.installed"', "$$PWD/.installed", "$PWD/.installed"),
     (".ci/nightly/plan.sh", 'echo "$night" >', "echo $night >", "echo $night >"),
-]  # fmt: skip
+]
 
 
 ONE_BY_ONE = [pytest.param([fault], marks=pytest.mark.nightly) for fault in FAULTS]
 
 
 @pytest.mark.parametrize("faults", [FAULTS, *ONE_BY_ONE])
-def test_each_fault_is_seen(checkout: Path, sound: str, faults: list[tuple[str, ...]]) -> None:
+def test_each_fault_is_seen(
+    checkout: Path, sound: str, faults: list[tuple[str, ...]]
+) -> None:
     for file, old, new, _ in faults:
         path = checkout / file
         whole = path.read_text()
@@ -115,8 +152,11 @@ CALLS = [
     ("tool", "call"),
     grid(CALLS, always=[("zizmor", 2), ("check-jsonschema", 7), ("shellcheck", 1)]),
 )
-def test_what_one_check_finds_fails_the_whole(checkout: Path, tool: str, call: int) -> None:
-    """Tools of which nothing but one call of one finds something; all others are called still."""
+def test_what_one_check_finds_fails_the_whole(
+    checkout: Path, tool: str, call: int
+) -> None:
+    """Tools of which nothing but one call of one finds something; all others are called
+    still."""
     tools = checkout / "tools"
     tools.mkdir()
     for name in TOOLS:
@@ -141,5 +181,8 @@ def test_workflows_start_by_the_clock_or_by_hand_and_may_little(file: str) -> No
         for right, how in definition["permissions"].items()
         if how != "read"
     }
-    expected = {NIGHTLY: {"report: contents", "alert: issues"}, OVERDUE: {"overdue: issues"}}
+    expected = {
+        NIGHTLY: {"report: contents", "alert: issues"},
+        OVERDUE: {"overdue: issues"},
+    }
     assert writes == expected[file]

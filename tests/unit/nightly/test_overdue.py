@@ -1,4 +1,5 @@
-"""The dead man's switch: what counts as a nightly run that is missing, and what is printed."""
+"""The dead man's switch: what counts as a nightly run that is missing, and what is
+printed."""
 
 from __future__ import annotations
 
@@ -29,13 +30,25 @@ def after(hours: float, *nights: object, **more: object) -> str:
     [
         (1, NightState.COMPLETE, ""),
         (36, NightState.COMPLETE, ""),
-        (37, NightState.COMPLETE, "37 h after n1 began no other night had, and one is due every"),
+        (
+            37,
+            NightState.COMPLETE,
+            "37 h after n1 began no other night had, and one is due every",
+        ),
         (24, NightState.RUNNING, ""),
-        (25, NightState.RUNNING, "n1 began 25 h ago and has not ended; one is due every 24 h."),
+        (
+            25,
+            NightState.RUNNING,
+            "n1 began 25 h ago and has not ended; one is due every 24 h.",
+        ),
         (25, NightState.INTERRUPTED, ""),
         (25, NightState.OUT_OF_TIME, ""),
         (-0.9, NightState.COMPLETE, ""),
-        (-1.1, NightState.COMPLETE, "n1 began at 2026-11-01 03:00 UTC, which is still to come"),
+        (
+            -1.1,
+            NightState.COMPLETE,
+            "n1 began at 2026-11-01 03:00 UTC, which is still to come",
+        ),
     ],
 )
 def test_when_a_run_is_overdue(hours: float, state: NightState, says: str) -> None:
@@ -76,7 +89,13 @@ def test_a_night_that_nobody_delivered_is_missing_at_once() -> None:
     ("ago", "every_h", "options", "code", "says"),
     [
         (1, 24, [], 0, "and is complete; the next night is due at "),
-        (40, 24, [], 1, "40 h after n1 began no other night had, and one is due every 24 h."),
+        (
+            40,
+            24,
+            [],
+            1,
+            "40 h after n1 began no other night had, and one is due every 24 h.",
+        ),
         (40, 24, ["--every", "7d"], 0, "the next night is due at"),
         (40, None, [], 2, "says when the next one is due: --every 24h"),
     ],
@@ -122,8 +141,14 @@ def test_what_is_no_such_document(tmp_path: Path, script: Script, text: str) -> 
 @pytest.mark.parametrize(
     "words",
     [
-        *(("overdue", f"--every={text}") for text in ("0x", "1 h", "h", "0h", "9" * 400)),
-        *(("surprises", "--out=x", f"--max-bytes={text}") for text in ("no", "0", "9" * 400)),
+        *(
+            ("overdue", f"--every={text}")
+            for text in ("0x", "1 h", "h", "0h", "9" * 400)
+        ),
+        *(
+            ("surprises", "--out=x", f"--max-bytes={text}")
+            for text in ("no", "0", "9" * 400)
+        ),
         ("annotate", "--max=0"),
         ("issues", "--max-new=-1"),
     ],
@@ -134,5 +159,14 @@ def test_a_quantity_that_is_none(script: Script, words: tuple[str, ...]) -> None
 
 
 def test_quantities() -> None:
-    assert [nightly.hours(text) for text in ("24h", "7d", "1h30m", "3600")] == [24, 168, 1.5, 1]
-    assert [nightly.size(text) for text in ("200M", "1GiB", "5")] == [200 << 20, 1 << 30, 5]
+    assert [nightly.hours(text) for text in ("24h", "7d", "1h30m", "3600")] == [
+        24,
+        168,
+        1.5,
+        1,
+    ]
+    assert [nightly.size(text) for text in ("200M", "1GiB", "5")] == [
+        200 << 20,
+        1 << 30,
+        5,
+    ]

@@ -20,7 +20,9 @@ from sample import partial_incident, sample_incident
 from mmrepro.history.ledger import History  # isort: skip
 
 ODD, FLAKY, LOST, FINE, DRIFTED = (cell(f"0.{n}.0") for n in range(5))
-QUARANTINE = excused(*(("ghost-key-eviction", c.release) for c in (ODD, FLAKY, LOST, DRIFTED)))
+QUARANTINE = excused(
+    *(("ghost-key-eviction", c.release) for c in (ODD, FLAKY, LOST, DRIFTED))
+)
 
 
 def made(folder: Path, *cells: tuple[Cell, Outcome | None, list[Attempt]]) -> History:
@@ -33,7 +35,9 @@ def made(folder: Path, *cells: tuple[Cell, Outcome | None, list[Attempt]]) -> Hi
             path = f"incidents/n/{of.id}/run-{run.index}"
             (folder / path).mkdir(parents=True)
             incident = sample_incident() if run.outcome else partial_incident("failed")
-            (folder / path / "incident.json").write_text(incident.model_dump_json(indent=1))
+            (folder / path / "incident.json").write_text(
+                incident.model_dump_json(indent=1)
+            )
             history.take(run.model_copy(update={"incident": path, "key": of.id}))
     return history
 
@@ -50,13 +54,20 @@ def ledger(tmp_path: Path) -> tuple[Path, History]:
     ]
     history = made(folder, *cells)
     history.take(
-        Event(night="n", what=EventKind.DRIFT, identity="d", cell=DRIFTED.id, text="It drifts.")
+        Event(
+            night="n",
+            what=EventKind.DRIFT,
+            identity="d",
+            cell=DRIFTED.id,
+            text="It drifts.",
+        )
     )
     return folder, history
 
 
 class Bundles:
-    """``nightly.py surprises`` for a ledger that is nowhere but in memory, with its incidents."""
+    """``nightly.py surprises`` for a ledger that is nowhere but in memory, with its
+    incidents."""
 
     def __init__(self, folder: Path, history: History, script: Script) -> None:
         self.folder, self.out, self._script = folder, folder.parent / "out", script
@@ -65,7 +76,9 @@ class Bundles:
     def __call__(self, *words: str, excused: Quarantine = NOBODY) -> list[Json]:
         made = self.folder / "night.json"
         made.write_text(json.dumps(document(self.history, excused)))
-        code, text = self._script("surprises", made, "--out", self.out, "--json", *words)
+        code, text = self._script(
+            "surprises", made, "--out", self.out, "--json", *words
+        )
         assert code == 0, text
         found: list[Json] = json.loads(text)["runs"]
         return found
@@ -100,7 +113,9 @@ def test_only_what_is_odd_the_most_telling_first_and_bounded(bundles: Bundles) -
     bounded = bundles("--max-bytes", str(bound))
     left_out = [one["left_out"] for one in bounded if not one["file"]]
     assert sum(p.stat().st_size for p in bundles.out.glob("*.zip")) <= bound
-    assert [one["file"] for one in bounded][: 5 - len(left_out)] == names[: 5 - len(left_out)]
+    assert [one["file"] for one in bounded][: 5 - len(left_out)] == names[
+        : 5 - len(left_out)
+    ]
     assert left_out[-1].endswith("KiB were left")
     index = (bundles.out / "index.md").read_text()
     assert f"{len(left_out)} left out" in index

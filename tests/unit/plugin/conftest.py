@@ -12,7 +12,9 @@ from mmrepro.pytest_plugin import running
 
 
 @pytest.fixture
-def faked(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> plugin_fakes.Faked:
+def faked(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> plugin_fakes.Faked:
     """``faked({"0.23.0": ["reproduced"]})``: a folder in which runs come to that."""
     monkeypatch.setattr(running, "Trials", running.Trials)
     monkeypatch.setattr(running, "Provisions", running.Provisions)

@@ -1,4 +1,5 @@
-"""A fake of what runs engines, for the pytest that a test runs: installed by its conftest.
+"""A fake of what runs engines, for the pytest that a test runs: installed by its
+conftest.
 
 Everything else is the plugin's own, from the collection to what pytest reports.
 """
@@ -43,7 +44,11 @@ class RecordingTrials(FakeTrials):
 
     def __init__(self, options: TrialOptions, world: World) -> None:
         def came(cell: Cell, index: int) -> Outcome | Lost:
-            some = next(world[n] for n in (*cell.mitigations, cell.release, "else") if n in world)
+            some = next(
+                world[n]
+                for n in (*cell.mitigations, cell.release, "else")
+                if n in world
+            )
             said = some[min(index, len(some)) - 1]
             return Outcome(said) if said in set(Outcome) else Lost(said)
 
@@ -52,7 +57,14 @@ class RecordingTrials(FakeTrials):
         self.cells: list[Cell] = []
 
     def run(
-        self, cell: Cell, folder: Path, root: Path, *, night: str, index: int, role: Role
+        self,
+        cell: Cell,
+        folder: Path,
+        root: Path,
+        *,
+        night: str,
+        index: int,
+        role: Role,
     ) -> Attempt:
         self.cells.append(cell)
         worker = os.environ.get("PYTEST_XDIST_WORKER", "")
@@ -90,7 +102,8 @@ def _log(line: str) -> None:
 
 
 def before_the_summary(text: str) -> str:
-    """What pytest printed before its short summary, whose lines are whole on CI alone."""
+    """What pytest printed before its short summary, whose lines are whole on CI
+    alone."""
     shown, header, _ = text.partition("short test summary info")
     assert header
     return shown

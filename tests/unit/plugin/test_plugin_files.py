@@ -1,4 +1,5 @@
-"""`*.mmrepro.toml` as tests: what is collected, and what pytest says of each outcome."""
+"""`*.mmrepro.toml` as tests: what is collected, and what pytest says of each
+outcome."""
 
 import _thread
 import re
@@ -23,7 +24,9 @@ def toml(releases: str = "0.23.0", matrix: str = "", more: str = "") -> str:
     return f'[matrix]\ndevice = "cpu"\nreleases = "{releases}"\n{matrix}\n{CELL}{more}'
 
 
-def night(pytester: pytest.Pytester, *arguments: str, text: str = "") -> pytest.RunResult:
+def night(
+    pytester: pytest.Pytester, *arguments: str, text: str = ""
+) -> pytest.RunResult:
     Path(FILE).write_text(text or toml())
     return pytester.runpytest_inprocess(FILE, *arguments)
 
@@ -48,18 +51,40 @@ def properties(case: ET.Element) -> dict[str, str]:
     ("came", "outcome", "runs", "words"),
     [
         ([BAD], "passed", 1, []),
-        ([GOOD], "failed", 4, ["not-reproduced; reproduced was expected", "4 × not-reproduced"]),
-        (["different-failure"], "failed", 4, ["different-failure; reproduced was expected"]),
-        ([GOOD, BAD], "failed", 4, ["flaky: 3 of 4 runs reproduced it; reproduced was expected"]),
+        (
+            [GOOD],
+            "failed",
+            4,
+            ["not-reproduced; reproduced was expected", "4 × not-reproduced"],
+        ),
+        (
+            ["different-failure"],
+            "failed",
+            4,
+            ["different-failure; reproduced was expected"],
+        ),
+        (
+            [GOOD, BAD],
+            "failed",
+            4,
+            ["flaky: 3 of 4 runs reproduced it; reproduced was expected"],
+        ),
         (["inconclusive"], "errors", 4, ["inconclusive", "as the fake has it"]),
-        (["infrastructure"], "errors", 2, ["nothing was learnt, infrastructure in each of 2 runs"]),
+        (
+            ["infrastructure"],
+            "errors",
+            2,
+            ["nothing was learnt, infrastructure in each of 2 runs"],
+        ),
         (["infrastructure", BAD], "passed", 2, []),
         (["timeout"], "errors", 1, ["nothing was learnt, timeout", "it broke"]),
         (["unloadable"], "errors", 1, ["nothing was learnt, unloadable", "it broke"]),
         (["usage"], "errors", 1, ["nothing was learnt, usage", "it broke"]),
     ],
 )
-def test_outcomes(faked: Faked, came: list[str], outcome: str, runs: int, words: list[str]) -> None:
+def test_outcomes(
+    faked: Faked, came: list[str], outcome: str, runs: int, words: list[str]
+) -> None:
     result = night(faked({"0.23.0": came}), "--junitxml=junit.xml")
     result.assert_outcomes(**{outcome: 1})
     assert result.ret == (0 if outcome == "passed" else 1)
@@ -100,15 +125,23 @@ def test_a_ci_machine_reads_the_reason_in_the_summary_too(
 
 def test_inconclusive_can_be_a_skip(faked: Faked) -> None:
     inner = faked({"0.23.0": ["inconclusive"]})
-    for option in (["--mmrepro-inconclusive=skip"], ["-o", "mmrepro_inconclusive=skip"]):
+    for option in (
+        ["--mmrepro-inconclusive=skip"],
+        ["-o", "mmrepro_inconclusive=skip"],
+    ):
         result = night(inner, "-rs", *option)
         result.assert_outcomes(skipped=1)
-        assert f"{NAME} on vllm 0.23.0 (cpu): inconclusive: as the fake has it" in said(result)
+        assert f"{NAME} on vllm 0.23.0 (cpu): inconclusive: as the fake has it" in said(
+            result
+        )
     both = ("--mmrepro-inconclusive=error", "-o", "mmrepro_inconclusive=skip")
     night(inner, *both).assert_outcomes(errors=1)
     wrong = night(inner, "-o", "mmrepro_inconclusive=maybe")
     assert wrong.ret == pytest.ExitCode.USAGE_ERROR
-    assert wrong.errlines == ["ERROR: mmrepro_inconclusive is 'maybe'; it is error or skip.", ""]
+    assert wrong.errlines == [
+        "ERROR: mmrepro_inconclusive is 'maybe'; it is error or skip.",
+        "",
+    ]
 
 
 def test_other_problems_are_no_skip(faked: Faked) -> None:
@@ -120,12 +153,22 @@ def test_the_report_of_a_flaky_cell_is_of_what_was_not_expected(faked: Faked) ->
     night(faked({"0.23.0": [GOOD, BAD]}), "--junitxml=junit.xml")
     (case,) = cases().values()
     assert properties(case)["mmrepro.incident"].endswith("/run-1")
-    assert properties(case)["mmrepro.runs"] == "3 × reproduced, 1 × not-reproduced, under one key"
+    assert (
+        properties(case)["mmrepro.runs"]
+        == "3 × reproduced, 1 × not-reproduced, under one key"
+    )
 
 
 def test_junit(faked: Faked) -> None:
-    world = {"0.22.0": [BAD], "0.23.0": [GOOD], "0.24.0": [GOOD], "0.24.1": ["infrastructure"]}
-    result = night(faked(world), "--junitxml=junit.xml", text=toml("0.22.0,0.23.0,0.24.0,0.24.1"))
+    world = {
+        "0.22.0": [BAD],
+        "0.23.0": [GOOD],
+        "0.24.0": [GOOD],
+        "0.24.1": ["infrastructure"],
+    }
+    result = night(
+        faked(world), "--junitxml=junit.xml", text=toml("0.22.0,0.23.0,0.24.0,0.24.1")
+    )
     result.assert_outcomes(passed=2, failed=1, errors=1)
     found = cases()
     assert list(found) == [f"{FILE}.vllm {release} (cpu) {NAME}" for release in world]
@@ -170,10 +213,15 @@ def collected(result: pytest.RunResult) -> list[str]:
         (["-o", f"testpaths={FILE}"], ALL),
     ],
 )
-def test_what_is_collected(faked: Faked, arguments: list[str], names: list[str]) -> None:
+def test_what_is_collected(
+    faked: Faked, arguments: list[str], names: list[str]
+) -> None:
     inner = faked({"else": [BAD]})
     Path(FILE).write_text(MANY)
-    assert collected(inner.runpytest_inprocess("--collect-only", "-q", *arguments)) == names
+    assert (
+        collected(inner.runpytest_inprocess("--collect-only", "-q", *arguments))
+        == names
+    )
     assert not plugin_fakes.TRIALS
 
 
@@ -181,12 +229,16 @@ def test_only_what_is_selected_is_run(faked: Faked) -> None:
     inner = faked({"0.23.0": [BAD], "disable-mm-cache": [GOOD]})
     result = night(inner, "-k", "0.23.0", text=MANY)
     result.assert_outcomes(passed=2, deselected=2)
-    assert [(c.release, c.mitigations) for t in plugin_fakes.TRIALS for c in t.cells] == [
+    assert [
+        (c.release, c.mitigations) for t in plugin_fakes.TRIALS for c in t.cells
+    ] == [
         ("0.23.0", ()),
         ("0.23.0", ("disable-mm-cache",)),
     ]
     (provisions,) = plugin_fakes.PROVISIONS
-    assert [word for word in provisions.told if word.startswith(("warm 2", "cold"))][-1] == "cold"
+    assert [word for word in provisions.told if word.startswith(("warm 2", "cold"))][
+        -1
+    ] == "cold"
     assert "warm 2" in provisions.told, "both are to share a fork server"
     assert "prefetch 0.22.0" not in provisions.told
 
@@ -197,16 +249,22 @@ def test_what_is_deselected_is_not_counted_on(faked: Faked) -> None:
     assert "warm 2" not in provisions.told, "one run has no use for a fork server"
 
 
-def test_one_environment_is_warm_at_a_time_and_the_next_one_fetched(faked: Faked) -> None:
+def test_one_environment_is_warm_at_a_time_and_the_next_one_fetched(
+    faked: Faked,
+) -> None:
     night(faked({"else": [BAD]}), text=MANY)
     (provisions,) = plugin_fakes.PROVISIONS
-    parents = [word for word in provisions.told if word in ("warm 2", "prefetch 0.23.0")]
+    parents = [
+        word for word in provisions.told if word in ("warm 2", "prefetch 0.23.0")
+    ]
     assert parents[:3] == ["warm 2", "prefetch 0.23.0", "prefetch 0.23.0"]
     assert parents[-1] == "warm 2"
     first, second = (i for i, word in enumerate(provisions.told) if word == "warm 2")
     assert "done 0.22.0" in provisions.told[first:second]
     assert provisions.told[-2:] == ["done 0.23.0", "stop"]
-    expected = sum(int(w.split()[1]) for w in provisions.told if w.startswith("expect "))
+    expected = sum(
+        int(w.split()[1]) for w in provisions.told if w.startswith("expect ")
+    )
     assert expected == sum(w.startswith("done ") for w in provisions.told)
 
 
@@ -220,7 +278,9 @@ def test_a_name_does_not_depend_on_where_pytest_is_started(faked: Faked) -> None
     below = inner.mkdir("below")
     source = "from mmrepro.scenarios.ghost_key_eviction import SCENARIO\n"
     (below / "mine.py").write_text(source)
-    text = '[matrix]\ndevice = "cpu"\nreleases = "own"\n[[cell]]\nscenario = "./mine.py"\n'
+    text = (
+        '[matrix]\ndevice = "cpu"\nreleases = "own"\n[[cell]]\nscenario = "./mine.py"\n'
+    )
     (below / FILE).write_text(text)
     inner.makeini("[pytest]")
     arguments = ("--collect-only", "-q", "--mmrepro", "--rootdir", str(inner.path))
@@ -229,7 +289,9 @@ def test_a_name_does_not_depend_on_where_pytest_is_started(faked: Faked) -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(below)
         there = collected(inner.runpytest_inprocess(*arguments, str(below)))
-    assert [name.rpartition(FILE)[2] for name in there] == ["::vllm 0.23.0 (cpu)::mine.py"]
+    assert [name.rpartition(FILE)[2] for name in there] == [
+        "::vllm 0.23.0 (cpu)::mine.py"
+    ]
 
 
 # ---------------------------------------------------------------- wrong files
@@ -253,7 +315,11 @@ def test_a_wrong_file_is_one_sentence(faked: Faked, text: str, words: str) -> No
     result = inner.runpytest_inprocess(FILE)
     result.assert_outcomes(errors=1)
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    at = next(i for i, line in enumerate(result.outlines) if f"ERROR collecting {FILE}" in line)
+    at = next(
+        i
+        for i, line in enumerate(result.outlines)
+        if f"ERROR collecting {FILE}" in line
+    )
     assert words in result.outlines[at + 1]
     assert result.outlines[at + 2].startswith("====="), "one line"
 
@@ -263,7 +329,8 @@ def test_a_wrong_file_is_one_sentence(faked: Faked, text: str, words: str) -> No
 
 def quarantined(until: str) -> None:
     Path("q.toml").write_text(
-        f'[[quarantine]]\nscenario = "{NAME}"\nreleases = "==0.23.*"\nreason = "known"\n'
+        f'[[quarantine]]\nscenario = "{NAME}"\nreleases = "==0.23.*"\nreason = '
+        f'"known"\n'
         f'issue = "#7"\nowner = "me"\nexpires = {until}\n'
     )
 
@@ -297,9 +364,13 @@ def test_an_expired_quarantine_counts_no_more_and_is_told(faked: Faked) -> None:
     quarantined("2020-01-01")
     result = night(inner, text=QUARANTINE)
     result.assert_outcomes(passed=1, failed=1, warnings=1)
-    result.stdout.fnmatch_lines(["*MmreproWarning: *expired on 2020-01-01 and counts no more*#7*"])
+    result.stdout.fnmatch_lines(
+        ["*MmreproWarning: *expired on 2020-01-01 and counts no more*#7*"]
+    )
     quiet = "ignore::mmrepro.pytest_plugin.MmreproWarning"
-    night(inner, "-W", quiet, text=QUARANTINE).assert_outcomes(passed=1, failed=1, warnings=0)
+    night(inner, "-W", quiet, text=QUARANTINE).assert_outcomes(
+        passed=1, failed=1, warnings=0
+    )
 
 
 # ---------------------------------------------------------------- how it is run
@@ -308,7 +379,9 @@ def test_an_expired_quarantine_counts_no_more_and_is_told(faked: Faked) -> None:
 def test_the_file_says_how(faked: Faked) -> None:
     matrix = 'repeat = 3\nconfirm = 1\ntimeout = "2m"\nmachine = "ci-1"'
     more = 'server-arg = ["--dtype=float32"]'
-    result = night(faked({"0.23.0": [BAD, BAD, GOOD]}), text=toml(matrix=matrix, more=more))
+    result = night(
+        faked({"0.23.0": [BAD, BAD, GOOD]}), text=toml(matrix=matrix, more=more)
+    )
     result.assert_outcomes(failed=1)
     (trials,) = plugin_fakes.TRIALS
     assert [role for _, _, role in trials.made] == ["planned"] * 3 + ["confirm"]
@@ -327,7 +400,9 @@ def test_no_run_is_started_that_would_not_end_in_time(faked: Faked) -> None:
     assert "not run: no run would have ended within max-time" in said(result)
     assert not [cell for t in plugin_fakes.TRIALS for cell in t.cells]
     assert plugin_fakes.PROVISIONS[0].told == ["stop"], "nothing was fetched either"
-    skipping = night(inner, "--mmrepro-inconclusive=skip", text=toml("0.22.0", 'max-time = "30s"'))
+    skipping = night(
+        inner, "--mmrepro-inconclusive=skip", text=toml("0.22.0", 'max-time = "30s"')
+    )
     skipping.assert_outcomes(skipped=1)
 
 
@@ -345,7 +420,9 @@ def test_where_incidents_go(faked: Faked, arguments: list[str], place: str) -> N
     inner.makeini("[pytest]")
     for number in (1, 2):
         night(inner, *arguments).assert_outcomes(passed=1)
-        kept = list(Path(place).glob(f"incidents/*/nightly/{NAME}-0.23.0-cpu-*/run-1/whole"))
+        kept = list(
+            Path(place).glob(f"incidents/*/nightly/{NAME}-0.23.0-cpu-*/run-1/whole")
+        )
         assert len(kept) == number, "what an earlier pytest ran is kept"
 
 

@@ -1,4 +1,5 @@
-"""Where nothing of mmrepro is named, pytest is as it is without the plugin; and beside others."""
+"""Where nothing of mmrepro is named, pytest is as it is without the plugin; and beside
+others."""
 
 import re
 from itertools import groupby
@@ -26,7 +27,11 @@ DURATION = re.compile(r"\d+\.\d\ds")
 
 def outlines(result: pytest.RunResult) -> list[str]:
     """Without the list of plugins, and times."""
-    return [DURATION.sub("", line) for line in result.outlines if not line.startswith("plugins:")]
+    return [
+        DURATION.sub("", line)
+        for line in result.outlines
+        if not line.startswith("plugins:")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +47,9 @@ def test_inert(pytester: pytest.Pytester, more: list[str]) -> None:
     pytester.makepyfile(SOURCE)
     Path("nightly.mmrepro.toml").write_text("not even TOML")
     arguments = ("-p", "no:cacheprovider", "-rA", "--strict-markers", *more)
-    run = pytester.runpytest_subprocess if "-n2" in more else pytester.runpytest_inprocess
+    run = (
+        pytester.runpytest_subprocess if "-n2" in more else pytester.runpytest_inprocess
+    )
     having = run(*arguments)
     without = run(*arguments, "-p", "no:mmrepro")
     assert having.ret == without.ret
@@ -73,10 +80,19 @@ def test_what_it_imports(pytester: pytest.Pytester) -> None:
 
 def test_what_it_adds_to_the_help(pytester: pytest.Pytester) -> None:
     helped = pytester.runpytest_inprocess("--help")
-    for option in ("--mmrepro ", "--mmrepro-out", "--mmrepro-inconclusive", "mmrepro_out (string)"):
+    for option in (
+        "--mmrepro ",
+        "--mmrepro-out",
+        "--mmrepro-inconclusive",
+        "mmrepro_out (string)",
+    ):
         assert option in helped.stdout.str()
-    pytester.runpytest_inprocess("--markers").stdout.fnmatch_lines(["@pytest.mark.mmrepro(scen*"])
-    pytester.runpytest_inprocess("--fixtures").stdout.fnmatch_lines(["mmrepro_run -- *"])
+    pytester.runpytest_inprocess("--markers").stdout.fnmatch_lines(
+        ["@pytest.mark.mmrepro(scen*"]
+    )
+    pytester.runpytest_inprocess("--fixtures").stdout.fnmatch_lines(
+        ["mmrepro_run -- *"]
+    )
 
 
 def test_without_it_a_file_is_none(pytester: pytest.Pytester) -> None:
@@ -85,7 +101,7 @@ def test_without_it_a_file_is_none(pytester: pytest.Pytester) -> None:
     assert result.ret == pytest.ExitCode.USAGE_ERROR
 
 
-# ---------------------------------------------------------------- workers of pytest-xdist
+# -------------------------------------------------------------- workers of pytest-xdist
 
 TOML = """
 [matrix]
@@ -126,5 +142,7 @@ def test_xdist(faked: Faked, dist: str, jobs: int) -> None:
         by_release = groupby(sorted((release, worker) for _, worker, release in lines))
         workers = [release for (release, _), _ in by_release]
         assert len(workers) == 4, "the cells of an environment are one worker's"
-    sessions = {path.parent for path in Path("mmrepro-runs/incidents").glob("*/nightly")}
+    sessions = {
+        path.parent for path in Path("mmrepro-runs/incidents").glob("*/nightly")
+    }
     assert len(sessions) == 1, "of all workers"

@@ -35,7 +35,12 @@ WHAT = "ghost-key-eviction on vllm 0.23.0 (cpu)"
         ([BAD], "passed", True, ""),
         ([GOOD], "failed", False, f"{WHAT}: not-reproduced; reproduced was expected"),
         (["inconclusive"], "errors", False, f"{WHAT}: inconclusive"),
-        (["infrastructure"], "errors", False, f"{WHAT}: nothing was learnt, infrastructure"),
+        (
+            ["infrastructure"],
+            "errors",
+            False,
+            f"{WHAT}: nothing was learnt, infrastructure",
+        ),
         (["infrastructure", BAD], "passed", True, ""),
         (["usage"], "errors", False, f"{WHAT}: nothing was learnt, usage"),
     ],
@@ -52,7 +57,9 @@ def test_without_the_fixture(
 
 
 def test_an_inconclusive_one_can_be_a_skip(faked: Faked) -> None:
-    result = run(faked({"else": ["inconclusive"]}), PLAIN, "--mmrepro-inconclusive=skip")
+    result = run(
+        faked({"else": ["inconclusive"]}), PLAIN, "--mmrepro-inconclusive=skip"
+    )
     result.assert_outcomes(skipped=1)
     assert f"{WHAT}: inconclusive: as the fake has it" in said(result)
 
@@ -83,14 +90,18 @@ def test_with_the_fixture_the_test_judges(faked: Faked) -> None:
     result.assert_outcomes(passed=1)
     (trials,) = plugin_fakes.TRIALS
     assert len(trials.cells) == 1, "once, in the set-up, and without confirmation"
-    told = {p.get("name"): p.get("value") for p in ET.parse("junit.xml").iter("property")}
+    told = {
+        p.get("name"): p.get("value") for p in ET.parse("junit.xml").iter("property")
+    }
     assert told["mmrepro.outcome"] == GOOD
     assert told["mmrepro.expected"] == BAD
     assert told["mmrepro.incident"].startswith("mmrepro-runs/incidents/")
 
 
 @pytest.mark.parametrize("came", ["inconclusive", "infrastructure"])
-def test_with_the_fixture_too_nothing_learnt_is_an_error(faked: Faked, came: str) -> None:
+def test_with_the_fixture_too_nothing_learnt_is_an_error(
+    faked: Faked, came: str
+) -> None:
     result = run(faked({"0.23.0": [came]}), LOOKS)
     result.assert_outcomes(errors=1)
     assert "the body ran" not in said(result)
@@ -135,9 +146,15 @@ def test_what_the_marker_says_is_run(faked: Faked) -> None:
     cell = first.cells[0]
     assert second.cells == [cell]
     assert (cell.scenario, cell.variant, cell.engine) == (
-        "borrowed-faults", "ghost-key-lru", "minivllm",
-    )  # fmt: skip
-    assert (cell.release, cell.device, cell.mitigations) == ("0.1", "cpu", (mitigation(),))
+        "borrowed-faults",
+        "ghost-key-lru",
+        "minivllm",
+    )
+    assert (cell.release, cell.device, cell.mitigations) == (
+        "0.1",
+        "cpu",
+        (mitigation(),),
+    )
     assert cell.server_args == ("--max-num-seqs=2",)
     assert third.cells[0].options == (options,)
     incidents = {str(p.parent) for p in Path("mmrepro-runs/incidents").rglob("whole")}
@@ -163,14 +180,23 @@ def option() -> str:
     [
         ("", "The argument 'scenario' is missing. (mmrepro("),
         ('"ghost"', "There is no scenario 'ghost'."),
-        ('"ghost-key-eviction", relase="0.1"', "There is no argument 'relase'; there are: scen"),
-        ('"ghost-key-eviction", "0.23.0"', "Only the scenario is given without a name."),
+        (
+            '"ghost-key-eviction", relase="0.1"',
+            "There is no argument 'relase'; there are: scen",
+        ),
+        (
+            '"ghost-key-eviction", "0.23.0"',
+            "Only the scenario is given without a name.",
+        ),
         ('"ghost-key-eviction", scenario="x"', "The scenario is given twice."),
         ('"ghost-key-eviction", release="new"', "'new' is not a release of vllm."),
         ('"ghost-key-eviction", variant="x"', "has no variant 'x'; it has: none."),
         ('"ghost-key-eviction", mitigations=["x"]', "has no mitigation 'x'; it has: "),
         ('"mm-cache-desync", options=["x=1"]', "has no option 'x'; it has: none."),
-        ('"ghost-key-eviction", device="tpu"', "The argument 'device': Input should be 'auto'"),
+        (
+            '"ghost-key-eviction", device="tpu"',
+            "The argument 'device': Input should be 'auto'",
+        ),
         (
             '"ghost-key-eviction", timeout="soon"',
             "The argument 'timeout': 'soon' is not a length of time",
@@ -178,11 +204,17 @@ def option() -> str:
         ('"./none.py"', "There is no scenario file none.py."),
     ],
 )
-def test_a_wrong_marker_is_one_sentence(faked: Faked, arguments: str, words: str) -> None:
+def test_a_wrong_marker_is_one_sentence(
+    faked: Faked, arguments: str, words: str
+) -> None:
     source = f"@pytest.mark.mmrepro({arguments})\ndef test_it(): pass\n"
     result = run(faked({}), source)
     result.assert_outcomes(errors=1)
-    at = next(i for i, line in enumerate(result.outlines) if "ERROR at setup of test_it" in line)
+    at = next(
+        i
+        for i, line in enumerate(result.outlines)
+        if "ERROR at setup of test_it" in line
+    )
     assert result.outlines[at + 1].startswith("@pytest.mark.mmrepro: ")
     assert words in result.outlines[at + 1]
     assert result.outlines[at + 2].startswith("====="), "one line"
@@ -193,7 +225,9 @@ def test_a_folder_that_cannot_be_written_is_told(faked: Faked, name: str) -> Non
     inner = faked({"else": [BAD]})
     Path("taken").write_text("a file")
     Path("test_it.py").write_text("import pytest\n" + PLAIN)
-    cell = '[[cell]]\nscenario = "ghost-key-eviction"\nreleases = "own"\ndevice = "cpu"\n'
+    cell = (
+        '[[cell]]\nscenario = "ghost-key-eviction"\nreleases = "own"\ndevice = "cpu"\n'
+    )
     Path("nightly.mmrepro.toml").write_text(cell)
     result = inner.runpytest_inprocess(name, "--mmrepro-out", "taken")
     result.assert_outcomes(errors=1)
@@ -205,8 +239,13 @@ def test_a_folder_that_cannot_be_written_is_told(faked: Faked, name: str) -> Non
 def test_a_file_is_beside_the_test(faked: Faked) -> None:
     inner = faked({"else": [BAD]})
     below = inner.mkdir("below")
-    (below / "mine.py").write_text("from mmrepro.scenarios.ghost_key_eviction import SCENARIO\n")
-    source = 'import pytest\n@pytest.mark.mmrepro("./mine.py", device="cpu")\ndef test_it(): pass\n'
+    (below / "mine.py").write_text(
+        "from mmrepro.scenarios.ghost_key_eviction import SCENARIO\n"
+    )
+    source = (
+        'import pytest\n@pytest.mark.mmrepro("./mine.py", device="cpu")\ndef '
+        "test_it(): pass\n"
+    )
     (below / "test_below.py").write_text(source)
     inner.runpytest_inprocess().assert_outcomes(passed=1)
     assert plugin_fakes.TRIALS[0].cells[0].scenario == "below/mine.py"
@@ -266,7 +305,9 @@ def test_what_fails_in_the_body_shows_its_line(faked: Faked) -> None:
     """
     result = run(faked({"0.23.0": ["infrastructure"]}), source)
     result.assert_outcomes(failed=2)
-    assert f"{WHAT}: nothing was learnt, infrastructure in each of 2 runs" in said(result)
+    assert f"{WHAT}: nothing was learnt, infrastructure in each of 2 runs" in said(
+        result
+    )
     assert "There is no scenario 'ghost'" in said(result)
     for line in ("# here", "# there"):
         assert line in said(result)
@@ -274,7 +315,11 @@ def test_what_fails_in_the_body_shows_its_line(faked: Faked) -> None:
 
 @pytest.mark.parametrize(
     ("mark", "outcome"),
-    [("skip", "skipped"), ("xfail", "xfailed"), ("skipif(True, reason='no')", "skipped")],
+    [
+        ("skip", "skipped"),
+        ("xfail", "xfailed"),
+        ("skipif(True, reason='no')", "skipped"),
+    ],
 )
 def test_other_markers_count(faked: Faked, mark: str, outcome: str) -> None:
     source = f"@pytest.mark.{mark}\n{MARK}\ndef test_it(): pass\n"
@@ -283,7 +328,9 @@ def test_other_markers_count(faked: Faked, mark: str, outcome: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--collect-only"], ["--setup-plan"]])
-def test_nothing_is_run_where_nothing_is_to_be(faked: Faked, arguments: list[str]) -> None:
+def test_nothing_is_run_where_nothing_is_to_be(
+    faked: Faked, arguments: list[str]
+) -> None:
     source = PLAIN + f"{MARK}\ndef test_other(mmrepro_run): pass\n"
     assert run(faked({"0.23.0": [BAD]}), source, *arguments).ret == 0
     assert not plugin_fakes.TRIALS

@@ -15,7 +15,9 @@ from mmrepro.failure.documents.ledger import Cell, Planned
 from mmrepro.failure.signature import Outcome
 from mmrepro.pytest_plugin import running
 
-CELL = Cell(scenario="ghost-key-eviction", engine="vllm", release="0.23.0", device="cpu")
+CELL = Cell(
+    scenario="ghost-key-eviction", engine="vllm", release="0.23.0", device="cpu"
+)
 PLANNED = Planned(night="n", cell=CELL, expected=Outcome.REPRODUCED)
 (GROUP,) = groups_of([PLANNED])
 
@@ -25,7 +27,8 @@ class Late(Exception):
 
 
 class Endless(plugin_fakes.RecordingTrials):
-    """Its first run lasts until it is stopped, and has a signal sent at its beginning."""
+    """Its first run lasts until it is stopped, and has a signal sent at its
+    beginning."""
 
     first = True
 

@@ -1,4 +1,5 @@
-"""Victims: tiny programs that say ``ready`` on their standard output and then misbehave."""
+"""Victims: tiny programs that say ``ready`` on their standard output and then
+misbehave."""
 
 import subprocess
 import sys
@@ -96,7 +97,8 @@ PROGRAMS = {
 
 @pytest.fixture
 def start_victim() -> Iterator[StartVictim]:
-    """Start one of PROGRAMS and return it when it has said ``ready``; ended after the test."""
+    """Start one of PROGRAMS and return it when it has said ``ready``; ended after the
+    test."""
     started: list[Victim] = []
 
     def start(kind: str) -> Victim:

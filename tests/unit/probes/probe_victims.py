@@ -1,4 +1,5 @@
-"""Processor time of a victim: how large a share of a core it gets is up to what runs beside it."""
+"""Processor time of a victim: how large a share of a core it gets is up to what runs
+beside it."""
 
 import time
 

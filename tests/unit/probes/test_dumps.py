@@ -34,7 +34,8 @@ SGLANG_LOG = """\
 {dump}
 [2026-11-26 00:15:00 TP0] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)
 """
-"""As sglang/srt/utils/cudacore_pyspy_dump_utils.py and utils/watchdog.py of 0.5.23 print it."""
+"""As sglang/srt/utils/cudacore_pyspy_dump_utils.py and utils/watchdog.py of 0.5.23
+print it."""
 
 
 def text(name: str) -> str:
@@ -64,9 +65,13 @@ WRAPPED = {
     "docker -t": lambda t: stamped(t.split("\n"), "2026-11-26T00:10:00.123456789Z "),
     "compose": lambda t: stamped(t.split("\n"), "vllm-1  | "),
     "quoted": lambda t: stamped(t.split("\n"), "> "),
-    "colours": lambda t: t.replace("Process ", "Process \x1b[1;33m").replace(
-        "Thread ", "Thread \x1b[1m\x1b[33m").replace(" (idle)", "\x1b[0m (idle)").encode(),
-}  # fmt: skip
+    "colours": lambda t: (
+        t.replace("Process ", "Process \x1b[1;33m")
+        .replace("Thread ", "Thread \x1b[1m\x1b[33m")
+        .replace(" (idle)", "\x1b[0m (idle)")
+        .encode()
+    ),
+}
 
 
 @pytest.mark.parametrize("wrapping", WRAPPED)
@@ -85,10 +90,19 @@ def test_a_wrapped_dump_reads_the_same(tmp_path, name, wrapping):
 
 @pytest.mark.parametrize(
     "other",
-    ["", "\n\n", "INFO 11-26 00:00:00 [core.py:1] a line\n" * 50, "# a page\n\nwith text\n",
-     "[]", "[1, 2]", '{"a": 1}', "a, b\n1, 2\n", "Thread 1 is idle\nProcess 2 too\n",
-     'Traceback (most recent call last):\n  File "x", line 1, in y\nValueError: z\n'],
-)  # fmt: skip
+    [
+        "",
+        "\n\n",
+        "INFO 11-26 00:00:00 [core.py:1] a line\n" * 50,
+        "# a page\n\nwith text\n",
+        "[]",
+        "[1, 2]",
+        '{"a": 1}',
+        "a, b\n1, 2\n",
+        "Thread 1 is idle\nProcess 2 too\n",
+        'Traceback (most recent call last):\n  File "x", line 1, in y\nValueError: z\n',
+    ],
+)
 def test_what_is_no_dump_is_none(tmp_path, other):
     file = tmp_path / "x"
     file.write_text(other)
@@ -131,15 +145,21 @@ def test_stacks_far_inside_a_long_log_and_across_its_blocks(tmp_path):
     dump = text("ghost-core-1.txt").rstrip() + "\n"
     for spare in (20, 400, 2000):
         file = tmp_path / "server.log"
-        file.write_text("x" * ((1 << 20) - spare - 1) + "\n" + dump + line * 40000 + dump)
+        file.write_text(
+            "x" * ((1 << 20) - spare - 1) + "\n" + dump + line * 40000 + dump
+        )
         found = stacks_in_log(file)
         assert [s.pid for s in found.samples] == [18569, 18569]
         assert {len(s.threads) for s in found.samples} == {5}
 
 
 def test_last_words_carry_the_process_that_marks_its_lines(tmp_path):
-    words = ["Fatal Python error: Aborted", "", "Thread 0x07f56245b86c0 (most recent call first):",
-             '  File "/opt/vllm/site-packages/vllm/x.py", line 3 in waits']  # fmt: skip
+    words = [
+        "Fatal Python error: Aborted",
+        "",
+        "Thread 0x07f56245b86c0 (most recent call first):",
+        '  File "/opt/vllm/site-packages/vllm/x.py", line 3 in waits',
+    ]
     file = tmp_path / "server.log"
     file.write_text("".join(f"(Worker_TP1 pid=77) {line}\n" for line in words))
     [sample] = (stacks_in_log(file) or read_dump(file).data).samples
@@ -147,8 +167,13 @@ def test_last_words_carry_the_process_that_marks_its_lines(tmp_path):
 
 
 def test_what_a_client_wrote_is_no_stack(tmp_path):
-    prompt = 'Process 5: x\\nPython v3.1\\n\\nThread 5 (active): \\"a\\"\\n    f (x.py:1)'
-    line = "INFO 11-26 00:00:00 [logger.py:39] Received request a: prompt: '{}', params: x\n"
+    prompt = (
+        'Process 5: x\\nPython v3.1\\n\\nThread 5 (active): \\"a\\"\\n    f (x.py:1)'
+    )
+    line = (
+        "INFO 11-26 00:00:00 [logger.py:39] Received request a: prompt: '{}', "
+        "params: x\n"
+    )
     file = tmp_path / "server.log"
     file.write_text(line.format(prompt) + line.format(prompt.replace("\\n", "\n")))
     assert stacks_in_log(file) is None
@@ -157,9 +182,13 @@ def test_what_a_client_wrote_is_no_stack(tmp_path):
 def test_the_name_of_a_watchdogs_file_says_whose_it_is(tmp_path):
     dump = (
         "\n>>> Call stack dump #1 at Thu Nov 26 00:34:48 2026 due to feed timeout\n\n"
-        'Thread 0x1 (most recent call first):\n  File "/x/vllm/v1/engine/core.py", line 3 in step\n'
+        'Thread 0x1 (most recent call first):\n  File "/x/vllm/v1/engine/core.py", '
+        "line 3 in step\n"
     )
-    for name, title in (("engine_0", "VLLM::EngineCore_0"), ("worker_3", "VLLM::Worker_3")):
+    for name, title in (
+        ("engine_0", "VLLM::EngineCore_0"),
+        ("worker_3", "VLLM::Worker_3"),
+    ):
         file = tmp_path / f"VLLM_STACK_DUMP_for_{name}_4711.log"
         file.write_text(dump)
         assert kind_of(file) is DumpKind.WATCHDOG
@@ -194,13 +223,17 @@ def test_nvidia_smi_in_its_two_long_forms(name):
 
 
 def test_nvidia_smi_as_csv_and_as_a_list():
-    rows = ["index, name, utilization.gpu [%], memory.used [MiB], memory.total [MiB]",
-            "0, NVIDIA L4, 98 %, 700 MiB, 23034 MiB",
-            "1, NVIDIA L4, [N/A], 4 MiB, 23034 MiB"]  # fmt: skip
+    rows = [
+        "index, name, utilization.gpu [%], memory.used [MiB], memory.total [MiB]",
+        "0, NVIDIA L4, 98 %, 700 MiB, 23034 MiB",
+        "1, NVIDIA L4, [N/A], 4 MiB, 23034 MiB",
+    ]
     first, second = parse_nvidia_smi(rows).devices
     assert (first.name, first.utilization_pct, first.memory_used_bytes) == (
-        "NVIDIA L4", [98], 700 << 20,
-    )  # fmt: skip
+        "NVIDIA L4",
+        [98],
+        700 << 20,
+    )
     assert second.utilization_pct == []
     apps = ["pid, process_name, used_gpu_memory [MiB]", "15, VLLM::EngineCore, 340 MiB"]
     assert parse_nvidia_smi(apps).devices[0].processes[0].pid == 15
@@ -213,12 +246,17 @@ def test_nvidia_smi_as_csv_and_as_a_list():
 
 @pytest.mark.parametrize(
     "text",
-    ["NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure "
-     "that the latest NVIDIA driver is installed and running.\n",
-     "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.12\n",
-     "Unable to determine the device handle for GPU 0000:19:00.0: Unknown Error\n",
-     "No devices were found\n"],
-)  # fmt: skip
+    [
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "
+        "Make sure that the latest NVIDIA driver is installed and running.\n",
+        (
+            "Failed to initialize NVML: Driver/library version mismatch\nNVML library "
+            "version: 580.12\n"
+        ),
+        "Unable to determine the device handle for GPU 0000:19:00.0: Unknown Error\n",
+        "No devices were found\n",
+    ],
+)
 def test_what_nvidia_smi_prints_where_it_fails(tmp_path, text):
     file = tmp_path / "x"
     file.write_text(text)
@@ -231,16 +269,25 @@ def test_what_nvidia_smi_prints_where_it_fails(tmp_path, text):
 
 @pytest.mark.parametrize(
     "line",
-    ['a{b="c}d"} 1', "a 1.5e-07 1700000000", 'a_bucket{le="+Inf"} 3 # {trace_id="x"} 0.5', "a NaN",
-     "a +Inf"],
-)  # fmt: skip
+    [
+        'a{b="c}d"} 1',
+        "a 1.5e-07 1700000000",
+        'a_bucket{le="+Inf"} 3 # {trace_id="x"} 0.5',
+        "a NaN",
+        "a +Inf",
+    ],
+)
 def test_every_form_of_a_sample_is_one(tmp_path, line):
     file = tmp_path / "m"
     file.write_text("HTTP/1.1 200 OK\n# TYPE a gauge\n" + f"{line}\n" * 4 + "# EOF\n")
     assert kind_of(file) is DumpKind.METRICS
 
 
-SMI = [line for name in ("nvidia-smi.txt", "nvidia-smi-q.txt") for line in text(name).split("\n")]
+SMI = [
+    line
+    for name in ("nvidia-smi.txt", "nvidia-smi-q.txt")
+    for line in text(name).split("\n")
+]
 
 
 @settings(max_examples=200, deadline=None)
@@ -250,7 +297,10 @@ def test_no_text_makes_the_reader_of_nvidia_smi_fail(lines):
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.binary(max_size=400), st.sampled_from([b"", b"\x80\x04", b"[", b"\xff\xfe", b"\x1f\x8b"]))
+@given(
+    st.binary(max_size=400),
+    st.sampled_from([b"", b"\x80\x04", b"[", b"\xff\xfe", b"\x1f\x8b"]),
+)
 def test_no_file_makes_it_fail(tmp_path_factory, raw, head):
     file = tmp_path_factory.mktemp("any") / "x"
     file.write_bytes(head + raw)
@@ -261,6 +311,11 @@ def test_no_file_makes_it_fail(tmp_path_factory, raw, head):
 
 
 def test_reading_a_dump_imports_no_engine():
-    code = "import sys, mmrepro.probes.dumps; print([m for m in sys.modules if 'engines' in m])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = (
+        "import sys, mmrepro.probes.dumps; print([m for m in sys.modules if "
+        "'engines' in m])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

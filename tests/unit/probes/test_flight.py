@@ -1,9 +1,9 @@
 """PyTorch's Flight Recorder in JSON.
 
-``flight/`` was recorded: PyTorch 2.11 of vLLM 0.32.0's environment, two processes with gloo, of
-which rank 1 never entered the third operation. ``flight/nccl`` is of NCCL 2.28.9 on one H200
-(``benchmarks/nccl_ras.py``): rank 1 of three never entered the fifth.
-"""
+``flight/`` was recorded: PyTorch 2.11 of vLLM 0.32.0's environment, two processes with
+gloo, of which rank 1 never entered the third operation. ``flight/nccl`` is of NCCL
+2.28.9 on one H200 (``benchmarks/nccl_ras.py``): rank 1 of three never entered the
+fifth."""
 
 import json
 import os
@@ -28,8 +28,9 @@ def test_who_entered_the_last_operation(tmp_path: Path) -> None:
     (group,) = data.ranks[0].entered
     assert group == "0 default_pg"
     assert [(r.rank, r.entered[group], r.completed[group]) for r in data.ranks] == [
-        (0, 3, False), (1, 2, True),
-    ]  # fmt: skip
+        (0, 3, False),
+        (1, 2, True),
+    ]
     assert data.ranks[0].operation[group] == "gloo:all_reduce"
     assert data.ranks[0].version == "2.10"
 
@@ -40,8 +41,10 @@ def test_who_entered_the_last_operation_of_nccl(tmp_path: Path) -> None:
     assert data is not None
     group = "0 default_pg"
     assert [(r.rank, r.entered[group], r.completed[group]) for r in data.ranks] == [
-        (0, 5, False), (1, 4, True), (2, 5, False),
-    ]  # fmt: skip
+        (0, 5, False),
+        (1, 4, True),
+        (2, 5, False),
+    ]
     assert data.ranks[0].operation[group] == "nccl:all_reduce"
 
 
@@ -62,13 +65,18 @@ def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "[]", "{}", '{"entries": 3}', '{"entries": [{"process_group": 3}]}',
+        "",
+        "[]",
+        "{}",
+        '{"entries": 3}',
+        '{"entries": [{"process_group": 3}]}',
         '{"entries": [{"process_group": ["0"], "collective_seq_id": "1"}]}',
         '{"entries": [{"process_group": ["0"], "collective_seq_id": true}]}',
-        '{"entries": [{"process_group": ["0"], "collective_seq_id": -1}]}', "[" * 100_000,
+        '{"entries": [{"process_group": ["0"], "collective_seq_id": -1}]}',
+        "[" * 100_000,
         RECORDED[0].read_text()[:-9],
     ],
-)  # fmt: skip
+)
 def test_what_is_no_dump(text: str, tmp_path: Path) -> None:
     (tmp_path / "trace_0").write_text(text)
     result = run_probe(FlightProbe([tmp_path / "trace_0"]), tmp_path, 5)
@@ -84,7 +92,9 @@ def test_a_file_without_a_rank(tmp_path: Path) -> None:
     assert read(tmp_path / "trace").rank == 4
 
 
-def test_a_file_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(flight, "MAX_BYTES", 100)
     with pytest.raises(ValueError, match="larger than 100"):
         read(RECORDED[0])
@@ -99,7 +109,9 @@ def test_only_dumps_of_this_server_since_its_start_are_taken(
     os.utime(tmp_path / "fr_2", (1, 1))  # of an earlier server
     (tmp_path / "fr_3").mkdir()
     me = TargetProcess(pid=os.getpid(), ppid=1, role="Worker_TP0", name="x", state="S")
-    target = Target(TargetFacts(url="", place="local", root_pid=os.getpid(), processes=[me]))
+    target = Target(
+        TargetFacts(url="", place="local", root_pid=os.getpid(), processes=[me])
+    )
     environ = f"A=1\0TORCH_FR_DUMP_TEMP_FILE={tmp_path}/fr_\0B=2\0".encode()
     real = discover.processes.read
 
@@ -108,5 +120,8 @@ def test_only_dumps_of_this_server_since_its_start_are_taken(
 
     monkeypatch.setattr(discover.processes, "read", environ_of)
     monkeypatch.setattr(discover, "inside", lambda pid, path: Path(path))
-    assert [file.name for file in discover.flight_files(target)] == ["fr_0", "fr_1.json"]
+    assert [file.name for file in discover.flight_files(target)] == [
+        "fr_0",
+        "fr_1.json",
+    ]
     assert discover._dumped_to({"A": "1"}) == flight.PREFIX

@@ -1,4 +1,5 @@
-"""CUDA's core dump of a GPU on request: a fake process that owns a pipe, and a fake cuda-gdb.
+"""CUDA's core dump of a GPU on request: a fake process that owns a pipe, and a fake
+cuda-gdb.
 
 Real ones, on a GPU: docs/lab/gpu.md.
 """
@@ -73,7 +74,9 @@ def test_the_kernel_of_a_dump(fake: int, tmp_path: Path) -> None:
 
 
 def test_the_pipe_as_driver_580_names_it(fake: int, tmp_path: Path) -> None:
-    (tmp_path / f"corepipe.cuda.fake-host.{fake}").rename(tmp_path / f"corepipe_vm_{fake}")
+    (tmp_path / f"corepipe.cuda.fake-host.{fake}").rename(
+        tmp_path / f"corepipe_vm_{fake}"
+    )
     pipe = pipe_of(fake)
     assert pipe is not None
     assert pipe.path.name == f"corepipe_vm_{fake}"
@@ -89,7 +92,9 @@ def test_a_process_that_was_not_started_for_it(fake: int) -> None:
     [{gpu_core.ENABLE: "1", "CUDA_COREDUMP_PIPE": "other.%p"}],
     indirect=True,
 )
-def test_the_pipe_has_the_name_that_its_process_gave_it(fake: int, tmp_path: Path) -> None:
+def test_the_pipe_has_the_name_that_its_process_gave_it(
+    fake: int, tmp_path: Path
+) -> None:
     assert pipe_of(fake) is None
     (tmp_path / f"other.{fake}").write_text("no pipe")
     assert pipe_of(fake) is None
@@ -106,7 +111,9 @@ def test_the_pipe_has_the_name_that_its_process_gave_it(fake: int, tmp_path: Pat
 def test_a_file_is_never_written_to(tmp_path: Path) -> None:
     file = tmp_path / "pipe"
     file.write_text("kept")
-    result = run_probe(GpuCoreProbe(1, Pipe(file, (tmp_path, "*.dump"))), tmp_path / "e", 5)
+    result = run_probe(
+        GpuCoreProbe(1, Pipe(file, (tmp_path, "*.dump"))), tmp_path / "e", 5
+    )
     assert (result.status, file.read_text()) == (ProbeStatus.UNAVAILABLE, "kept")
 
 
@@ -114,7 +121,9 @@ def test_no_dump_comes_of_it(fake: int, tmp_path: Path) -> None:
     pipe = pipe_of(fake)
     assert pipe is not None
     late = run_probe(
-        GpuCoreProbe(fake, Pipe(pipe.path, (tmp_path, "another.*"))), tmp_path / "e", 1.0
+        GpuCoreProbe(fake, Pipe(pipe.path, (tmp_path, "another.*"))),
+        tmp_path / "e",
+        1.0,
     )
     assert late.status is ProbeStatus.TIMED_OUT
     assert "no dump was written" in late.reason

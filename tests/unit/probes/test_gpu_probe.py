@@ -30,7 +30,9 @@ def test_devices_readings_and_processes(evidence: Path) -> None:
 
 def test_a_uuid_is_kept_cut_short(evidence: Path) -> None:
     slices = [mig(0, "MIG-377e0049-554c-540b-93c6-d0976f8426cb")]
-    nvml = machine(gpu(0, uuid="GPU-7f57f032-34ab-a064-c37c-7a4f75601cc5", slices=slices))
+    nvml = machine(
+        gpu(0, uuid="GPU-7f57f032-34ab-a064-c37c-7a4f75601cc5", slices=slices)
+    )
     device = collect(evidence, nvml).data.devices[0]
     assert (device.uuid, device.slices[0].uuid) == ("GPU-7f57f032", "MIG-377e0049")
     assert "34ab" not in (evidence / "gpu-gpu.json").read_text()

@@ -13,7 +13,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from hypothesis import example, given, strategies as st
 from mmrepro.probes.base import ProbeStatus, run_probe
-from mmrepro.probes.http import ENDPOINT_BYTES, HttpProbe, InferenceProbe, read_completion
+from mmrepro.probes.http import (
+    ENDPOINT_BYTES,
+    HttpProbe,
+    InferenceProbe,
+    read_completion,
+)
 from mmrepro.probes.metrics import MAX_LINES, MetricsProbe, parse_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -23,7 +28,8 @@ OK_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 
 
 def read_request(connection: socket.socket) -> None:
-    """All of it: who closes with something unread resets the connection, and the answer is lost."""
+    """All of it: who closes with something unread resets the connection, and the answer
+    is lost."""
     data = b""
     while b"\r\n\r\n" not in data:
         if not (more := connection.recv(65536)):
@@ -106,7 +112,9 @@ def drips_its_headers(connection: socket.socket) -> None:
 
 
 def redirects(connection: socket.socket) -> None:
-    connection.sendall(b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n")
+    connection.sendall(
+        b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n"
+    )
 
 
 def says(status: int, body: bytes) -> Behave:
@@ -188,7 +196,10 @@ def test_silent_endpoints_take_the_time_of_one(evidence):
     with raw_server(never_answers) as url:
         result = run_probe(HttpProbe(url, ["/a", "/b"], timeout_s=60), evidence, 0.3)
         late = run_probe(HttpProbe(url, ["/a"]), evidence, 0.0)
-    assert [(a.path, a.timed_out) for a in result.data.answers] == [("/a", True), ("/b", True)]
+    assert [(a.path, a.timed_out) for a in result.data.answers] == [
+        ("/a", True),
+        ("/b", True),
+    ]
     assert result.seconds < 60
     assert late.status is ProbeStatus.TIMED_OUT
 
@@ -196,7 +207,9 @@ def test_silent_endpoints_take_the_time_of_one(evidence):
 # ------------------------------------------------------------------ inference
 
 COMPLETION = {
-    "choices": [{"message": {"role": "assistant", "content": "OK"}, "finish_reason": "length"}],
+    "choices": [
+        {"message": {"role": "assistant", "content": "OK"}, "finish_reason": "length"}
+    ],
     "usage": {"completion_tokens": 1},
 }
 
@@ -245,7 +258,11 @@ def test_the_request_is_small_marked_and_holds_the_image(evidence):
     headers, request = seen[0]
     assert headers["X-Mmrepro-Probe"] == "1"
     assert request["user"] == "mmrepro-probe"
-    assert (request["model"], request["max_tokens"], request["stream"]) == ("tiny", 1, False)
+    assert (request["model"], request["max_tokens"], request["stream"]) == (
+        "tiny",
+        1,
+        False,
+    )
     assert request["messages"][0]["content"][0]["image_url"] == {
         "url": "data:image/png;base64,AA=="
     }
@@ -340,7 +357,9 @@ def test_metrics_are_read_and_a_bad_line_is_counted(evidence):
     names = [sample.name for sample in data.samples]
     assert names.count("vllm:ttft_count") == 1
     assert "objects_created" in names
-    assert not [n for n in names if n.endswith("_bucket") or n == "vllm:prompt_tokens_created"]
+    assert not [
+        n for n in names if n.endswith("_bucket") or n == "vllm:prompt_tokens_created"
+    ]
     assert data.samples[0].labels == {"engine": "0", "model_name": 'a"b'}
     assert (evidence / "metrics-metrics.txt").read_text() == EXPOSITION
     assert json.loads(data.model_dump_json())["samples"][5]["value"] is None
@@ -381,7 +400,9 @@ def test_half_of_the_metrics_does_not_tell_that_one_is_absent(evidence, monkeypa
 
 
 metric_like = st.lists(
-    st.sampled_from(["a", "{", "}", '"', "\\", ",", "=", " ", "1", "NaN", "\n", "\r", "#", "le"])
+    st.sampled_from(
+        ["a", "{", "}", '"', "\\", ",", "=", " ", "1", "NaN", "\n", "\r", "#", "le"]
+    )
 ).map("".join)
 
 
@@ -452,7 +473,12 @@ def test_the_short_cut_for_plain_lines_reads_what_the_library_reads(line):
 
 
 def test_a_hostile_exposition_is_read_fast():
-    lines = ["x" * 30_000, "a{" + 'b="c",' * 5000 + "}", 'a{b="' + '\\"' * 15_000, "{" * 30_000]
+    lines = [
+        "x" * 30_000,
+        "a{" + 'b="c",' * 5000 + "}",
+        'a{b="' + '\\"' * 15_000,
+        "{" * 30_000,
+    ]
     started = time.process_time()
     parse_metrics("\n".join(lines * 5))
     assert time.process_time() - started < 5

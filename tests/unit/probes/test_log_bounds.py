@@ -1,4 +1,5 @@
-"""Logs that are larger than they look, and folders without an end: what is read and told."""
+"""Logs that are larger than they look, and folders without an end: what is read and
+told."""
 
 import gzip
 import os
@@ -50,7 +51,9 @@ def test_what_is_packed_and_small_is_read_whole(tmp_path: Path, small: None) -> 
     assert whole(path) == (LINE * 30_000, "")
 
 
-def test_the_end_of_what_is_packed_and_damaged_is_read_first(tmp_path: Path, small: None) -> None:
+def test_the_end_of_what_is_packed_and_damaged_is_read_first(
+    tmp_path: Path, small: None
+) -> None:
     path = tmp_path / "server.log.gz"
     path.write_bytes(gzip.compress(LINE * 100_000, 1)[:-2000])
     pieces: list[bytes] = []
@@ -90,7 +93,10 @@ def test_of_a_large_start_log_the_end_is_read_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(starts, "MOST_BYTES", MIB)
-    for name, data in (("a.log", LINE * 40_000), ("a.log.gz", gzip.compress(LINE * 40_000, 1))):
+    for name, data in (
+        ("a.log", LINE * 40_000),
+        ("a.log.gz", gzip.compress(LINE * 40_000, 1)),
+    ):
         path = tmp_path / name
         path.write_bytes(data)
         notes: list[str] = []

@@ -22,7 +22,9 @@ ADDED = r"Added request (?P<id>\S+)\."
 PROGRESS = r"EngineCore loop active"
 
 
-def line(n: int, text: str, process: str = "EngineCore pid=7", level: str = "INFO") -> str:
+def line(
+    n: int, text: str, process: str = "EngineCore pid=7", level: str = "INFO"
+) -> str:
     return f"({process}) {level} 11-21 02:{n // 60:02d}:{n % 60:02d} [a.py:1] {text}\n"
 
 
@@ -81,7 +83,13 @@ def test_rotated_files_come_oldest_first(tmp_path: Path) -> None:
         "server.log.1",
         "server.log",
     ]
-    for name in [*names, "server.log.bak", "server.logs", "xserver.log.1", "server.log.1.tmp"]:
+    for name in [
+        *names,
+        "server.log.bak",
+        "server.logs",
+        "xserver.log.1",
+        "server.log.1.tmp",
+    ]:
         (tmp_path / name).touch()
     assert [path.name for path in with_rotated(tmp_path / "server.log")] == names
     assert with_rotated(tmp_path / "no" / "x.log") == [tmp_path / "no" / "x.log"]
@@ -99,7 +107,9 @@ TEXTS = ["Added request r.", "EngineCore loop active.", "boom", "fine"]
 @examples(20)  # each writes files
 @given(
     st.lists(
-        st.lists(st.tuples(st.sampled_from(TEXTS), st.booleans()), min_size=1, max_size=6),
+        st.lists(
+            st.tuples(st.sampled_from(TEXTS), st.booleans()), min_size=1, max_size=6
+        ),
         min_size=1,
         max_size=4,
     ),
@@ -111,7 +121,10 @@ def test_parts_give_what_the_whole_gives(
     with tempfile.TemporaryDirectory() as name:
         folder, whole = Path(name), []
         for age, part in zip(range(len(parts) - 1, -1, -1), parts, strict=True):
-            lines = [line(i, t, level="ERROR" if e else "INFO") for i, (t, e) in enumerate(part)]
+            lines = [
+                line(i, t, level="ERROR" if e else "INFO")
+                for i, (t, e) in enumerate(part)
+            ]
             whole += [(f"{age}", i + 1, t, e) for i, (t, e) in enumerate(part)]
             suffix, pack = data.draw(st.sampled_from(PACKERS)) if age else PACKERS[0]
             file = folder / ("s.log" + (f".{age}{suffix}" if age else ""))
@@ -119,7 +132,11 @@ def test_parts_give_what_the_whole_gives(
         found = read([folder / "s.log"])
 
     def age_of(file: str) -> str:
-        return (re.findall(r"s\.log\.?(\d*)", file)[0] or "0") if file else f"{len(parts) - 1}"
+        return (
+            (re.findall(r"s\.log\.?(\d*)", file)[0] or "0")
+            if file
+            else f"{len(parts) - 1}"
+        )
 
     def places(lines: list[object]) -> list[tuple[str, int]]:
         return [(age_of(one.file), one.number) for one in lines]  # type: ignore[attr-defined]
@@ -156,7 +173,9 @@ def test_blocks_do_not_change_who_is_stuck(texts: list[str], chunk: int) -> None
 
 
 def test_a_damaged_file_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
-    text = "".join(line(n % 3600, "EngineCore loop active.") for n in range(20_000)).encode()
+    text = "".join(
+        line(n % 3600, "EngineCore loop active.") for n in range(20_000)
+    ).encode()
     packed = gzip.compress(text)
     (tmp_path / "s.log.2.gz").write_bytes(packed[: len(packed) // 2])
     (tmp_path / "s.log.1.zst").write_bytes(b"\x28\xb5\x2f\xfd" + b"x" * 40)
@@ -164,7 +183,10 @@ def test_a_damaged_file_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
     data = read([tmp_path / "s.log"])
     assert data.match_counts["work"] > 5_000, "what came before the damage is kept"
     assert data.stuck_count == 1
-    assert set(data.unread) == {str(tmp_path / "s.log.2.gz"), str(tmp_path / "s.log.1.zst")}
+    assert set(data.unread) == {
+        str(tmp_path / "s.log.2.gz"),
+        str(tmp_path / "s.log.1.zst"),
+    }
     assert "Zstandard" in data.unread[str(tmp_path / "s.log.1.zst")]
 
 

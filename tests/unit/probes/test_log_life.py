@@ -40,9 +40,12 @@ def read(tmp_path: Path, text: str, life: Life | None = None) -> LogsData:
     path = tmp_path / "server.log"
     path.write_text(text)
     probe = LogsProbe(
-        path, PATTERNS, VLLM.progress_pattern, added=r"Added request \S+",
+        path,
+        PATTERNS,
+        VLLM.progress_pattern,
+        added=r"Added request \S+",
         life=life or Life(VLLM.start_lines),
-    )  # fmt: skip
+    )
     return probe.collect(RawSink(tmp_path), time.monotonic() + 60)
 
 
@@ -50,7 +53,11 @@ def test_a_crash_of_yesterday_is_not_of_this_life(tmp_path: Path) -> None:
     data = read(tmp_path, OLD + NEW)
     assert data.match_counts == {"crash": 0, "added": 1}
     assert data.matches.keys() == {"added"}
-    assert (data.matches["added"][0].number, data.lines, data.earlier_lines) == (11, 11, 7)
+    assert (data.matches["added"][0].number, data.lines, data.earlier_lines) == (
+        11,
+        11,
+        7,
+    )
     assert (data.errors, data.error_count, data.last_progress) == ([], 0, None)
     assert data.last_by_process.keys() == {"APIServer pid=18", "EngineCore pid=19"}
     assert data.first_line is not None
@@ -75,7 +82,9 @@ def test_the_life_in_which_it_happened_is_read_whole(tmp_path: Path) -> None:
 def test_what_the_start_itself_logged_stays(tmp_path: Path) -> None:
     """The last of a start's lines begins no life of its own, each of the first does."""
     first, _, rest = NEW.partition("\n")
-    noisy = f"{first}\n(EngineCore pid=19) ERROR 11-21 09:00:00 [x.py:1] {CRASH}\n{rest}"
+    noisy = (
+        f"{first}\n(EngineCore pid=19) ERROR 11-21 09:00:00 [x.py:1] {CRASH}\n{rest}"
+    )
     assert read(tmp_path, OLD + noisy).match_counts["crash"] == 1
     assert read(tmp_path, OLD + noisy).earlier_lines == 7
     # It died before its server was up, and was started again.
@@ -88,7 +97,10 @@ def test_what_the_start_itself_logged_stays(tmp_path: Path) -> None:
 
 
 def test_a_start_that_a_user_only_quotes_begins_nothing(tmp_path: Path) -> None:
-    quoted = "(APIServer pid=18) INFO 11-21 09:01:00 [x.py:1] prompt: 'non-default args: {'\n"
+    quoted = (
+        "(APIServer pid=18) INFO 11-21 09:01:00 [x.py:1] prompt: 'non-default "
+        "args: {'\n"
+    )
     assert read(tmp_path, OLD + quoted).match_counts["crash"] == 1
 
 
@@ -104,7 +116,10 @@ def test_blocks_change_nothing(size: int, coloured: bool) -> None:
             import io
 
             scanner = logs_module.Scanner(
-                PATTERNS, VLLM.progress_pattern, life=Life(VLLM.start_lines), added="Added"
+                PATTERNS,
+                VLLM.progress_pattern,
+                life=Life(VLLM.start_lines),
+                added="Added",
             )
             found.append(scanner.scan(io.BytesIO(text)))
     assert found[0] == found[1]
@@ -116,7 +131,9 @@ def test_it_begins_in_any_of_the_rotated_files(tmp_path: Path) -> None:
     with gzip.open(oldest, "wt") as stream:
         stream.write(OLD)
     older.write_text(f"{CRASH}\n{NEW}{CRASH}\n")
-    last.write_text("(APIServer pid=18) INFO 11-21 09:02:00 [x.py:1] Added request chatcmpl-4\n")
+    last.write_text(
+        "(APIServer pid=18) INFO 11-21 09:02:00 [x.py:1] Added request chatcmpl-4\n"
+    )
     probe = LogsProbe([oldest, older, last], PATTERNS, life=Life(VLLM.start_lines))
     data = probe.collect(RawSink(tmp_path), time.monotonic() + 60)
     assert data.match_counts == {"crash": 1, "added": 2}
@@ -173,27 +190,59 @@ def test_times_are_looked_at_in_later_blocks_until_one_is_of_this_life(
 def test_what_a_time_means(time: str, means: str) -> None:
     said = written(time, SINCE)
     assert (said.isoformat() if said else "") == means
-    assert written("12-31 23:59:59", datetime(2026, 1, 1)) == datetime(2025, 12, 31, 23, 59, 59)
+    assert written("12-31 23:59:59", datetime(2026, 1, 1)) == datetime(
+        2025, 12, 31, 23, 59, 59
+    )
 
 
 STARTS = [
     ("vllm", "INFO 11-21 09:00:00 [api_server.py:1839] vLLM API server version 0.11.0"),
-    ("vllm",
-        "(APIServer pid=1) INFO 11-22 11:32:56 [u.py:319] vLLM server version 0.23.0, serving"),
-    ("vllm", "(APIServer pid=1) INFO 11-22 11:32:56 [u.py:273] non-default args: {'host': 'x'}"),
-    ("vllm",
-        "(EngineCore pid=9) INFO 1-21 [core.py:1] Initializing a V1 LLM engine (v0.23.0) with"),
+    (
+        "vllm",
+        (
+            "(APIServer pid=1) INFO 11-22 11:32:56 [u.py:319] vLLM server version "
+            "0.23.0, serving"
+        ),
+    ),
+    (
+        "vllm",
+        (
+            "(APIServer pid=1) INFO 11-22 11:32:56 [u.py:273] non-default args: "
+            "{'host': 'x'}"
+        ),
+    ),
+    (
+        "vllm",
+        (
+            "(EngineCore pid=9) INFO 1-21 [core.py:1] Initializing a V1 LLM engine "
+            "(v0.23.0) with"
+        ),
+    ),
     ("vllm", "(APIServer pid=1) INFO:     Started server process [10729]"),
-    ("sglang", "[2026-11-22 11:38:58] server_args={'model_path': '/m', 'tokenizer_path': '/m'}"),
-    ("sglang", "[2026-11-22 11:38:58] server_args=ServerArgs(model_path='/m', tokenizer"),
+    (
+        "sglang",
+        (
+            "[2026-11-22 11:38:58] server_args={'model_path': '/m', 'tokenizer_path': "
+            "'/m'}"
+        ),
+    ),
+    (
+        "sglang",
+        "[2026-11-22 11:38:58] server_args=ServerArgs(model_path='/m', tokenizer",
+    ),
     ("sglang", "[2026-11-22 11:39:07] INFO:     Started server process [13140]"),
     ("lmdeploy", "INFO:     Started server process [17416]"),
-    ("minivllm", "(APIServer pid=1) INFO 11-22 11:41:20 [server.py:310] ready on port 42367"),
-]  # fmt: skip
+    (
+        "minivllm",
+        "(APIServer pid=1) INFO 11-22 11:41:20 [server.py:310] ready on port 42367",
+    ),
+]
 
 
 @pytest.mark.parametrize(("engine", "line"), STARTS)
-def test_each_engines_start_is_known_by_its_lines(engine: str, line: str, tmp_path: Path) -> None:
+def test_each_engines_start_is_known_by_its_lines(
+    engine: str, line: str, tmp_path: Path
+) -> None:
     """Lines of real logs."""
     life = Life(ENGINES[engine].start_lines)
     assert read(tmp_path, f"{CRASH}\n{line}\n", life).match_counts["crash"] == 0
@@ -207,12 +256,17 @@ def test_a_leap_day_is_of_the_year_that_has_one() -> None:
     assert written("02-29 10:00:00", datetime(2026, 1, 1)) is None
 
 
-def test_times_deep_in_a_block_without_any_at_its_ends_are_not_looked_for(tmp_path: Path) -> None:
+def test_times_deep_in_a_block_without_any_at_its_ends_are_not_looked_for(
+    tmp_path: Path,
+) -> None:
     """Fifty lines from either end: a traceback may be as long."""
     silent = "x\n" * 50
     deep = f"{silent}{BARE}{silent}{CRASH}\n"
     assert read(tmp_path, deep, Life((), SINCE)).match_counts["crash"] == 2
-    assert read(tmp_path, deep.removeprefix("x\n"), Life((), SINCE)).match_counts["crash"] == 0
+    assert (
+        read(tmp_path, deep.removeprefix("x\n"), Life((), SINCE)).match_counts["crash"]
+        == 0
+    )
     near = f"{silent}{BARE}{silent}".removesuffix("x\n")
     assert read(tmp_path, near, Life((), SINCE)).match_counts["crash"] == 0
 

@@ -1,4 +1,5 @@
-"""One complete log reads the same in each wrapping; each form is read as its program means it."""
+"""One complete log reads the same in each wrapping; each form is read as its program
+means it."""
 
 import io
 import json
@@ -25,7 +26,9 @@ GRID = [(engine, wrapping) for engine in LINES for wrapping in WRAPPED]
 def read(tmp_path: Path, data: bytes) -> LogsData:
     path = tmp_path / "server.log"
     path.write_bytes(data)
-    probe = LogsProbe(path, {"every": EVERY}, "batch|throughput", first=10_000, marks=log_marks())
+    probe = LogsProbe(
+        path, {"every": EVERY}, "batch|throughput", first=10_000, marks=log_marks()
+    )
     result = run_probe(probe, tmp_path, 20)
     assert result.data is not None, result.reason
     return result.data
@@ -49,7 +52,9 @@ def test_each_line_reads_the_same_in_each_wrapping(
     assert found.engine == engine
     assert (found.release == "0.23.0") is (engine == "vllm")
     plain = read(tmp_path, WRAPPED["plain"](LINES[engine]))
-    assert [facts(line) for line in found.errors] == [facts(line) for line in plain.errors]
+    assert [facts(line) for line in found.errors] == [
+        facts(line) for line in plain.errors
+    ]
     assert facts(found.last_progress) == facts(plain.last_progress)
     assert found.last_by_process.keys() == plain.last_by_process.keys()
     printed = [line.when for line in plain.matches["every"] if line.time]
@@ -61,9 +66,13 @@ def test_each_line_reads_the_same_in_each_wrapping(
 
 
 @pytest.mark.parametrize("wrapping", WRAPPED)
-def test_a_wrapped_line_without_a_time_has_its_collectors(wrapping: str, tmp_path: Path) -> None:
+def test_a_wrapped_line_without_a_time_has_its_collectors(
+    wrapping: str, tmp_path: Path
+) -> None:
     found = read(tmp_path, WRAPPED[wrapping](LINES["sglang"]))
-    bare = [line for line in found.matches["every"] if line.text.startswith("ValueError")]
+    bare = [
+        line for line in found.matches["every"] if line.text.startswith("ValueError")
+    ]
     stamped = any(word in wrapping for word in STAMPED)
     assert (bare[0].when is not None) is stamped
     if stamped:
@@ -75,7 +84,11 @@ def test_each_form_and_each_wrapping_is_in_the_grid(tmp_path: Path) -> None:
         assert {parse_line(1, line).engine for line in lines} <= {engine, ""}
     texts = [line for lines in LINES.values() for line in lines]
     texts += [line for line, *_ in OTHERS]
-    left = {form.name for form in FORMS if not any(_begins(form.pattern, text) for text in texts)}
+    left = {
+        form.name
+        for form in FORMS
+        if not any(_begins(form.pattern, text) for text in texts)
+    }
     assert left == set()
     used = set()
     for wrap in WRAPPED.values():
@@ -90,7 +103,11 @@ def test_each_form_and_each_wrapping_is_in_the_grid(tmp_path: Path) -> None:
 
 
 def _begins(pattern, text: str) -> bool:  # type: ignore[no-untyped-def]
-    return any(pattern.match(text, at) for at in range(len(text)) if at == 0 or text[at - 1] == " ")
+    return any(
+        pattern.match(text, at)
+        for at in range(len(text))
+        if at == 0 or text[at - 1] == " "
+    )
 
 
 _ONE = b"(EngineCore pid=20) ERROR 11-24 18:12:17 [core.py:1195] IndexError: x"
@@ -106,40 +123,86 @@ SAMPLES = [
 OTHERS = [
     ("INFO [core.py:1] hi", "", "INFO", "", "hi"),
     ("[gpu=3] Load weight end", "rank3", "", "3", "Load weight end"),
-    ("2026-11-24 18:12:17,001 - my.module - ERROR - a.py:7 - boom", "", "ERROR", "", "boom"),
+    (
+        "2026-11-24 18:12:17,001 - my.module - ERROR - a.py:7 - boom",
+        "",
+        "ERROR",
+        "",
+        "boom",
+    ),
     ("2026-11-24 18:12:17.001 | INFO     | a.b:run:7 - text", "", "INFO", "", "text"),
-    ("2026-11-24 18:12:17,001\tWARNING worker.py:1888 -- text", "", "WARNING", "", "text"),
+    (
+        "2026-11-24 18:12:17,001\tWARNING worker.py:1888 -- text",
+        "",
+        "WARNING",
+        "",
+        "text",
+    ),
     ("[E ProcessGroupNCCL.cpp:475] [Rank 0] late", "", "ERROR", "", "[Rank 0] late"),
     ("W1124 18:12:17.903000 4021 torch/a/api.py:874] text", "", "WARNING", "", "text"),
     ("[rank3]: KeyError: 'x'", "rank3", "", "3", "KeyError: 'x'"),
-    ("Nov 24 18:12:17 gpu1 kernel: Out of memory: Killed process 4067", "kernel", "", "",
-        "Out of memory: Killed process 4067"),
-    ("<2>1 2026-11-24T18:12:17Z gpu1 kernel - - - [9.1] NVRM: Xid", "kernel", "", "", "NVRM: Xid"),
-    ("[93297.027938] NVRM: Xid (PCI:0000:43:00): 79", "kernel", "", "",
-        "NVRM: Xid (PCI:0000:43:00): 79"),
+    (
+        "Nov 24 18:12:17 gpu1 kernel: Out of memory: Killed process 4067",
+        "kernel",
+        "",
+        "",
+        "Out of memory: Killed process 4067",
+    ),
+    (
+        "<2>1 2026-11-24T18:12:17Z gpu1 kernel - - - [9.1] NVRM: Xid",
+        "kernel",
+        "",
+        "",
+        "NVRM: Xid",
+    ),
+    (
+        "[93297.027938] NVRM: Xid (PCI:0000:43:00): 79",
+        "kernel",
+        "",
+        "",
+        "NVRM: Xid (PCI:0000:43:00): 79",
+    ),
     ("[Tue Nov 24 18:12:17 2026] segfault at 0", "kernel", "", "", "segfault at 0"),
     ("ERROR:asyncio:boom", "", "ERROR", "", "boom"),
-    ("(EngineCore pid=7) a print of its own", "EngineCore pid=7", "", "", "a print of its own"),
-]  # fmt: skip
+    (
+        "(EngineCore pid=7) a print of its own",
+        "EngineCore pid=7",
+        "",
+        "",
+        "a print of its own",
+    ),
+]
 
 
 @pytest.mark.parametrize(("line", "process", "level", "rank", "text"), OTHERS)
-def test_lines_of_other_programs(line: str, process: str, level: str, rank: str, text: str) -> None:
+def test_lines_of_other_programs(
+    line: str, process: str, level: str, rank: str, text: str
+) -> None:
     found = parse_line(1, line)
-    assert (found.process, found.level, found.rank, found.text) == (process, level, rank, text)
+    assert (found.process, found.level, found.rank, found.text) == (
+        process,
+        level,
+        rank,
+        text,
+    )
 
 
 @pytest.mark.parametrize(
     ("time", "means"),
     [
-        ("11-24 18:12:17", "2026-11-24T18:12:17"), ("11-24 18:12", "2026-11-24T18:12:00"),
-        ("18:12:17", "2026-06-01T18:12:17"), ("Nov 24 18:12:17", "2026-11-24T18:12:17"),
+        ("11-24 18:12:17", "2026-11-24T18:12:17"),
+        ("11-24 18:12", "2026-11-24T18:12:00"),
+        ("18:12:17", "2026-06-01T18:12:17"),
+        ("Nov 24 18:12:17", "2026-11-24T18:12:17"),
         ("Tue Nov 24 18:12:17 2025", "2025-11-24T18:12:17"),
         ("1124 18:12:17.903881913", "2026-11-24T18:12:17.903881"),
-        ("2026-11-24T18:12:17.5Z", "2026-11-24T18:12:17.500000"), ("93297.027938", ""), ("", ""),
-        ("02-29 10:00:00", ""), ("13-41 99:00:00", ""),
+        ("2026-11-24T18:12:17.5Z", "2026-11-24T18:12:17.500000"),
+        ("93297.027938", ""),
+        ("", ""),
+        ("02-29 10:00:00", ""),
+        ("13-41 99:00:00", ""),
     ],
-)  # fmt: skip
+)
 def test_times_of_all_forms_are_comparable(time: str, means: str) -> None:
     expected = datetime.fromisoformat(f"{means}+00:00").timestamp() if means else None
     assert seconds(time, datetime(2026, 6, 1)) == expected
@@ -165,7 +228,8 @@ def test_a_year_that_ends_in_the_log() -> None:
 
 
 def test_two_replicas_are_two_servers(tmp_path: Path) -> None:
-    """The one that died is not kept alive by the other's work, whichever way they are mixed."""
+    """The one that died is not kept alive by the other's work, whichever way they are
+    mixed."""
     dead = [LINES["vllm"][i] for i in (1, 6, 9, 10, 11)]
     well = [LINES["vllm"][i] for i in (1, 6, 6, 6, 6)]
     joins: list[Callable[[str, str], str]] = [
@@ -191,7 +255,9 @@ def test_two_replicas_are_two_servers(tmp_path: Path) -> None:
 
 
 def test_a_second_server_that_comes_late_has_its_own_reading(tmp_path: Path) -> None:
-    first = b"".join(b"a-1 | INFO 11-24 18:11:13 [m.py:1] throughput %d\n" % n for n in range(9999))
+    first = b"".join(
+        b"a-1 | INFO 11-24 18:11:13 [m.py:1] throughput %d\n" % n for n in range(9999)
+    )
     found = read(tmp_path, first + b"b-1 | ERROR 11-24 18:12:13 [m.py:1] late\n")
     one, two = found.servers
     assert (one.match_counts["every"], two.match_counts["every"]) == (9999, 1)
@@ -201,7 +267,10 @@ def test_a_second_server_that_comes_late_has_its_own_reading(tmp_path: Path) -> 
 
 def test_whose_line_it_is_in_the_words_of_several_collectors() -> None:
     each: list[tuple[dict[str, object], str]] = [
-        ({"message": "m", "kubernetes": {"pod_name": "p-0", "container_name": "c"}}, "p-0/c"),
+        (
+            {"message": "m", "kubernetes": {"pod_name": "p-0", "container_name": "c"}},
+            "p-0/c",
+        ),
         ({"textPayload": "m", "resource": {"labels": {"pod_name": "p-0"}}}, "p-0"),
         ({"MESSAGE": [109], "SYSLOG_IDENTIFIER": "engine", "_HOSTNAME": "h"}, "engine"),
         ({"MESSAGE": "m", "SYSLOG_IDENTIFIER": "kernel", "_HOSTNAME": "h"}, ""),
@@ -216,7 +285,9 @@ def test_whose_line_it_is_in_the_words_of_several_collectors() -> None:
         assert (bare.text, bare.stream) == (b"m", stream)
 
 
-@pytest.mark.parametrize("line", [b"{", b"[1]", b'{"a": 1}', b'{"log": 7}', b'{"log": {"x": 1}}'])
+@pytest.mark.parametrize(
+    "line", [b"{", b"[1]", b'{"a": 1}', b'{"log": 7}', b'{"log": {"x": 1}}']
+)
 def test_json_without_a_message_stays_as_it_is(line: bytes) -> None:
     peeler = Peeler()
     peeler.learn([b'{"log": "x"}', b'{"log": "y"}'])
@@ -228,21 +299,25 @@ def test_a_log_of_one_stream_has_no_servers(tmp_path: Path) -> None:
     assert (found.servers, found.stream) == ([], "engine-1")
 
 
-# ------------------------------------------------------------------ whatever stands there
+# ---------------------------------------------------------------- whatever stands there
 
 OPENED = ("gzip", "zstd", "UTF", "BOM", "tqdm", "ANSI", "plain", "CRLF")
 """Taken off before or after; in the grid."""
 PEELED = [name for name in WRAPPED if not any(word in name for word in OPENED)]
 WORDS = st.text(
-    st.characters(codec="utf-8", exclude_categories=["Cc", "Cf", "Zl", "Zp", "Cs"]), max_size=60
+    st.characters(codec="utf-8", exclude_categories=["Cc", "Cf", "Zl", "Zp", "Cs"]),
+    max_size=60,
 )
 
 
 @settings(max_examples=60)
 @given(st.lists(WORDS, min_size=3, max_size=8), st.sampled_from(PEELED))
-def test_taking_a_wrapping_off_gives_the_bare_line(texts: list[str], wrapping: str) -> None:
+def test_taking_a_wrapping_off_gives_the_bare_line(
+    texts: list[str], wrapping: str
+) -> None:
     lines = [
-        f"(EngineCore pid=7) INFO 11-24 18:12:17 [core.py:1] {text}".rstrip() for text in texts
+        f"(EngineCore pid=7) INFO 11-24 18:12:17 [core.py:1] {text}".rstrip()
+        for text in texts
     ]
     wrapped = WRAPPED[wrapping](lines)
     if (
@@ -261,8 +336,12 @@ def test_taking_a_wrapping_off_gives_the_bare_line(texts: list[str], wrapping: s
 
 @settings(max_examples=150)
 @given(st.lists(st.binary(max_size=80) | WORDS.map(str.encode), max_size=12), st.data())
-def test_nothing_is_lost_and_nothing_raised(lines: list[bytes], data: st.DataObject) -> None:
-    wrap = data.draw(st.sampled_from(["", "a-1 | ", "2026-11-24T18:12:17.1Z ", '{"log":"', "> "]))
+def test_nothing_is_lost_and_nothing_raised(
+    lines: list[bytes], data: st.DataObject
+) -> None:
+    wrap = data.draw(
+        st.sampled_from(["", "a-1 | ", "2026-11-24T18:12:17.1Z ", '{"log":"', "> "])
+    )
     log = b"".join(wrap.encode() + line.replace(b"\n", b"") + b"\n" for line in lines)
     scanner = Scanner({"every": EVERY}, "x", marks=log_marks(), first=1000)
     found = scanner.scan(io.BytesIO(log))

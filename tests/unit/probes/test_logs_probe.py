@@ -27,13 +27,16 @@ from mmrepro.probes.log_lines import (
 from mmrepro.probes.logs import LogsProbe, Scanner, scan
 
 LOG = (
-    b"(EngineCore pid=3302) ERROR 11-21 02:44:01 [v1/engine/core.py:1195] AssertionError: Expected "
+    b"(EngineCore pid=3302) ERROR 11-21 02:44:01 [v1/engine/core.py:1195] "
+    b"AssertionError: Expected "
     b"a cached item for mm_hash='0a'\n"
-    b"\x1b[1;36m(APIServer pid=3100)\x1b[0;0m INFO 11-21 02:44:02 [loggers.py:9] Avg x\n"
+    b"\x1b[1;36m(APIServer pid=3100)\x1b[0;0m INFO 11-21 02:44:02 [loggers.py:9] Avg "
+    b"x\n"
     b"(EngineCore_DP0 pid=1) DEBUG 11-21 02:44:03 [core.py:2] waiting for work\n"
     b'INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK\n'
     b"\x1b[32mINFO\x1b[0m:     coloured by uvicorn\n"
-    b"(EngineCore pid=3302) INFO 11-21 02:45:00 [core.py:3] bad \xff\xfe bytes, ERROR in the text\n"
+    b"(EngineCore pid=3302) INFO 11-21 02:45:00 [core.py:3] bad \xff\xfe bytes, ERROR "
+    b"in the text\n"
     b"Traceback (most recent call last):\n"
     b"\n"
     b"(APIServer pid=3100) no level here"
@@ -71,7 +74,10 @@ def test_processes_errors_matches_and_progress(tmp_path):
     assert first.text.startswith("AssertionError: Expected a cached item")
     assert data.match_counts == {"ghost": 1, "health": 1, "never": 0}
     assert data.matches["health"][0].number == 4
-    assert (data.last_progress.number, data.last_progress.process) == (2, "APIServer pid=3100")
+    assert (data.last_progress.number, data.last_progress.process) == (
+        2,
+        "APIServer pid=3100",
+    )
     again = run_probe(probe, tmp_path / "evidence", 5).data
     assert again == data
 
@@ -79,24 +85,49 @@ def test_processes_errors_matches_and_progress(tmp_path):
 @pytest.mark.parametrize(
     ("line", "level", "time_", "source", "text"),
     [
-        ("INFO 11-21 02:44:01 [core.py:1] hi", "INFO", "11-21 02:44:01", "core.py:1", "hi"),
+        (
+            "INFO 11-21 02:44:01 [core.py:1] hi",
+            "INFO",
+            "11-21 02:44:01",
+            "core.py:1",
+            "hi",
+        ),
         ("INFO:     Started server", "INFO", "", "", "Started server"),
         ("ERROR:asyncio:boom", "ERROR", "", "asyncio", "boom"),
-        ("[2025-11-21 02:44:01 TP0] Decode batch", "", "2025-11-21 02:44:01", "", "Decode batch"),
+        (
+            "[2025-11-21 02:44:01 TP0] Decode batch",
+            "",
+            "2025-11-21 02:44:01",
+            "",
+            "Decode batch",
+        ),
         ("[2025-11-21 02:44:01] ERROR: x", "ERROR", "2025-11-21 02:44:01", "", "x"),
-        ("2025-11-21 02:44:01,123 - lmdeploy - ERROR - engine.py:12 - x", "ERROR",
-            "2025-11-21 02:44:01,123", "engine.py:12", "x"),
+        (
+            "2025-11-21 02:44:01,123 - lmdeploy - ERROR - engine.py:12 - x",
+            "ERROR",
+            "2025-11-21 02:44:01,123",
+            "engine.py:12",
+            "x",
+        ),
         ("no prefix at all", "", "", "", "no prefix at all"),
     ],
-)  # fmt: skip
+)
 def test_prefixes(line, level, time_, source, text):
     found = parse_line(7, line)
-    assert (found.level, found.time, found.source, found.text) == (level, time_, source, text)
+    assert (found.level, found.time, found.source, found.text) == (
+        level,
+        time_,
+        source,
+        text,
+    )
     assert found.number == 7
 
 
 def test_colours_and_control_characters_are_removed():
-    assert clean(b"a\x1b[31;1mb\x1b[0mc\x00\x07\r\x1b]0;title\x07d\xe2\x80\xaee\x1b[2K") == "abcde"
+    assert (
+        clean(b"a\x1b[31;1mb\x1b[0mc\x00\x07\r\x1b]0;title\x07d\xe2\x80\xaee\x1b[2K")
+        == "abcde"
+    )
 
 
 def test_first_and_last_matches_are_kept_and_all_counted():
@@ -110,7 +141,10 @@ def test_first_and_last_matches_are_kept_and_all_counted():
 
 def test_a_text_beyond_what_is_looked_at_of_a_line_is_no_match():
     log = b"".join(b"y" * n + b"boom\n" for n in (*[MAX_LINE_BYTES] * 9, 9))
-    assert scan(io.BytesIO(log), {"boom": "boom"}, first=0, last=1).match_counts["boom"] == 1
+    assert (
+        scan(io.BytesIO(log), {"boom": "boom"}, first=0, last=1).match_counts["boom"]
+        == 1
+    )
 
 
 def test_a_line_without_end_is_never_held(monkeypatch):
@@ -187,14 +221,17 @@ def test_last_words_of_many_processes(processes, known):
     assert {line.text for line in last.values()} <= {"bye", "x"}
 
 
-# ------------------------------------------------------------------ against a plain reading
+# -------------------------------------------------------------- against a plain reading
 
 lines_of_a_log = st.lists(
     st.sampled_from(
         [
             b"(EngineCore pid=1) ERROR 11-21 02:44:01 [a.py:1] boom",
             b"(EngineCore pid=12) INFO 11-21 02:44:01 [a.py:1] fine",
-            b"\x1b[1;36m(APIServer pid=2)\x1b[0;0m INFO 11-21 02:44:01 [b.py:2] progress 7",
+            (
+                b"\x1b[1;36m(APIServer pid=2)\x1b[0;0m INFO 11-21 02:44:01 [b.py:2] "
+                b"progress 7"
+            ),
             b"(not a process) progress 8",
             b"(EngineCore pid=1) INFO 11-21 02:44:01 [a.py:1] bo\x1b[31mom\x1b[0m 12",
             b"\x1b[1;36m(APIServer pid=2) ERROR 11-21 02:44:01 [b.py:2] bo\x1b[0;0m om",
@@ -239,14 +276,18 @@ def test_blocks_change_nothing(lines, chunk, ends_with_newline):
     parsed = [parse_line(number, text) for number, text in enumerate(texts, start=1)]
     assert data.lines == len(plain)
     for name, pattern in PATTERNS.items():
-        expected = [n for n, text in enumerate(texts, start=1) if re.search(pattern, text)]
+        expected = [
+            n for n, text in enumerate(texts, start=1) if re.search(pattern, text)
+        ]
         assert [line.number for line in data.matches.get(name, [])] == expected
         assert data.match_counts[name] == len(expected)
     assert [e.number for e in data.errors] == [
         n for n, one in enumerate(read, start=1) if is_error(one)
     ]
     progress = [n for n, text in enumerate(texts, start=1) if re.search(PROGRESS, text)]
-    assert (data.last_progress and data.last_progress.number) == (progress or [None])[-1]
+    assert (data.last_progress and data.last_progress.number) == (progress or [None])[
+        -1
+    ]
     last = {p.process: p.number for p in parsed if p.process}
     assert {k: v.number for k, v in data.last_by_process.items() if k} == last
     data.model_dump_json()
@@ -290,23 +331,48 @@ PATTERN_TEXTS = {
     "caf\u00e9": ({"caf\u00e9"}, False),
 }
 NO_TEXTS = [
-    r"\d+", "ab", "abc|", r"abc|\d", "(?i)error", "(?x) error", "(abc)+", "(?:fatal|issue): ",
-    "a\tb\tc", "\ud800\ud801\ud802",
-]  # fmt: skip
+    r"\d+",
+    "ab",
+    "abc|",
+    r"abc|\d",
+    "(?i)error",
+    "(?x) error",
+    "(abc)+",
+    "(?:fatal|issue): ",
+    "a\tb\tc",
+    "\ud800\ud801\ud802",
+]
 
 
 def test_the_texts_of_a_pattern() -> None:
     found = {pattern: texts_of(pattern) for pattern in PATTERN_TEXTS}
-    as_said = {p: ({t.decode() for t in one.texts or ()}, one.plain) for p, one in found.items()}
+    as_said = {
+        p: ({t.decode() for t in one.texts or ()}, one.plain)
+        for p, one in found.items()
+    }
     assert as_said == PATTERN_TEXTS
     assert [p for p in NO_TEXTS if texts_of(p).texts is not None] == []
     assert texts_of(re.compile("(?i)error")).texts is None
     declared = LogPattern(r"(?:Value|Type)Error: \d", "Error: ")
-    assert (declared, texts_of(declared).texts) == (r"(?:Value|Type)Error: \d", [b"Error: "])
+    assert (declared, texts_of(declared).texts) == (
+        r"(?:Value|Type)Error: \d",
+        [b"Error: "],
+    )
     assert not texts_of(LogPattern("two words", "two")).plain
 
 
-PARTS = ["abc", "x{2}", "y*", "[a-c]{2,4}", "(?:xyz|uvw)+", "d?", r"\.", "(?:q)?", "z+?", "|"]
+PARTS = [
+    "abc",
+    "x{2}",
+    "y*",
+    "[a-c]{2,4}",
+    "(?:xyz|uvw)+",
+    "d?",
+    r"\.",
+    "(?:q)?",
+    "z+?",
+    "|",
+]
 
 
 @given(st.data(), st.lists(st.sampled_from(PARTS), min_size=1, max_size=6))
@@ -322,10 +388,14 @@ def test_every_match_holds_a_text(data: st.DataObject, parts: list[str]) -> None
 def shipped() -> dict[str, Pattern]:
     """Every pattern that this project looks for in a log."""
     engines = [
-        {**e.log_patterns, "progress": e.progress_pattern, "added": e.added_pattern,
-         **{start: start for start in e.start_lines}}
+        {
+            **e.log_patterns,
+            "progress": e.progress_pattern,
+            "added": e.added_pattern,
+            **{start: start for start in e.start_lines},
+        }
         for e in ENGINES.values()
-    ]  # fmt: skip
+    ]
     scenarios = [dict(s.log_patterns) for s in all_scenarios()]
     every = [live_server.LOG_PATTERNS, CLASS_PATTERNS, *engines, *scenarios]
     return {p: p for patterns in every for p in patterns.values() if p}
@@ -333,18 +403,31 @@ def shipped() -> dict[str, Pattern]:
 
 @examples(5)  # of each of some 130
 @given(st.data())
-def test_every_shipped_pattern_has_texts_that_its_matches_hold(data: st.DataObject) -> None:
+def test_every_shipped_pattern_has_texts_that_its_matches_hold(
+    data: st.DataObject,
+) -> None:
     for pattern in shipped().values():
         texts = texts_of(pattern).texts
-        assert texts, f"{pattern}: every line of a log would be tried; declare a LogPattern"
+        assert texts, (
+            f"{pattern}: every line of a log would be tried; declare a LogPattern"
+        )
         match = data.draw(st.from_regex(re.compile(pattern, re.ASCII)))
-        found = re.search(pattern, clean(match.partition("\n")[0].encode("utf-8", "replace")))
-        assert found is None or any(text in found[0].encode() for text in texts), pattern
+        found = re.search(
+            pattern, clean(match.partition("\n")[0].encode("utf-8", "replace"))
+        )
+        assert found is None or any(text in found[0].encode() for text in texts), (
+            pattern
+        )
 
 
 def test_a_hostile_line_is_cleaned_fast():
     started = time.process_time()
-    for raw in (b"\x1b[" * 40_000, b"\x1b]" * 40_000, b"(" * 90_000, b"ERROR " * 20_000):
+    for raw in (
+        b"\x1b[" * 40_000,
+        b"\x1b]" * 40_000,
+        b"(" * 90_000,
+        b"ERROR " * 20_000,
+    ):
         parse_line(1, clean(raw))
     assert time.process_time() - started < 3
     assert len(clean(b"a" * (MAX_LINE_BYTES * 2))) == MAX_LINE_BYTES

@@ -11,13 +11,22 @@ from hypothesis import given, strategies as st
 from mmrepro.base import processes
 from mmrepro.probes import processes as probed
 from mmrepro.probes.base import ProbeStatus, run_probe
-from mmrepro.probes.processes import CpuMeter, ProcessesProbe, role_from_title, wait_until
+from mmrepro.probes.processes import (
+    CpuMeter,
+    ProcessesProbe,
+    role_from_title,
+    wait_until,
+)
 from probe_victims import RAN_S, cpu_s, wait_until_it_ran
 
 
-def test_a_spinning_process_uses_a_core_in_user_space(start_victim, evidence, monkeypatch):
+def test_a_spinning_process_uses_a_core_in_user_space(
+    start_victim, evidence, monkeypatch
+):
     victim = start_victim("spinning")
-    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: wait_until_it_ran(victim.pid))
+    clock = SimpleNamespace(
+        monotonic=time.monotonic, sleep=lambda _: wait_until_it_ran(victim.pid)
+    )
     monkeypatch.setattr(probed, "time", clock)
     result = run_probe(ProcessesProbe(victim.pid, window_s=0.5), evidence, 5)
     ran_s = cpu_s(victim.pid)
@@ -27,13 +36,17 @@ def test_a_spinning_process_uses_a_core_in_user_space(start_victim, evidence, mo
     used_s = use.user_pct / 100 * result.data.window_s
     rounded_s = 0.05 / 100 * result.data.window_s
     assert RAN_S * 0.8 <= used_s <= ran_s + rounded_s
-    assert use.user_pct + use.queued_pct > 60  # a whole core, had others not used this machine
+    assert (
+        use.user_pct + use.queued_pct > 60
+    )  # a whole core, had others not used this machine
     assert use.system_pct < use.user_pct
     assert use.threads == 2
     assert use.busiest[0].user_pct > 0.8 * use.user_pct
     assert use.busiest[1].user_pct < 0.2 * use.user_pct
     assert use.rss_bytes > 1 << 20
-    assert use.created_wall == pytest.approx(psutil.Process(victim.pid).create_time(), abs=1)
+    assert use.created_wall == pytest.approx(
+        psutil.Process(victim.pid).create_time(), abs=1
+    )
     assert (evidence / result.raw[0]).exists()
 
 
@@ -64,7 +77,9 @@ def test_processes_outside_the_tree_are_found_when_named(start_victim, evidence)
     assert [p.pid for p in both.processes] == [root, stranger]
 
 
-def test_a_process_that_ends_in_between_is_vanished(start_victim, evidence, monkeypatch):
+def test_a_process_that_ends_in_between_is_vanished(
+    start_victim, evidence, monkeypatch
+):
     victim = start_victim("parent")
     child = victim.said[1]
 
@@ -102,7 +117,9 @@ def test_nothing_there_is_unavailable(start_victim, evidence):
 
 def test_the_meter_tells_a_spinning_process_from_a_blocked_one(start_victim):
     spinning, blocked = start_victim("spinning"), start_victim("blocked")
-    meter = CpuMeter(spinning.pid, also=[blocked.pid], role_of=lambda name, line: line[-60:])
+    meter = CpuMeter(
+        spinning.pid, also=[blocked.pid], role_of=lambda name, line: line[-60:]
+    )
     roles = {processes.cmdline(pid)[-60:]: pid for pid in (spinning.pid, blocked.pid)}
     began = time.monotonic()
     first = meter.read()
@@ -137,10 +154,13 @@ def test_the_meter_is_cheap_and_says_when_nothing_is_left(start_victim):
         ("VLLM::Worker_T", "", "Worker_T"),
         ("sglang::schedul", "sglang::scheduler_TP0", "scheduler_TP0"),
         ("python3", "python3 -m vllm.entrypoints.openai.api_server", "python3"),
-        ("python3", "python3 -c from multiprocessing.resource_tracker import x",
-            "resource_tracker"),
+        (
+            "python3",
+            "python3 -c from multiprocessing.resource_tracker import x",
+            "resource_tracker",
+        ),
     ],
-)  # fmt: skip
+)
 def test_roles(name, cmdline, role):
     assert role_from_title(name, cmdline) == role
 
@@ -153,6 +173,8 @@ def test_any_stat_line_is_read_or_refused(content):
 @given(st.text(max_size=15))
 def test_a_name_with_blanks_and_parentheses_is_read(name):
     tail = " S 1 0 0 0 0 0 0 0 0 0 11 22 0 0 20 0 3 0 777 0 5 0\n"
-    stat = processes.parse_stat(b"42 (" + name.encode("utf-8", "replace") + b")" + tail.encode())
+    stat = processes.parse_stat(
+        b"42 (" + name.encode("utf-8", "replace") + b")" + tail.encode()
+    )
     assert (stat.pid, stat.state, stat.ppid, stat.threads) == (42, "S", 1, 3)
     assert (stat.user_ticks, stat.system_ticks, stat.start_ticks) == (11, 22, 777)

@@ -1,9 +1,9 @@
 """NCCL's RAS service: its two forms, and everything else that may listen on its port.
 
 ``ras/`` was recorded: NCCL 2.28.9 of torch 2.11.0, three ranks on one H200
-(``benchmarks/nccl_ras.py``). ``JSON`` and ``TEXT`` are made up, in the form of NCCL's user guide
-("RAS") and of src/ras/client_support.cc: the fields of 2.29, the lines of 2.24.
-"""
+(``benchmarks/nccl_ras.py``). ``JSON`` and ``TEXT`` are made up, in the form of NCCL's
+user guide ("RAS") and of src/ras/client_support.cc: the fields of 2.29, the lines of
+2.24."""
 
 import json
 import socket
@@ -23,30 +23,54 @@ from mmrepro.probes.data import RasData
 
 def rank(number: int, pid: int, reduced: int) -> dict[str, Any]:
     return {
-        "rank": number, "host": "127.0.0.1", "pid": pid, "cuda_dev": number, "nvml_dev": number,
-        "status": {"init_state": 0, "async_error": 0, "finalize_called": False,
-                   "destroy_flag": False, "abort_flag": False},
+        "rank": number,
+        "host": "127.0.0.1",
+        "pid": pid,
+        "cuda_dev": number,
+        "nvml_dev": number,
+        "status": {
+            "init_state": 0,
+            "async_error": 0,
+            "finalize_called": False,
+            "destroy_flag": False,
+            "abort_flag": False,
+        },
         "collective_counts": {"Broadcast": 0, "AllGather": 3, "AllReduce": reduced},
-    }  # fmt: skip
+    }
 
 
-def document(*ranks: dict[str, Any], missing: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+def document(
+    *ranks: dict[str, Any], missing: tuple[dict[str, Any], ...] = ()
+) -> dict[str, Any]:
     return {
-        "nccl_version": "2.29.1", "cuda_runtime_version": 13000, "cuda_driver_version": 13000,
-        "timestamp": "2026-11-26 01:06:53", "communicators_count": 1,
+        "nccl_version": "2.29.1",
+        "cuda_runtime_version": 13000,
+        "cuda_driver_version": 13000,
+        "timestamp": "2026-11-26 01:06:53",
+        "communicators_count": 1,
         "communicators": [
-            {"hash": "0xae94423cfbb2ef4a", "secondary_hash": "0x1:0x2", "size": 3,
-             "ranks_count": len(ranks), "missing_ranks_count": len(missing),
-             "ranks": list(ranks), "missing_ranks": list(missing)},
+            {
+                "hash": "0xae94423cfbb2ef4a",
+                "secondary_hash": "0x1:0x2",
+                "size": 3,
+                "ranks_count": len(ranks),
+                "missing_ranks_count": len(missing),
+                "ranks": list(ranks),
+                "missing_ranks": list(missing),
+            },
         ],
         "ras": {"collection_time_sec": 0.0, "timeouts_count": 0},
-    }  # fmt: skip
+    }
 
 
 GONE = {
-    "rank": 2, "host": "127.0.0.1", "pid": 73, "cuda_dev": 2, "nvml_dev": 2,
+    "rank": 2,
+    "host": "127.0.0.1",
+    "pid": 73,
+    "cuda_dev": 2,
+    "nvml_dev": 2,
     "status": {"unresponsive": True, "considered_dead": False},
-}  # fmt: skip
+}
 JSON = json.dumps(document(rank(0, 71, 6650), rank(1, 72, 6649), missing=(GONE,)))
 TEXT = """NCCL version 2.24.3 compiled with CUDA 12.6
 
@@ -79,9 +103,14 @@ class Service:
     """Answers one client. ``drip``: seconds between two bytes of the report."""
 
     def __init__(
-        self, report: bytes, *, greeting: bytes = b"SERVER PROTOCOL 2\n", old: bool = False,
-        drip: float = 0.0, keeps_open: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        report: bytes,
+        *,
+        greeting: bytes = b"SERVER PROTOCOL 2\n",
+        old: bool = False,
+        drip: float = 0.0,
+        keeps_open: bool = False,
+    ) -> None:
         self.report, self.greeting, self.old = report, greeting, old
         self.drip, self.keeps_open = drip, keeps_open
         self.commands: list[str] = []
@@ -159,9 +188,13 @@ def test_the_json_report(tmp_path: Path) -> None:
     assert data is not None, result.reason
     assert (data.form, data.protocol, data.nccl) == ("json", 2, "2.29.1")
     assert data.sizes == {"0xae94423cfbb2ef4a": 3}
-    assert [(r.rank, r.pid, r.counts.get("AllReduce"), r.missing) for r in data.ranks] == [
-        (0, 71, 6650, False), (1, 72, 6649, False), (2, 73, None, True),
-    ]  # fmt: skip
+    assert [
+        (r.rank, r.pid, r.counts.get("AllReduce"), r.missing) for r in data.ranks
+    ] == [
+        (0, 71, 6650, False),
+        (1, 72, 6649, False),
+        (2, 73, None, True),
+    ]
     assert (data.ranks[2].unresponsive, data.ranks[2].dead) == (True, False)
     assert (tmp_path / result.raw[0]).read_text() == JSON
 
@@ -170,12 +203,17 @@ def test_only_commands_that_change_nothing_are_sent(tmp_path: Path) -> None:
     service = Service(JSON.encode())
     asked(service, tmp_path)
     assert service.commands == [
-        "CLIENT PROTOCOL 2", "TIMEOUT 1", "SET FORMAT json", "VERBOSE STATUS",
-    ]  # fmt: skip
+        "CLIENT PROTOCOL 2",
+        "TIMEOUT 1",
+        "SET FORMAT json",
+        "VERBOSE STATUS",
+    ]
 
 
 def test_an_older_service_answers_in_words(tmp_path: Path) -> None:
-    data = asked(Service(TEXT.encode(), old=True, greeting=b"SERVER PROTOCOL 1\n"), tmp_path).data
+    data = asked(
+        Service(TEXT.encode(), old=True, greeting=b"SERVER PROTOCOL 1\n"), tmp_path
+    ).data
     assert data is not None
     assert (data.form, data.protocol, data.nccl) == ("text", 1, "2.24.3")
     assert data.launched == {"27a079b828ff1a75 all": {6650: 6, 6649: 1}}
@@ -203,7 +241,11 @@ def test_ranks_that_have_all_launched_the_same() -> None:
 
 def test_the_rank_that_never_entered() -> None:
     data = ras.read_json(recorded("absent", "json"))
-    assert [(r.rank, r.counts["AllReduce"]) for r in data.ranks] == [(0, 4), (1, 3), (2, 4)]
+    assert [(r.rank, r.counts["AllReduce"]) for r in data.ranks] == [
+        (0, 4),
+        (1, 3),
+        (2, 4),
+    ]
     words = ras.read_text(recorded("absent", "txt"))
     (late,) = words.ranks
     assert (late.rank, late.counts, late.missing) == (1, {"AllReduce": 3}, False)
@@ -227,7 +269,10 @@ def test_a_killed_rank_makes_the_json_unreadable_and_the_words_are_asked_for(
     (lost,) = data.ranks
     assert (data.form, data.protocol, lost.rank, lost.missing) == ("text", 2, 2, True)
     assert data.lost_pids == [lost.pid]
-    assert any(line.startswith("Rank 0 reported Remote process error") for line in data.troubles)
+    assert any(
+        line.startswith("Rank 0 reported Remote process error")
+        for line in data.troubles
+    )
     assert len(result.raw) == 2
 
 
@@ -299,10 +344,18 @@ def test_no_text_breaks_the_reader(text: str) -> None:
     assert data.form == "text"
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-                    lambda c: st.lists(c, max_size=3) | st.dictionaries(
-                        st.sampled_from(["communicators", "ranks", "status", "hash", "pid"]), c),
-                    max_leaves=12))  # fmt: skip
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda c: (
+            st.lists(c, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["communicators", "ranks", "status", "hash", "pid"]), c
+            )
+        ),
+        max_leaves=12,
+    )
+)
 def test_no_document_breaks_the_reader(value: Any) -> None:
     try:
         ras.read_json(json.dumps({"communicators": [value], "nccl_version": ""}))

@@ -31,7 +31,9 @@ class Calls:
 def hostile(tmp_path):
     def written(content: object) -> Path:
         file = tmp_path / "x.pkl"
-        file.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
+        file.write_bytes(
+            content if isinstance(content, bytes) else pickle.dumps(content)
+        )
         return file
 
     return written
@@ -65,8 +67,10 @@ def touching(folder: Path) -> dict[str, object]:
         "in a request": {"requests": [(Calls(os.system, f"touch {mark}"), {})]},
         "getattr": b"\x80\x04cbuiltins\ngetattr\n(cos\nopen\n\x8c\x01xtR.",
         "inside an allowed package": b"\x80\x04cnumpy.f2py.crackfortran\nmyeval\n(\x8c"
-        + bytes([len(code)]) + code.encode() + b"tR.",
-    }  # fmt: skip
+        + bytes([len(code)])
+        + code.encode()
+        + b"tR.",
+    }
 
 
 @pytest.mark.parametrize("name", touching(Path()))
@@ -78,7 +82,9 @@ def test_a_hostile_pickle_runs_nothing(tmp_path, hostile, name):
 
 
 def test_what_it_asks_for_is_named(hostile):
-    with pytest.raises(Unavailable, match=r"asks for posix\.system, which was not done$"):
+    with pytest.raises(
+        Unavailable, match=r"asks for posix\.system, which was not done$"
+    ):
         read_requests(hostile(Calls(os.system, "true")))
 
 
@@ -104,15 +110,25 @@ except BaseException as error:
 sys.stdout.flush()
 os._exit(0)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30
+    )
     return done.stdout
 
 
 @pytest.mark.parametrize(
     "action",
-    ["open('/etc/hostname')", "socket.socket()", "os.system('true')", "os.fork()", "import csv",
-     "eval('1')", "os.kill(os.getppid(), 0)", "bytearray(2 << 30)"],
-)  # fmt: skip
+    [
+        "open('/etc/hostname')",
+        "socket.socket()",
+        "os.system('true')",
+        "os.fork()",
+        "import csv",
+        "eval('1')",
+        "os.kill(os.getppid(), 0)",
+        "bytearray(2 << 30)",
+    ],
+)
 def test_its_process_has_no_rights(action):
     assert walls(action) in ("Refused", "MemoryError", "OSError", "BlockingIOError")
     assert walls("pass") == "done"
@@ -152,7 +168,9 @@ def test_more_memory_than_the_file_explains_is_refused(hostile):
 
 BOMBS = {
     "one huge object": lambda: Calls(bytearray, 10**12),
-    "a length that is not there": lambda: b"\x80\x04\x8d" + (10**13).to_bytes(8, "little") + b"x.",
+    "a length that is not there": lambda: (
+        b"\x80\x04\x8d" + (10**13).to_bytes(8, "little") + b"x."
+    ),
     "a million laughs": laughs,
     "a ring": ring,
     "deep": lambda: chain(1_000_000) + b".",
@@ -184,11 +202,27 @@ def test_other_pickles_are_no_dump(hostile):
 
 
 def test_a_huge_number_and_odd_fields(hostile):
-    rows = [({"rid": "a", "priority": 10**500, "sampling_params": {"stop": "END", "n": None}}, {}),
-            ({"rid": 5, "text": ["a"], "sampling_params": 3}, None), (1,), "x"]  # fmt: skip
-    found = read_requests(hostile({"requests": rows, "launch_command": ["x", "--api-key", "K"]}))
+    rows = [
+        (
+            {
+                "rid": "a",
+                "priority": 10**500,
+                "sampling_params": {"stop": "END", "n": None},
+            },
+            {},
+        ),
+        ({"rid": 5, "text": ["a"], "sampling_params": 3}, None),
+        (1,),
+        "x",
+    ]
+    found = read_requests(
+        hostile({"requests": rows, "launch_command": ["x", "--api-key", "K"]})
+    )
     assert found.count == 4
-    assert found.requests[0].fields == {"priority": "a huge number", "stop": "3 characters"}
+    assert found.requests[0].fields == {
+        "priority": "a huge number",
+        "stop": "3 characters",
+    }
     assert found.command == ["x", "--api-key", "***"]
 
 

@@ -75,13 +75,18 @@ def test_what_py_spy_prints_of_a_live_process_is_read_back(start_victim):
         assert [(f.function, f.file, f.line) for f in thread.frames] == [
             (f.function, f.file, f.line) for f in asked.frames
         ]
-        assert [set(f.locals) for f in thread.frames] == [set(f.locals) for f in asked.frames]
+        assert [set(f.locals) for f in thread.frames] == [
+            set(f.locals) for f in asked.frames
+        ]
 
 
 def test_processes_one_after_the_other_are_each_read():
     found = read_stacks(lines("ghost-all.txt"))
     assert [s.pid for s in found.samples] == [16289, 18569, 19354, 18568]
-    assert [s.title.split()[0] for s in found.samples][1:3] == ["VLLM::EngineCore", "VLLM::Worker"]
+    assert [s.title.split()[0] for s in found.samples][1:3] == [
+        "VLLM::EngineCore",
+        "VLLM::Worker",
+    ]
     assert found.used == found.lines - 4  # the lines of dashes after each
 
 
@@ -137,7 +142,11 @@ def test_gdbs_python_frames_are_joined_with_its_native_ones():
     [sample] = found.samples
     worker = next(t for t in sample.threads if t.frames[-1].file == "threading.py")
     names = [f.function for f in worker.frames]
-    assert names.index("__GI___clock_nanosleep") < names.index("worker") < names.index("_bootstrap")
+    assert (
+        names.index("__GI___clock_nanosleep")
+        < names.index("worker")
+        < names.index("_bootstrap")
+    )
     alone = read_stacks(lines("gdb-py-bt.txt")).samples[0]
     assert functions(alone, "MainThread") == ["main", "<module>"]
     assert alone.pid == 15489
@@ -161,11 +170,18 @@ def test_lines_that_gdb_broke_are_one_frame():
 
 
 def test_the_last_words_of_a_process_that_crashes():
-    ended = subprocess.run([sys.executable, "-c", CRASH], capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", CRASH], capture_output=True, text=True
+    )
     assert ended.returncode < 0
     [sample] = read_stacks(ended.stderr.split("\n")).samples
     assert (sample.tool, sample.reason) == ("faulthandler", "Segmentation fault")
-    assert functions(sample, "MainThread") == ["string_at", "inner", "outer", "<module>"]
+    assert functions(sample, "MainThread") == [
+        "string_at",
+        "inner",
+        "outer",
+        "<module>",
+    ]
     assert {t.active for t in sample.threads} == {None}
 
 
@@ -183,19 +199,35 @@ def test_a_watchdogs_dumps_are_samples_of_one_process(tmp_path, before):
 
 def test_stacks_between_a_logs_lines_are_found():
     log = [f"INFO 11-26 00:00:0{n} [core.py:1] ordinary line {n}" for n in range(9)]
-    text = [*log, *lines("ghost-core-1.txt"), *log, "Fatal Python error: Aborted", "",
-            "Thread 0x00007f56245b86c0 (most recent call first):",
-            '  File "/opt/vllm/site-packages/vllm/x.py", line 3 in waits', *log]  # fmt: skip
+    text = [
+        *log,
+        *lines("ghost-core-1.txt"),
+        *log,
+        "Fatal Python error: Aborted",
+        "",
+        "Thread 0x00007f56245b86c0 (most recent call first):",
+        '  File "/opt/vllm/site-packages/vllm/x.py", line 3 in waits',
+        *log,
+    ]
     found = read_stacks(text)
-    assert [(s.pid, s.tool) for s in found.samples] == [(18569, "py-spy"), (-1, "faulthandler")]
+    assert [(s.pid, s.tool) for s in found.samples] == [
+        (18569, "py-spy"),
+        (-1, "faulthandler"),
+    ]
     assert not read_stacks([*log * 20, *text]).whole
-    assert found.samples[0].threads == read_stacks(lines("ghost-core-1.txt")).samples[0].threads
+    assert (
+        found.samples[0].threads
+        == read_stacks(lines("ghost-core-1.txt")).samples[0].threads
+    )
 
 
 @pytest.mark.parametrize(
     ("whole", "shown"),
     [
-        ("/opt/x/lib/python3.12/site-packages/vllm/v1/engine/core.py", "vllm/v1/engine/core.py"),
+        (
+            "/opt/x/lib/python3.12/site-packages/vllm/v1/engine/core.py",
+            "vllm/v1/engine/core.py",
+        ),
         ("/usr/lib/python3.12/threading.py", "threading.py"),
         ("/workspace/vllm/vllm/v1/engine/core.py", "vllm/v1/engine/core.py"),
         ("core.py", "core.py"),
@@ -205,15 +237,34 @@ def test_files_are_named_as_py_spy_names_them(whole, shown):
     assert short(whole) == shown
 
 
-PARTS = sorted({part for name in ("ghost-core-2-locals.txt", "gdb-bt.txt", "gdb-py-bt.txt")
-                for part in lines(name)[:60]})  # fmt: skip
+PARTS = sorted(
+    {
+        part
+        for name in ("ghost-core-2-locals.txt", "gdb-bt.txt", "gdb-py-bt.txt")
+        for part in lines(name)[:60]
+    }
+)
 OTHERS = [
-    "Fatal Python error: x", "Thread 0x1 (most recent call first):", "Current thread 0x2 (idle)",
-    "Stack (most recent call first):", "Traceback (most recent call first):", "#0  x", "#1",
-    "Thread 1 (LWP 1):", "Process 1:", "Python v3", "        Locals:", '  File "', "    at x:1",
-    'Thread 1 (idle): "', "Current thread's C stack trace (most recent call first):",
-    '  Binary file "/x", at y+0x1 [0x2]', "Call stack dump #1 at x due to y", "(gdb) ", "...",
-]  # fmt: skip
+    "Fatal Python error: x",
+    "Thread 0x1 (most recent call first):",
+    "Current thread 0x2 (idle)",
+    "Stack (most recent call first):",
+    "Traceback (most recent call first):",
+    "#0  x",
+    "#1",
+    "Thread 1 (LWP 1):",
+    "Process 1:",
+    "Python v3",
+    "        Locals:",
+    '  File "',
+    "    at x:1",
+    'Thread 1 (idle): "',
+    "Current thread's C stack trace (most recent call first):",
+    '  Binary file "/x", at y+0x1 [0x2]',
+    "Call stack dump #1 at x due to y",
+    "(gdb) ",
+    "...",
+]
 
 
 @settings(max_examples=300, deadline=None)
@@ -228,7 +279,12 @@ def test_what_is_kept_is_bounded():
     one = ["Process 1: x", 'Thread 1 (idle): "a"', "    f (x.py:1)"]
     found = read_stacks(one * (MAX_SAMPLES + 50))
     assert len(found.samples) == MAX_SAMPLES
-    deep = [*one[:2], *["    f (x.py:1)"] * 5000, *["        Locals:", *["            a: b"] * 999]]
+    deep = [
+        *one[:2],
+        *["    f (x.py:1)"] * 5000,
+        "        Locals:",
+        *["            a: b"] * 999,
+    ]
     [sample] = read_stacks(deep).samples
     assert len(sample.threads[0].frames) <= 200
 

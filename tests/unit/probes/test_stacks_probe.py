@@ -29,7 +29,9 @@ def in_popitem(samples: Sequence[StackSample]) -> bool:
 
 def test_names_the_spinning_function_its_thread_and_its_locals(start_victim, evidence):
     victim = start_victim("spinning")
-    result = run_probe(StacksProbe([victim.pid], samples=3), evidence, 10, phase="check")
+    result = run_probe(
+        StacksProbe([victim.pid], samples=3), evidence, 10, phase="check"
+    )
     assert result.status is ProbeStatus.OK, result.reason
     assert len(result.data.samples) == 3
     holders = []
@@ -42,7 +44,8 @@ def test_names_the_spinning_function_its_thread_and_its_locals(start_victim, evi
         assert innermost.line > 0
         assert {"self", "needle", "count"} <= set(innermost.locals)
         assert len(innermost.locals["needle"]) <= LOCAL_REPR_LIMIT
-    # Not in every sample: the GIL changes hands for a moment, and the process was not paused.
+    # Not in every sample: the GIL changes hands for a moment, and the process was not
+    # paused.
     assert any(holders)
     assert result.raw == [f"check-stacks-{victim.pid}-0{n}.json" for n in range(3)]
     assert isinstance(json.loads((evidence / result.raw[0]).read_text()), list)
@@ -63,7 +66,9 @@ def test_locals_can_be_left_out(start_victim, evidence):
     assert not any(f.locals for t in result.data.samples[0].threads for f in t.frames)
 
 
-def test_until_ends_the_sampling_early_but_not_before_min_samples(start_victim, evidence):
+def test_until_ends_the_sampling_early_but_not_before_min_samples(
+    start_victim, evidence
+):
     victim = start_victim("spinning")
     probe = StacksProbe([victim.pid], samples=50, until=in_popitem, min_samples=2)
     assert len(run_probe(probe, evidence, 20).data.samples) == 2
@@ -71,7 +76,9 @@ def test_until_ends_the_sampling_early_but_not_before_min_samples(start_victim, 
 
 def test_what_no_sample_shows_is_looked_for_with_pauses(start_victim, evidence):
     victim = start_victim("spinning")
-    probe = StacksProbe([victim.pid], samples=3, interval_s=0, until=lambda _: False, pausing=2)
+    probe = StacksProbe(
+        [victim.pid], samples=3, interval_s=0, until=lambda _: False, pausing=2
+    )
     samples = run_probe(probe, evidence, 20).data.samples
     assert [s.blocking for s in samples[-2:]] == [True, True]
     assert len(samples) == 5
@@ -82,7 +89,9 @@ def test_what_no_sample_shows_is_looked_for_with_pauses(start_victim, evidence):
 def test_nothing_is_paused_for_nothing(start_victim, evidence, quiet):
     victim = start_victim("blocked")
     arguments = {"until": lambda _: False, "pausing": 2, "samples": 3, **quiet}
-    samples = run_probe(StacksProbe([victim.pid], **arguments), evidence, 20).data.samples
+    samples = run_probe(
+        StacksProbe([victim.pid], **arguments), evidence, 20
+    ).data.samples
     assert [s.blocking for s in samples] == [False] * 3
 
 
@@ -124,7 +133,8 @@ def test_what_is_not_python_is_said_to_be_so(evidence):
 def test_an_interpreter_that_was_not_found_in_a_moment_is_looked_for_again(
     start_victim, evidence, tmp_path, monkeypatch
 ):
-    """As py-spy said once of a vLLM that it had sampled before and that used a whole core."""
+    """As py-spy said once of a vLLM that it had sampled before and that used a whole
+    core."""
     victim = start_victim("blocked")
     once = tmp_path / "once"
     error = "Error: Failed to find a python interpreter in the .data section"
@@ -153,7 +163,9 @@ def test_a_stopped_process_is_sampled_and_left_stopped(start_victim, evidence):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-def test_a_denied_process_comes_with_how_to_allow_it(start_victim, evidence, monkeypatch):
+def test_a_denied_process_comes_with_how_to_allow_it(
+    start_victim, evidence, monkeypatch
+):
     victim = start_victim("blocked")
     # py-spy itself runs as nobody: from a place that nobody may read.
     folder = Path("/tmp") / f"mmrepro-test-{os.getpid()}"
@@ -173,20 +185,31 @@ def test_a_denied_process_comes_with_how_to_allow_it(start_victim, evidence, mon
     finally:
         shutil.rmtree(folder)
     assert result.status is ProbeStatus.UNAVAILABLE
-    for hint in ("CAP_SYS_PTRACE", "kernel.yama.ptrace_scope", "--cap-add SYS_PTRACE", "root"):
+    for hint in (
+        "CAP_SYS_PTRACE",
+        "kernel.yama.ptrace_scope",
+        "--cap-add SYS_PTRACE",
+        "root",
+    ):
         assert hint in result.reason
     assert list(result.data.denied) == [victim.pid]
 
 
-def test_torn_reads_are_retried_then_one_sample_pauses(start_victim, evidence, monkeypatch):
+def test_torn_reads_are_retried_then_one_sample_pauses(
+    start_victim, evidence, monkeypatch
+):
     victim = start_victim("blocked")
     calls: list[bool] = []
 
-    def torn_unless_blocking(py_spy, pid, *, blocking, with_locals, timeout_s, native=False):
+    def torn_unless_blocking(
+        py_spy, pid, *, blocking, with_locals, timeout_s, native=False
+    ):
         calls.append(blocking)
         if not blocking:
             return Dump(Outcome.TORN, [], b"", "Bad address")
-        return real(py_spy, pid, blocking=True, with_locals=with_locals, timeout_s=timeout_s)
+        return real(
+            py_spy, pid, blocking=True, with_locals=with_locals, timeout_s=timeout_s
+        )
 
     real = stacks.dump
     monkeypatch.setattr(stacks, "dump", torn_unless_blocking)
@@ -195,7 +218,9 @@ def test_torn_reads_are_retried_then_one_sample_pauses(start_victim, evidence, m
     assert result.data.samples[0].blocking
     assert result.data.samples[0].threads
     calls.clear()
-    result = run_probe(StacksProbe([victim.pid], 1, blocking_fallback=False), evidence, 10)
+    result = run_probe(
+        StacksProbe([victim.pid], 1, blocking_fallback=False), evidence, 10
+    )
     assert True not in calls
     assert "Bad address" in result.reason
 
@@ -222,7 +247,9 @@ def test_a_misbehaving_py_spy_is_bounded(
     victim = start_victim("blocked")
     monkeypatch.setattr(stacks, "find_py_spy", lambda: fake_py_spy(tmp_path, code))
     monkeypatch.setattr(stacks, "MAX_JSON_BYTES", 1 << 20)
-    result = run_probe(StacksProbe([victim.pid], 1, blocking_fallback=False), evidence, 10)
+    result = run_probe(
+        StacksProbe([victim.pid], 1, blocking_fallback=False), evidence, 10
+    )
     assert result.status is ProbeStatus.UNAVAILABLE
     assert reason in result.reason
 
@@ -246,16 +273,29 @@ def test_without_py_spy_it_is_unavailable(evidence, monkeypatch):
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)
+    ),
     max_leaves=10,
 )
 frames = st.fixed_dictionaries(
     {"name": json_values, "line": json_values, "short_filename": json_values},
-    optional={"locals": st.lists(st.dictionaries(st.sampled_from(["name", "repr"]), json_values))},
+    optional={
+        "locals": st.lists(
+            st.dictionaries(st.sampled_from(["name", "repr"]), json_values)
+        )
+    },
 )
 threads = st.fixed_dictionaries(
-    {"active": json_values, "owns_gil": json_values, "frames": st.lists(frames, max_size=3)},
-    optional={"thread_name": st.just("\ud800") | json_values, "os_thread_id": json_values},
+    {
+        "active": json_values,
+        "owns_gil": json_values,
+        "frames": st.lists(frames, max_size=3),
+    },
+    optional={
+        "thread_name": st.just("\ud800") | json_values,
+        "os_thread_id": json_values,
+    },
 )
 
 

@@ -23,12 +23,19 @@ from mmrepro.probes.syscalls import (
 )
 from probe_victims import cpu_s
 
-needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-METHODS = [pytest.param(True, marks=needs_strace, id="strace"), pytest.param(False, id="proc")]
+needs_strace = pytest.mark.skipif(
+    shutil.which("strace") is None, reason="strace is not installed"
+)
+METHODS = [
+    pytest.param(True, marks=needs_strace, id="strace"),
+    pytest.param(False, id="proc"),
+]
 
 
 def collect(pid: int, evidence, use_strace: bool, window_s: float = 0.5):
-    result = run_probe(SyscallsProbe(pid, window_s, use_strace), evidence, window_s + 10)
+    result = run_probe(
+        SyscallsProbe(pid, window_s, use_strace), evidence, window_s + 10
+    )
     assert result.status is ProbeStatus.OK, result.reason
     return result.data
 
@@ -52,7 +59,9 @@ def assert_runs_untraced(pid: int) -> None:
 def test_a_spinning_process_spins_in_user_space(start_victim, evidence, use_strace):
     victim = start_victim("spinning")
     # Its main thread gets to its read only once the spinning thread lends it the GIL.
-    assert wait_until(lambda: [*waiting_threads(victim.pid)[2].values()] == ["read"], 10)
+    assert wait_until(
+        lambda: [*waiting_threads(victim.pid)[2].values()] == ["read"], 10
+    )
     data = collect_while_it_runs(victim.pid, evidence, use_strace)
     assert data.verdict == "spinning-in-user-space", data.why
     assert data.method == ("strace" if use_strace else "proc")
@@ -62,7 +71,9 @@ def test_a_spinning_process_spins_in_user_space(start_victim, evidence, use_stra
 
 
 @pytest.mark.parametrize("use_strace", METHODS)
-def test_a_blocked_process_is_blocked_and_not_spinning(start_victim, evidence, use_strace):
+def test_a_blocked_process_is_blocked_and_not_spinning(
+    start_victim, evidence, use_strace
+):
     victim = start_victim("blocked")
     data = collect(victim.pid, evidence, use_strace)
     assert data.verdict == "blocked", data.why
@@ -83,7 +94,10 @@ def test_calls_are_counted_by_name(start_victim, evidence):
 
 def test_calls_without_end_are_not_spinning_even_uncounted(start_victim, evidence):
     victim = start_victim("calling")
-    assert collect(victim.pid, evidence, use_strace=False).verdict != "spinning-in-user-space"
+    assert (
+        collect(victim.pid, evidence, use_strace=False).verdict
+        != "spinning-in-user-space"
+    )
 
 
 @needs_strace
@@ -91,7 +105,8 @@ def test_a_stubborn_strace_is_ended_and_the_target_runs_on(
     start_victim, evidence, tmp_path, monkeypatch
 ):
     victim = start_victim("blocked")
-    # -I 4: strace blocks SIGINT and SIGTERM. Only SIGKILL ends it, and then it writes no table.
+    # -I 4: strace blocks SIGINT and SIGTERM. Only SIGKILL ends it, and then it writes
+    # no table.
     real = shutil.which("strace")
     stubborn = tmp_path / "strace"
     stubborn.write_text(f'#!/bin/sh\nexec {real} -I 4 "$@"\n')
@@ -114,7 +129,9 @@ def test_a_stopped_process_is_blocked_and_left_stopped(start_victim, evidence):
     assert processes.stat(victim.pid).state == "T"
 
 
-def test_a_refused_strace_falls_back_to_proc_and_says_so(start_victim, evidence, monkeypatch):
+def test_a_refused_strace_falls_back_to_proc_and_says_so(
+    start_victim, evidence, monkeypatch
+):
     victim = start_victim("blocked")
 
     def refuse(pid, window_s):
@@ -132,7 +149,8 @@ def test_strace_says_why_it_was_refused(start_victim, tmp_path, monkeypatch):
     victim = start_victim("blocked")
     refused = tmp_path / "strace"
     refused.write_text(
-        "#!/bin/sh\necho 'strace: attach: ptrace(PTRACE_SEIZE, 1): Operation not permitted' >&2\n"
+        "#!/bin/sh\necho 'strace: attach: ptrace(PTRACE_SEIZE, 1): Operation not "
+        "permitted' >&2\n"
         "exit 1\n"
     )
     refused.chmod(0o755)
@@ -205,7 +223,9 @@ def test_the_verdict_always_has_its_reasons(load):
 
 @given(loads, st.floats(2000, 1e6))
 def test_many_calls_are_never_spinning_nor_blocked_unless_stopped(load, calls):
-    verdict, _ = judge(replace(load, calls_per_s=calls + load.lock_calls_per_s, stopped=-1))
+    verdict, _ = judge(
+        replace(load, calls_per_s=calls + load.lock_calls_per_s, stopped=-1)
+    )
     assert verdict in ("working", "busy-in-kernel")
 
 
@@ -233,7 +253,9 @@ def test_polling_threads_beside_it_do_not_hide_a_spin():
     """vLLM 0.14.0 idles with some 1200 epoll_wait a second, hung or not."""
     polled = replace(REPORT, calls_per_s=1231.0)
     assert judge(polled)[0] == "working"
-    assert judge(replace(polled, busiest_calls_per_s=0.0))[0] == "spinning-in-user-space"
+    assert (
+        judge(replace(polled, busiest_calls_per_s=0.0))[0] == "spinning-in-user-space"
+    )
     assert judge(replace(polled, busiest_calls_per_s=900.0))[0] == "working"
 
 
@@ -243,7 +265,9 @@ def test_the_busiest_thread_is_counted_alone_where_others_poll(start_victim, evi
     for _ in range(20):
         data = collect_while_it_runs(victim.pid, evidence, use_strace=True)
         assert data.verdict == "spinning-in-user-space", data.why
-        if "of its busiest thread" in data.why:  # the other one polled often enough to be doubted
+        if (
+            "of its busiest thread" in data.why
+        ):  # the other one polled often enough to be doubted
             break
     else:
         pytest.fail(f"it never polled: {data.why}")
@@ -258,7 +282,8 @@ def test_half_a_core_on_a_crowded_machine_is_still_spinning():
 
 
 def starved(share: float, **more: float) -> Load:
-    """The report's process with ``share`` of the core that its busiest thread asks for."""
+    """The report's process with ``share`` of the core that its busiest thread asks
+    for."""
     pct = 100 * share
     return replace(
         REPORT,
@@ -270,12 +295,16 @@ def starved(share: float, **more: float) -> Load:
 @pytest.mark.parametrize("share", [0.5, 0.09, 0.04, 0.015])
 def test_a_small_share_of_a_core_changes_no_verdict(share):
     assert judge(starved(share))[0] == "spinning-in-user-space"
-    # Rates are those of the time on a core: a thread that works makes calls in that time only.
+    # Rates are those of the time on a core: a thread that works makes calls in that
+    # time only.
     for rates in ({"switches_per_s": 120 * share}, {"calls_per_s": 250 * share}):
         assert judge(starved(share, **rates))[0] != "spinning-in-user-space"
     alone = {"calls_per_s": 1231.0, "busiest_calls_per_s": 250 * share}
     assert judge(starved(share, **alone))[0] == "working"
-    assert judge(starved(share, seconds=ENOUGH_S / share * 0.9))[0] != "spinning-in-user-space"
+    assert (
+        judge(starved(share, seconds=ENOUGH_S / share * 0.9))[0]
+        != "spinning-in-user-space"
+    )
 
 
 def test_system_calls_have_names():

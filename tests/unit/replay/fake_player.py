@@ -1,4 +1,5 @@
-"""A fake player: fake engines behind the interface of the real one, and a fake judge."""
+"""A fake player: fake engines behind the interface of the real one, and a fake
+judge."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -39,7 +40,9 @@ class FakePlayer:
     fidelity = Fidelity.TEACHING_ENGINE
 
     def __init__(
-        self, engine: Answers, before: Callable[[int, Case], None] = lambda _number, _case: None
+        self,
+        engine: Answers,
+        before: Callable[[int, Case], None] = lambda _number, _case: None,
     ) -> None:
         self.engine, self.before = engine, before
         self.plays = 0
@@ -57,7 +60,12 @@ class FakePlayer:
         return Deadlines(6.0, 2.4)
 
     def play(
-        self, case: Case, contents: Path | None, options: object, folder: Path, **_: object
+        self,
+        case: Case,
+        contents: Path | None,
+        options: object,
+        folder: Path,
+        **_: object,
     ) -> Played:
         self.plays += 1
         self.before(self.plays, case)
@@ -74,7 +82,10 @@ def played(case: Case, answers: dict[str, str]) -> Played:
     return Played(
         state=PlayState.HUNG if stuck else PlayState.ENDED,
         evidence=Evidence(
-            requests=[record(n, case, op, answers[op.id]) for n, op in enumerate(case.operations)]
+            requests=[
+                record(n, case, op, answers[op.id])
+                for n, op in enumerate(case.operations)
+            ]
         ),
         stuck=stuck,
         deadline_s=6.0,
@@ -87,7 +98,9 @@ def record(number: int, case: Case, op: Any, answer: str) -> RequestRecord:
     images = []
     for name in op.images:
         width, height = getattr(case.images[name], "size", (28, 28))
-        images.append(ImageSent(sha256="0" * 64, width=width, height=height, bytes=1, name=name))
+        images.append(
+            ImageSent(sha256="0" * 64, width=width, height=height, bytes=1, name=name)
+        )
     return RequestRecord(
         id=number,
         phase="trigger",
@@ -105,7 +118,9 @@ def record(number: int, case: Case, op: Any, answer: str) -> RequestRecord:
 def fake_judge(case: Case, played: Played, *, engine: object) -> Judged:
     if played.state is PlayState.START_FAILED:
         kind = FindingClass.START_FAILURE
-        return Judged(sightings=[Sighting(finding_class=kind, bucket="fake start", said="no")])
+        return Judged(
+            sightings=[Sighting(finding_class=kind, bucket="fake start", said="no")]
+        )
     answers = {}
     for op in case.operations:
         request = played.record(op.id)
@@ -114,14 +129,16 @@ def fake_judge(case: Case, played: Played, *, engine: object) -> Judged:
     return Judged(sightings=fake_seen(case, answers).sightings)
 
 
-def unnamed(bucket: str, seen: Observation, case: Case, result: CaseResult) -> Observation:
+def unnamed(
+    bucket: str, seen: Observation, case: Case, result: CaseResult
+) -> Observation:
     """Nobody knows it."""
     return seen
 
 
 class FlakyEngine:
-    """Fails as ``engine`` does in some of the plays, and never in the others; which ones follows
-    from the seed and the order in which a case is asked for."""
+    """Fails as ``engine`` does in some of the plays, and never in the others; which
+    ones follows from the seed and the order in which a case is asked for."""
 
     def __init__(self, engine: Answers, chance: float, seed: int) -> None:
         self.engine, self.chance = engine, chance
@@ -136,8 +153,8 @@ class FlakyEngine:
 class Fakes:
     """What stands in for engines and oracles, mixed into a policy.
 
-    ``dir`` is the folder, as tests have it; ``execute`` runs the campaign on fake servers.
-    """
+    ``dir`` is the folder, as tests have it; ``execute`` runs the campaign on fake
+    servers."""
 
     player: FakePlayer
     jobs = 1
@@ -152,14 +169,18 @@ class Fakes:
         engine = get_engine(case.server.engine)
         return self.judge(case, played, engine=engine)  # type: ignore[no-any-return]
 
-    def named(self, bucket: str, seen: Observation, case: Case, result: CaseResult) -> Observation:
+    def named(
+        self, bucket: str, seen: Observation, case: Case, result: CaseResult
+    ) -> Observation:
         if self.blind:  # type: ignore[attr-defined]
             return super().named(bucket, seen, case, result)  # type: ignore[misc,no-any-return]
         return self.name(bucket, seen, case, result)  # type: ignore[no-any-return]
 
     def local_places(self) -> LocalPlaces:
         options, players = TrialOptions(), Players(make=lambda *_: self.player)
-        return LocalPlaces(Trials(options), Provisions(options), self.jobs, players=players)
+        return LocalPlaces(
+            Trials(options), Provisions(options), self.jobs, players=players
+        )
 
     def execute(self, handlers: Sequence[Handler] = ()) -> Any:
         return Campaign(self, self.local_places(), handlers).execute()  # type: ignore[arg-type]
@@ -170,7 +191,12 @@ class FakedReplaying(Fakes, Replaying):
 
 
 def replaying(
-    case: Case, folder: Path, player: FakePlayer, *, resume: bool = False, **options: Any
+    case: Case,
+    folder: Path,
+    player: FakePlayer,
+    *,
+    resume: bool = False,
+    **options: Any,
 ) -> tuple[FakedReplaying, list[str]]:
     """A replay on a fake player; and each state of its document, as JSON."""
     file = folder / "traffic" / "case.json"
@@ -188,5 +214,10 @@ def replaying(
     name, judge = options.pop("name", unnamed), options.pop("judge", fake_judge)
     jobs = options.pop("jobs", 1)
     session = FakedReplaying(ReplayCommand(file=file, **options), write=write)
-    session.player, session.name, session.judge, session.jobs = player, name, judge, jobs
+    session.player, session.name, session.judge, session.jobs = (
+        player,
+        name,
+        judge,
+        jobs,
+    )
     return session, states

@@ -8,14 +8,22 @@ from mmrepro.failure.documents.replay import Expectation, PlayFacts, Sighting
 from mmrepro.search.replay.shrink import Spent, Verdict
 from mmrepro.search.replay.store import STUCK, UNSENT, Observation
 from mmrepro.traffic.case.files import case_digest
-from mmrepro.traffic.case.model import Case, Message, Noise, Operation, Part, ServerWanted
+from mmrepro.traffic.case.model import (
+    Case,
+    Message,
+    Noise,
+    Operation,
+    Part,
+    ServerWanted,
+)
 
 SERVER = ServerWanted(engine="vllm", release="0.23.0", args=["--cache", "10"])
 BUCKET = "fake hang"
 OTHER = "fake error"
 
 Answers = Callable[[Case], dict[str, str]]
-"""A fake engine: each operation's answer ("200", "400", "500" or ``STUCK``), in order."""
+"""A fake engine: each operation's answer ("200", "400", "500" or ``STUCK``), in
+order."""
 
 
 def fake_case(ops: Sequence[Operation], sizes: dict[str, int] | None = None) -> Case:
@@ -27,7 +35,9 @@ def fake_case(ops: Sequence[Operation], sizes: dict[str, int] | None = None) -> 
     return Case(server=SERVER, images=images, operations=list(ops))
 
 
-def fake_op(id: str, *images: str, text: str = "hello", after: Sequence[str] = ()) -> Operation:
+def fake_op(
+    id: str, *images: str, text: str = "hello", after: Sequence[str] = ()
+) -> Operation:
     parts = [*(Part(image=name) for name in images), Part(text=text)]
     return Operation(
         id=id,
@@ -44,7 +54,10 @@ def fake_seen(case: Case, answers: dict[str, str], number: int = 1) -> Observati
     if stuck:
         sightings.append(
             Sighting(
-                finding_class=FindingClass.HANG, bucket=BUCKET, operations=stuck, said="it hangs"
+                finding_class=FindingClass.HANG,
+                bucket=BUCKET,
+                operations=stuck,
+                said="it hangs",
             )
         )
     if errors:
@@ -61,7 +74,9 @@ def fake_seen(case: Case, answers: dict[str, str], number: int = 1) -> Observati
     buckets = [s.bucket for s in sightings]
     ops = {op.id: op for op in case.operations}
     return Observation(
-        play=PlayFacts(number=number, what="fake", requests=len(ops), state=state, buckets=buckets),
+        play=PlayFacts(
+            number=number, what="fake", requests=len(ops), state=state, buckets=buckets
+        ),
         sightings=sightings,
         sent=[op for op in answers if answers[op] != UNSENT],
         times={
@@ -72,7 +87,9 @@ def fake_seen(case: Case, answers: dict[str, str], number: int = 1) -> Observati
         sizes={
             id: " ".join(
                 f"{w}x{h}"
-                for w, h in (getattr(case.images[n], "size", (28, 28)) for n in op.images)
+                for w, h in (
+                    getattr(case.images[n], "size", (28, 28)) for n in op.images
+                )
             )
             for id, op in ops.items()
             if op.images
@@ -83,7 +100,9 @@ def fake_seen(case: Case, answers: dict[str, str], number: int = 1) -> Observati
 class FakeTest:
     """Asks a fake engine, once for each case, as far as the budget goes."""
 
-    def __init__(self, engine: Answers, bucket: str = BUCKET, budget: int = 1000) -> None:
+    def __init__(
+        self, engine: Answers, bucket: str = BUCKET, budget: int = 1000
+    ) -> None:
         self.engine, self.bucket, self.budget = engine, bucket, budget
         self.jobs = 1
         self.rounds = 0
@@ -124,7 +143,9 @@ class FakeTest:
                 self.made[digest] = self.known.pop(digest)
 
 
-def answered_until(case: Case, culprit: str | None, refused: Sequence[str] = ()) -> dict[str, str]:
+def answered_until(
+    case: Case, culprit: str | None, refused: Sequence[str] = ()
+) -> dict[str, str]:
     """All is well up to ``culprit``, and nothing from there on is answered."""
     answers: dict[str, str] = {}
     hung = False
@@ -135,9 +156,9 @@ def answered_until(case: Case, culprit: str | None, refused: Sequence[str] = ())
 
 
 class FakeGhostKey:
-    """vLLM's multimodal cache before 0.24.0, and its mirror in the front end: a picture that was
-    refused is in the mirror alone, asked for again it is a ghost in the engine's order, and an
-    eviction that comes to it never ends."""
+    """vLLM's multimodal cache before 0.24.0, and its mirror in the front end: a picture
+    that was refused is in the mirror alone, asked for again it is a ghost in the
+    engine's order, and an eviction that comes to it never ends."""
 
     def __init__(self, capacity: int, too_long: str = "LONG") -> None:
         self.capacity, self.too_long = capacity, too_long

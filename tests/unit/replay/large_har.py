@@ -1,4 +1,5 @@
-"""Write a HAR of 2 GiB, to be read by hand: ``many`` pictures, or a single body (``one``).
+"""Write a HAR of 2 GiB, to be read by hand: ``many`` pictures, or a single body
+(``one``).
 
 python tests/unit/replay/large_har.py many large.har
 python tests/unit/replay/large_har.py read large.har
@@ -46,8 +47,14 @@ def timed(file: Path) -> None:
     begun = time.monotonic()
     found = read(file, SERVER)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    print(f"{len(found.case.operations)} requests, {len(found.contents)} pictures", end=", ")
-    print(f"{time.monotonic() - begun:.1f} s, {most} MiB; left out: {found.case.origin.left_out}")
+    print(
+        f"{len(found.case.operations)} requests, {len(found.contents)} pictures",
+        end=", ",
+    )
+    print(
+        f"{time.monotonic() - begun:.1f} s, {most} MiB; left out: "
+        f"{found.case.origin.left_out}"
+    )
 
 
 if __name__ == "__main__":

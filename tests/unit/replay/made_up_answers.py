@@ -1,5 +1,5 @@
-"""A MADE-UP greedy model for tests of oracles, no engine: what it answers follows from the prompt,
-and from how much noise there is on its logits."""
+"""A MADE-UP greedy model for tests of oracles, no engine: what it answers follows from
+the prompt, and from how much noise there is on its logits."""
 
 import math
 import random
@@ -15,16 +15,22 @@ TOP = 5
 
 
 def answered(
-    prompt: str, tokens: int = 8, *, noise: float = 0.0, chance: random.Random | None = None
+    prompt: str,
+    tokens: int = 8,
+    *,
+    noise: float = 0.0,
+    chance: random.Random | None = None,
 ) -> ChoiceSeen:
-    """The greedy answer to ``prompt``: each logit follows from the prompt and what was said so far,
-    and ``chance`` moves it by up to ``noise``."""
+    """The greedy answer to ``prompt``: each logit follows from the prompt and what was
+    said so far, and ``chance`` moves it by up to ``noise``."""
     choice = ChoiceSeen(index=0, finish_reason="length")
     for _ in range(tokens):
         source = random.Random(f"{prompt}|{choice.text}")
         logits = {letter: source.gauss(0, 1.2) for letter in VOCABULARY}
         if chance is not None:
-            logits = {t: value + chance.uniform(-noise, noise) for t, value in logits.items()}
+            logits = {
+                t: value + chance.uniform(-noise, noise) for t, value in logits.items()
+            }
         total = math.log(sum(math.exp(value) for value in logits.values()))
         likeliest = sorted(logits.items(), key=lambda pair: -pair[1])[:TOP]
         choice.top.append([(token, value - total) for token, value in likeliest])
@@ -36,10 +42,18 @@ def answered(
 
 
 def record(
-    op: Operation, choice: ChoiceSeen | None, prompt_tokens: int | None, **changed: object
+    op: Operation,
+    choice: ChoiceSeen | None,
+    prompt_tokens: int | None,
+    **changed: object,
 ) -> RequestRecord:
     seen = RequestRecord(
-        id=1, phase="trigger", label=op.id, sent=Moment.now(), deadline_s=10.0, status=200
+        id=1,
+        phase="trigger",
+        label=op.id,
+        sent=Moment.now(),
+        deadline_s=10.0,
+        status=200,
     )
     if choice is not None:
         seen.choices = [choice]

@@ -5,10 +5,19 @@ from typing import Any
 
 from made_up_replay import BEGAN, HOST, SERVER, finding, unconfirmed
 from mmrepro.base.records import Fidelity, Moment, Setting
-from mmrepro.failure.documents.replay import Episode, Finding, Found, Fuzz, Learnt, SeenOnce
+from mmrepro.failure.documents.replay import (
+    Episode,
+    Finding,
+    Found,
+    Fuzz,
+    Learnt,
+    SeenOnce,
+)
 
 
-def found(number: int = 1, episode: int = 3, one: Finding | None = None, **more: Any) -> Found:
+def found(
+    number: int = 1, episode: int = 3, one: Finding | None = None, **more: Any
+) -> Found:
     told = {
         "id": f"F{number}",
         "episode": episode,
@@ -45,11 +54,26 @@ def fuzz(*findings: Found, **more: Any) -> Fuzz:
             Learnt(name="block", tokens=16, source="its log"),
         ],
         "episodes": [
-            Episode(number=0, kind="learning", requests=6, state="ended", new=31, seconds=11.0),
             Episode(
-                number=3, kind="mixed", origin="episode 1", switches=["images", "leave"],
-                requests=24, state="hung", answers={"200": 20, "400": 3, "stuck": 1},
-                buckets=["vllm/hang/loop > popitem"], new=4, seconds=31.0, pursued="e0003",
+                number=0,
+                kind="learning",
+                requests=6,
+                state="ended",
+                new=31,
+                seconds=11.0,
+            ),
+            Episode(
+                number=3,
+                kind="mixed",
+                origin="episode 1",
+                switches=["images", "leave"],
+                requests=24,
+                state="hung",
+                answers={"200": 20, "400": 3, "stuck": 1},
+                buckets=["vllm/hang/loop > popitem"],
+                new=4,
+                seconds=31.0,
+                pursued="e0003",
             ),
         ],
         "features": {"log line": 41, "answer": 12},
@@ -59,7 +83,7 @@ def fuzz(*findings: Found, **more: Any) -> Fuzz:
         "counted": {"near-tie": 2},
         "unseen": ["whether memory grows: too few requests"],
         "limits": ["A tiny random-weight model was served"],
-    }  # fmt: skip
+    }
     return Fuzz(**{**told, **more})
 
 

@@ -34,19 +34,32 @@ def answer(text: str = "fine", **more: Any) -> dict[str, Any]:
     choice = {"index": 0, "message": message, "finish_reason": "length"}
     usage = {"prompt_tokens": 7, "completion_tokens": 4}
     told = {"choices": [choice], "usage": usage, **more}
-    return {"status": 200, "content": {"text": json.dumps(told), "mimeType": "application/json"}}
+    return {
+        "status": 200,
+        "content": {"text": json.dumps(told), "mimeType": "application/json"},
+    }
 
 
-def stream(pieces: list[str], *, done: bool = True, encoded: bool = False) -> dict[str, Any]:
-    chunks = [{"choices": [{"index": 0, "delta": {"content": piece}}]} for piece in pieces]
+def stream(
+    pieces: list[str], *, done: bool = True, encoded: bool = False
+) -> dict[str, Any]:
+    chunks = [
+        {"choices": [{"index": 0, "delta": {"content": piece}}]} for piece in pieces
+    ]
     if done:
         last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
-        chunks += [last, {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}]
+        chunks += [
+            last,
+            {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}},
+        ]
     text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
     text += "data: [DONE]\n\n" if done else ""
     content = {"text": text, "mimeType": "text/event-stream; charset=utf-8"}
     if encoded:
-        content |= {"text": base64.b64encode(text.encode()).decode(), "encoding": "base64"}
+        content |= {
+            "text": base64.b64encode(text.encode()).decode(),
+            "encoding": "base64",
+        }
     return {"status": 200, "content": content}
 
 
@@ -63,7 +76,9 @@ def entry(
     url: str = f"http://{HOST}{CHAT}",
 ) -> dict[str, Any]:
     """``body``: what is sent as JSON; a text goes as it is."""
-    text = body if isinstance(body, str) else json.dumps(chat() if body is None else body)
+    text = (
+        body if isinstance(body, str) else json.dumps(chat() if body is None else body)
+    )
     return {
         "startedDateTime": (BEGIN + timedelta(seconds=at)).isoformat(),
         "time": took * 1000,
@@ -99,5 +114,7 @@ def captured(folder: Path, *bodies: dict[str, Any]) -> Captured:
     return read(file, SERVER)
 
 
-def read_entries(folder: Path, *entries: Any, creator: str = "made up", **options: Any) -> Captured:
+def read_entries(
+    folder: Path, *entries: Any, creator: str = "made up", **options: Any
+) -> Captured:
     return read(write(folder, har(list(entries), creator)), SERVER, **options)

@@ -1,4 +1,5 @@
-"""Plays that nobody played: a case and what came of it, as small as a test needs them."""
+"""Plays that nobody played: a case and what came of it, as small as a test needs
+them."""
 
 import hashlib
 from collections.abc import Sequence
@@ -6,7 +7,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mmrepro.base.records import Moment
-from mmrepro.traffic.case.model import Case, Message, Operation, Part, ServerWanted, Solid
+from mmrepro.traffic.case.model import (
+    Case,
+    Message,
+    Operation,
+    Part,
+    ServerWanted,
+    Solid,
+)
 from mmrepro.traffic.case.sending import Played, PlayState, Reading
 from mmrepro.traffic.evidence import ChoiceSeen, Evidence, ImageSent, RequestRecord
 
@@ -35,7 +43,8 @@ def picture(name: str, size: tuple[int, int] = (56, 56), looks: str = "") -> Ima
 def operation(
     id: str, text: str = "hi", pictures: Sequence[ImageSent] = (), **parameters: Any
 ) -> Operation:
-    """A greedy chat with its pictures before its text; ``stream`` is a parameter here."""
+    """A greedy chat with its pictures before its text; ``stream`` is a parameter
+    here."""
     stream = bool(parameters.pop("stream", False))
     parts = [*(Part(image=one.name) for one in pictures), Part(text=text)]
     return Operation(
@@ -47,7 +56,8 @@ def operation(
 
 
 def answer(op: Operation, at: float = 1.0, **fields: Any) -> RequestRecord:
-    """A sound answer to it, one second later; ``fields`` of the record as they are wanted."""
+    """A sound answer to it, one second later; ``fields`` of the record as they are
+    wanted."""
     pictures = fields.get("images", [])
     texts = [p.text or "" for m in op.messages or [] for p in m.parts()]
     tokens = sum(one.width * one.height // 784 for one in pictures)
@@ -91,20 +101,37 @@ def answer(op: Operation, at: float = 1.0, **fields: Any) -> RequestRecord:
     return RequestRecord(**(made | fields))
 
 
-def refused(op: Operation, status: int = 400, message: str = "too long", **fields: Any) -> Any:
+def refused(
+    op: Operation, status: int = 400, message: str = "too long", **fields: Any
+) -> Any:
     """The record of an answer that is an error."""
-    error = f'{{"error": {{"message": "{message}", "type": "SomeError", "code": {status}}}}}'
+    error = (
+        f'{{"error": {{"message": "{message}", "type": "SomeError", "code": '
+        f"{status}}}}}"
+    )
     empty = dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"))
-    made: dict[str, Any] = {"status": status, "error": error, "text": "", "finish_reason": None}
-    return answer(op, **(empty | made | {"choices": [], "pieces": 0, "usages": 0} | fields))
+    made: dict[str, Any] = {
+        "status": status,
+        "error": error,
+        "text": "",
+        "finish_reason": None,
+    }
+    return answer(
+        op, **(empty | made | {"choices": [], "pieces": 0, "usages": 0} | fields)
+    )
 
 
 def canary(label: str, at: float, text: str = "abcd", **fields: Any) -> RequestRecord:
-    return answer(operation("canary", "hello"), at, **({"label": label, "text": text} | fields))
+    return answer(
+        operation("canary", "hello"), at, **({"label": label, "text": text} | fields)
+    )
 
 
 def case_of(
-    operations: Sequence[Operation], engine: str = "vllm", args: Sequence[str] = (), **server: Any
+    operations: Sequence[Operation],
+    engine: str = "vllm",
+    args: Sequence[str] = (),
+    **server: Any,
 ) -> Case:
     names = {name for op in operations for name in op.images}
     return Case(
@@ -120,5 +147,7 @@ def played(
     return Played(state=state, evidence=Evidence(requests=list(records)), **fields)
 
 
-def reading(at: float, metrics: dict[str, float] | None = None, **fields: Any) -> Reading:
+def reading(
+    at: float, metrics: dict[str, float] | None = None, **fields: Any
+) -> Reading:
     return Reading(mono=at, metrics=metrics or {}, **fields)

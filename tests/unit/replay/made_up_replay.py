@@ -27,19 +27,33 @@ from mmrepro.traffic.case.model import (
 
 BEGAN = Moment(wall=datetime(2026, 11, 23, 3, 0, tzinfo=UTC), mono=1000.0)
 SERVER = ServerWanted(
-    engine="vllm", release="0.23.0", args=["--mm-processor-cache-gb", "0.02"], max_model_len=2048
+    engine="vllm",
+    release="0.23.0",
+    args=["--mm-processor-cache-gb", "0.02"],
+    max_model_len=2048,
 )
 HOST = HostFacts(
-    os="Debian 12", kernel="6.1", cpu="Made-up CPU", cores=2, memory_bytes=8 << 30, python="3.11"
+    os="Debian 12",
+    kernel="6.1",
+    cpu="Made-up CPU",
+    cores=2,
+    memory_bytes=8 << 30,
+    python="3.11",
 )
 SECRET = "the patient's name is Erika Mustermann"
 
 
 def asking(text: str, *images: str) -> list[Message]:
-    return [Message(role="user", content=[*(Part(image=i) for i in images), Part(text=text)])]
+    return [
+        Message(
+            role="user", content=[*(Part(image=i) for i in images), Part(text=text)]
+        )
+    ]
 
 
-def operation(id: str, *after: str, text: str = "hi", images: tuple[str, ...] = (), **more: Any):
+def operation(
+    id: str, *after: str, text: str = "hi", images: tuple[str, ...] = (), **more: Any
+):
     return Operation(
         id=id,
         after=list(after),
@@ -59,7 +73,9 @@ def ghost_case(fills: int = 3) -> Case:
     for number in range(fills):
         images[f"F{number}"] = Noise(seed=1000 + number, size=(42, 28))
         before = operations[-1].id
-        operations.append(operation(f"r{number + 3}", f"{before}.end", images=(f"F{number}",)))
+        operations.append(
+            operation(f"r{number + 3}", f"{before}.end", images=(f"F{number}",))
+        )
     return Case(title="made up", server=SERVER, images=images, operations=operations)
 
 
@@ -70,7 +86,9 @@ def finding(
     last = case.operations[-1].id if case.operations else ""
     told = {
         "finding_class": kind,
-        "bucket": f"vllm/{kind.value}/process_input_sockets > get_and_update_item > popitem",
+        "bucket": (
+            f"vllm/{kind.value}/process_input_sockets > get_and_update_item > popitem"
+        ),
         "said": f"{last} has no answer after 6.0 s, and nothing moves",
         "operations": [last],
         "also": ["metrics: the counter of prompts says 7"],
@@ -81,7 +99,14 @@ def finding(
         "requests_before": 200,
         "steps": [
             Step(what="the tail", kept=True, requests=40, failed=1, plays=1),
-            Step(what="r2", kept=False, requests=4, failed=0, plays=2, why="all are answered"),
+            Step(
+                what="r2",
+                kept=False,
+                requests=4,
+                failed=0,
+                plays=2,
+                why="all are answered",
+            ),
         ],
         "needed": [
             Needed(what="r1", why="without it every request is answered, 2 of 2"),
@@ -107,9 +132,23 @@ def finding(
 
 def replay(*findings: Finding, **more: Any) -> Replay:
     plays = [
-        PlayFacts(number=1, what="first play", requests=200, state="hung", seconds=21, start_s=4),
+        PlayFacts(
+            number=1,
+            what="first play",
+            requests=200,
+            state="hung",
+            seconds=21,
+            start_s=4,
+        ),
         *(
-            PlayFacts(number=n, what="confirm", requests=200, state="hung", seconds=12, start_s=4)
+            PlayFacts(
+                number=n,
+                what="confirm",
+                requests=200,
+                state="hung",
+                seconds=12,
+                start_s=4,
+            )
             for n in (2, 3, 4)
         ),
     ]
@@ -122,7 +161,10 @@ def replay(*findings: Finding, **more: Any) -> Replay:
         "command": "mmrepro replay night.har --engine vllm",
         "resume": "mmrepro replay night.har --engine vllm --resume replays/r",
         "origin": Origin(
-            format="har", file="night.har", read=203, left_out={"not a completion": 3},
+            format="har",
+            file="night.har",
+            read=203,
+            left_out={"not a completion": 3},
             dropped={"header": 1400, "cookie": 2},
         ),
         "server": SERVER,
@@ -144,12 +186,14 @@ def replay(*findings: Finding, **more: Any) -> Replay:
         "counted": {"near-tie": 2},
         "unseen": ["whether memory grows: too few requests"],
         "limits": ["A tiny random-weight model was served"],
-    }  # fmt: skip
+    }
     return Replay(**{**told, **more})
 
 
 def unconfirmed() -> Sighting:
-    return Sighting(finding_class=FindingClass.METRICS, bucket="m", said="a counter is off by one")
+    return Sighting(
+        finding_class=FindingClass.METRICS, bucket="m", said="a counter is off by one"
+    )
 
 
 __all__ = ["Expectation", "finding", "ghost_case", "operation", "replay", "unconfirmed"]

@@ -1,4 +1,5 @@
-"""A case carries any request: what is read of a file, goes over the wire, and counts as a piece."""
+"""A case carries any request: what is read of a file, goes over the wire, and counts as
+a piece."""
 
 import asyncio
 import base64
@@ -15,7 +16,13 @@ from mmrepro.traffic.capture.anonymise import anonymise
 from mmrepro.traffic.capture.exchanges import Exchange, captured
 from mmrepro.traffic.capture.read import holds_case, read
 from mmrepro.traffic.case.bodies import body, opened, wire
-from mmrepro.traffic.case.files import case_digest, case_text, pictures, read_case, write_case
+from mmrepro.traffic.case.files import (
+    case_digest,
+    case_text,
+    pictures,
+    read_case,
+    write_case,
+)
 from mmrepro.traffic.case.model import (
     Case,
     FormPart,
@@ -60,26 +67,41 @@ def test_who_names_a_model_names_the_served_one(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/generate", "/open_session", "/inference/v1/generate", "/v1/load_lora_adapter"]
+    "path",
+    ["/generate", "/open_session", "/inference/v1/generate", "/v1/load_lora_adapter"],
 )
 def test_others_name_none(path: str) -> None:
-    assert json.loads(sent(Operation(id="r", path=path, parameters={"a": 1}))[1]) == {"a": 1}
+    assert json.loads(sent(Operation(id="r", path=path, parameters={"a": 1}))[1]) == {
+        "a": 1
+    }
 
 
 def test_a_request_may_have_no_body() -> None:
-    made = wire(Operation(id="r", method="GET", path="/v1/models", query="a=b"), {}, "tiny")
-    assert (made.method, made.target, made.headers, made.body) == (
-        *("GET", "/v1/models?a=b"),
-        *({}, b""),
+    made = wire(
+        Operation(id="r", method="GET", path="/v1/models", query="a=b"), {}, "tiny"
     )
-    assert wire(Operation(id="r", path="/sleep", query="level=1"), {}, "tiny").body == b""
+    assert (made.method, made.target, made.headers, made.body) == (
+        "GET",
+        "/v1/models?a=b",
+        {},
+        b"",
+    )
+    assert (
+        wire(Operation(id="r", path="/sleep", query="level=1"), {}, "tiny").body == b""
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "right"),
     [
-        ('{"model": "a", "x": {"model": "b"}}', '{"model": "tiny", "x": {"model": "b"}}'),
-        ('{"x": {"model": "b"}, "model":"c" }', '{"x": {"model": "b"}, "model":"tiny" }'),
+        (
+            '{"model": "a", "x": {"model": "b"}}',
+            '{"model": "tiny", "x": {"model": "b"}}',
+        ),
+        (
+            '{"x": {"model": "b"}, "model":"c" }',
+            '{"x": {"model": "b"}, "model":"tiny" }',
+        ),
         ('{"x": {"model": "b"}}', '{"x": {"model": "b"}}'),
         ('{"model": "a", "model": "b"}', '{"model": "a", "model": "tiny"}'),
         ('{"model": "a", broken', '{"model": "tiny", broken'),
@@ -88,7 +110,9 @@ def test_a_request_may_have_no_body() -> None:
         ("[1, 2]", "[1, 2]"),
     ],
 )
-def test_of_a_body_as_it_is_only_the_model_s_name_is_another(text: str, right: str) -> None:
+def test_of_a_body_as_it_is_only_the_model_s_name_is_another(
+    text: str, right: str
+) -> None:
     assert sent(Operation(id="r", body=text))[1].decode() == right
 
 
@@ -98,10 +122,13 @@ def test_a_form_and_bytes() -> None:
         FormPart(name="file", data=sound, filename="a.wav", media_type="audio/wav"),
         FormPart(name="model", text="whisper"),
     ]
-    made = wire(Operation(id="r", path="/v1/audio/transcriptions", form=form), {}, "tiny")
+    made = wire(
+        Operation(id="r", path="/v1/audio/transcriptions", form=form), {}, "tiny"
+    )
     assert made.headers["Content-Type"].startswith("multipart/form-data; boundary=")
     assert (
-        b'name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n\xff\x00RIFF' in made.body
+        b'name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n\xff\x00RIFF'
+        in made.body
     )
     assert b'name="model"\r\n\r\ntiny\r\n' in made.body
     assert sent(Operation(id="r", data=sound))[1] == b"\xff\x00RIFF"
@@ -112,15 +139,23 @@ def test_a_value_of_an_earlier_answer() -> None:
         id="r2",
         path=RESPONSES + "/${v}/cancel",
         values={"v": "r1.id", "n": "r1.list.1"},
-        parameters={"previous_response_id": "${v}", "n": "${n}", "text": "of ${v} and ${other}"},
+        parameters={
+            "previous_response_id": "${v}",
+            "n": "${n}",
+            "text": "of ${v} and ${other}",
+        },
     )
     answer = json.dumps({"id": "resp a/b", "list": [1, 22]})
     target, made = sent(op, {"r1": answer})
     assert target == RESPONSES + "/resp%20a%2Fb/cancel"
     fields = json.loads(made)
     assert (fields["previous_response_id"], fields["n"]) == ("resp a/b", 22)
-    assert fields["text"] == "of resp a/b and ${other}", "only what is declared is replaced"
-    stream = f'data: {{"type": "x"}}\n\ndata: {json.dumps({"response": {"id": "q"}})}\n\n'
+    assert fields["text"] == "of resp a/b and ${other}", (
+        "only what is declared is replaced"
+    )
+    stream = (
+        f'data: {{"type": "x"}}\n\ndata: {json.dumps({"response": {"id": "q"}})}\n\n'
+    )
     streamed = op.model_copy(update={"values": {"v": "r1.response.id"}})
     assert json.loads(sent(streamed, {"r1": stream})[1])["previous_response_id"] == "q"
 
@@ -137,7 +172,9 @@ def test_what_a_case_may_not_say() -> None:
     ):
         with pytest.raises(ValidationError):
             Operation(id="r", **wrong)
-    with pytest.raises(ValidationError, match="takes a value from r2, which comes later"):
+    with pytest.raises(
+        ValidationError, match="takes a value from r2, which comes later"
+    ):
         Case(
             server=SERVER,
             operations=[Operation(id="r1", values={"v": "r2.id"}), Operation(id="r2")],
@@ -180,8 +217,16 @@ def test_a_case_of_the_first_version_is_read_and_plays_the_same(tmp_path: Path) 
 
 
 BODIES = [
-    {"model": "m", "messages": [{"role": "assistant", "content": None, "tool_calls": []}]},
-    {"model": "m", "prompt": "x", "metadata": {"who": "me", "n": 1}, "user": "somebody"},
+    {
+        "model": "m",
+        "messages": [{"role": "assistant", "content": None, "tool_calls": []}],
+    },
+    {
+        "model": "m",
+        "prompt": "x",
+        "metadata": {"who": "me", "n": 1},
+        "user": "somebody",
+    },
     {"model": "m", "prompt": "x", "kv_transfer_params": {"do_remote_decode": True}},
     {
         "model": "m",
@@ -189,11 +234,20 @@ BODIES = [
             {
                 "role": "user",
                 "content": [
-                    {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/no.png"}},
-                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
                     {
                         "type": "image_url",
-                        "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"},
+                        "image_url": {"url": "http://127.0.0.1:1/no.png"},
+                    },
+                    {
+                        "type": "image_url",
+                        "image_url": {"url": "data:image/png;base64,AAAA"},
+                    },
+                    {
+                        "type": "image_url",
+                        "image_url": {
+                            "url": "data:image/png;base64,AAAA",
+                            "detail": "low",
+                        },
                     },
                 ],
             }
@@ -203,7 +257,10 @@ BODIES = [
     {"stream": "yes"},
     {"model": 5},
     {"model": "m", "stream": True, "prompt": "x"},
-    {"model": "m", "tools": [{"$schema": "https://json-schema.org/draft", "default": "http://a"}]},
+    {
+        "model": "m",
+        "tools": [{"$schema": "https://json-schema.org/draft", "default": "http://a"}],
+    },
     [1, 2],
 ]
 
@@ -215,8 +272,12 @@ def test_a_batch_line_s_body_is_kept_byte_for_byte(
 ) -> None:
     text = json.dumps(body_of, separators=(",", ":") if compact else None)
     case = batch(tmp_path, f'{{"custom_id": "a", "url": "/v1/x", "body": {text}}}')
-    named = text.replace('"model": "m"', '"model": "tiny"').replace('"model":"m"', '"model":"tiny"')
-    write_case(case, tmp_path / "case", read(tmp_path / "requests.jsonl", SERVER).contents)
+    named = text.replace('"model": "m"', '"model": "tiny"').replace(
+        '"model":"m"', '"model":"tiny"'
+    )
+    write_case(
+        case, tmp_path / "case", read(tmp_path / "requests.jsonl", SERVER).contents
+    )
     kept, folder = read_case(tmp_path / "case")
 
     assert body(kept.operations[0], pictures(kept, folder), "tiny").decode() == named
@@ -234,10 +295,18 @@ def test_paths_are_matched_whole(tmp_path: Path) -> None:
 
 
 def test_methods_headers_and_queries(tmp_path: Path) -> None:
-    headers = {"X-Data-Parallel-Rank": "1", "Authorization": "Bearer sk-1", "X-Odd": "kept"}
+    headers = {
+        "X-Data-Parallel-Rank": "1",
+        "Authorization": "Bearer sk-1",
+        "X-Odd": "kept",
+    }
     case = batch(
         tmp_path,
-        {"method": "GET", "url": "http://h/v1/models?api_key=secret&a=1", "headers": headers},
+        {
+            "method": "GET",
+            "url": "http://h/v1/models?api_key=secret&a=1",
+            "headers": headers,
+        },
         {"method": "delete", "url": "/v1/responses/resp_1"},
     )
     first, second = case.operations
@@ -264,7 +333,10 @@ def test_an_adapter_s_name_stays(tmp_path: Path) -> None:
 
 
 def test_a_public_address_is_not_asked_and_that_is_said(tmp_path: Path) -> None:
-    part = {"type": "image_url", "image_url": {"url": "https://a.example/x.png", "detail": "low"}}
+    part = {
+        "type": "image_url",
+        "image_url": {"url": "https://a.example/x.png", "detail": "low"},
+    }
     remote = {"remote_host": "10.1.2.3", "remote_port": 7}
     asked = {
         "messages": [{"role": "user", "content": [part]}],
@@ -274,7 +346,10 @@ def test_a_public_address_is_not_asked_and_that_is_said(tmp_path: Path) -> None:
     op = case.operations[0]
     assert op.messages is not None
     assert op.messages[0].parts()[0].detail == "low"
-    assert op.parameters["kv_transfer_params"] == {"remote_host": "127.0.0.1", "remote_port": 7}
+    assert op.parameters["kv_transfer_params"] == {
+        "remote_host": "127.0.0.1",
+        "remote_port": 7,
+    }
     told = " ".join(case.origin.notes)
     assert "pictures were given by address" in told
     assert "named another host" in told
@@ -320,7 +395,9 @@ def test_a_script_of_curl_commands_is_read_and_not_run(tmp_path: Path) -> None:
     assert sent(plain)[1] == b'{"model": "tiny", "prompt": "x"}'
     assert audio.form is not None
     assert [part.name for part in audio.form] == ["model", "file", "language"]
-    assert case.origin.left_out == {"a variable of the shell that the script does not set": 1}
+    assert case.origin.left_out == {
+        "a variable of the shell that the script does not set": 1
+    }
 
 
 @pytest.mark.parametrize(
@@ -343,26 +420,58 @@ def test_a_body_by_itself(tmp_path: Path, fields: dict[str, Any], path: str) -> 
 
 def test_what_a_proxy_saw_with_names_that_a_server_gave() -> None:
     exchanges = [
-        Exchange("POST", RESPONSES, [("User-Agent", "me"), ("X-A", "b")], b'{"input":"a"}',
-                 begin=0.0, end=1.0, status=200, answer='{"id": "resp_123456", "status": "x"}'),
-        Exchange("POST", RESPONSES, [], b'{"input":"b","previous_response_id":"resp_123456"}',
-                 begin=2.0, end=3.0, status=200, answer="{}"),
-        Exchange("GET", f"{RESPONSES}/resp_123456", [], b"", begin=4.0, status=None, left=True),
+        Exchange(
+            "POST",
+            RESPONSES,
+            [("User-Agent", "me"), ("X-A", "b")],
+            b'{"input":"a"}',
+            begin=0.0,
+            end=1.0,
+            status=200,
+            answer='{"id": "resp_123456", "status": "x"}',
+        ),
+        Exchange(
+            "POST",
+            RESPONSES,
+            [],
+            b'{"input":"b","previous_response_id":"resp_123456"}',
+            begin=2.0,
+            end=3.0,
+            status=200,
+            answer="{}",
+        ),
+        Exchange(
+            "GET",
+            f"{RESPONSES}/resp_123456",
+            [],
+            b"",
+            begin=4.0,
+            status=None,
+            left=True,
+        ),
         Exchange("GET", "/health", [], b"", begin=4.5, end=6.0, leave_s=1.5, left=True),
-    ]  # fmt: skip
+    ]
     case = captured(exchanges, SERVER).case
     first, second, third, last = case.operations
     assert first.headers == {"X-A": "b"}
     assert second.values == {"v1": "r1.id"}
     assert third.path == RESPONSES + "/${v1}"
     assert (third.leave, last.leave) == ("sent", "1.500s")
-    assert json.loads(sent(second, {"r1": '{"id": "new"}'})[1])["previous_response_id"] == "new"
+    assert (
+        json.loads(sent(second, {"r1": '{"id": "new"}'})[1])["previous_response_id"]
+        == "new"
+    )
 
 
-def test_what_is_sent_as_it_is_has_no_words_left_when_it_is_anonymised(tmp_path: Path) -> None:
+def test_what_is_sent_as_it_is_has_no_words_left_when_it_is_anonymised(
+    tmp_path: Path,
+) -> None:
     case = batch(
         tmp_path,
-        {"url": "/v1/completions", "body": '{"prompt": "Miller was here", "x": "Smith\\"s",'},
+        {
+            "url": "/v1/completions",
+            "body": '{"prompt": "Miller was here", "x": "Smith\\"s",',
+        },
         '{"url": "/v1/completions", "body": {"prompt": "Miller \\ud800"}}',
         {
             "url": "/v1/completions?who=Miller%20S&level=1",
@@ -381,9 +490,16 @@ def test_what_is_sent_as_it_is_has_no_words_left_when_it_is_anonymised(tmp_path:
 
 
 def test_a_body_taken_apart() -> None:
-    op = Operation(id="r", body='{"model": "m", "n": 2, "stream": true, "messages": []}')
+    op = Operation(
+        id="r", body='{"model": "m", "n": 2, "stream": true, "messages": []}'
+    )
     told = opened(op)
-    assert (told.parameters, told.stream, told.messages, told.body) == ({"n": 2}, True, [], None)
+    assert (told.parameters, told.stream, told.messages, told.body) == (
+        {"n": 2},
+        True,
+        [],
+        None,
+    )
     assert opened(Operation(id="r", body="{")).body == "{"
 
 
@@ -415,7 +531,10 @@ EVENTS = {
         {"type": "response.created", "response": {"id": "resp_abc"}},
         {"type": "response.output_text.delta", "delta": "a"},
         {"type": "response.output_text.delta", "delta": "b"},
-        {"type": "response.completed", "response": {"status": "completed", "output": []}},
+        {
+            "type": "response.completed",
+            "response": {"status": "completed", "output": []},
+        },
     ],
     "/v1/messages": [
         {"type": "message_start", "message": {"id": "msg_1"}},
@@ -467,7 +586,9 @@ def test_a_client_leaves_by_the_clock(tmp_path: Path) -> None:
     assert 0.15 < time.monotonic() - began < 50
 
 
-def test_a_later_request_waits_for_the_value_and_is_not_sent_without_it(tmp_path: Path) -> None:
+def test_a_later_request_waits_for_the_value_and_is_not_sent_without_it(
+    tmp_path: Path,
+) -> None:
     asked: list[bytes] = []
 
     async def reply(request: bytes, writer: asyncio.StreamWriter) -> None:
@@ -502,22 +623,27 @@ def test_answers_in_other_forms_are_told(tmp_path: Path) -> None:
             "meta_info": {"finish_reason": {"type": "stop"}, "completion_tokens": 2},
         },
         "/v1/messages": {
-            "content": [{"type": "text", "text": "hi"}, {"type": "tool_use", "name": "f",
-                                                         "input": {"a": 1}}],
+            "content": [
+                {"type": "text", "text": "hi"},
+                {"type": "tool_use", "name": "f", "input": {"a": 1}},
+            ],
             "stop_reason": "tool_use",
             "usage": {"input_tokens": 3, "output_tokens": 2},
         },
         RESPONSES: {
             "status": "completed",
             "output": [
-                {"type": "reasoning", "summary": [],
-                 "content": [{"type": "reasoning_text", "text": "hm"}]},
+                {
+                    "type": "reasoning",
+                    "summary": [],
+                    "content": [{"type": "reasoning_text", "text": "hm"}],
+                },
                 {"type": "message", "content": [{"type": "output_text", "text": "hi"}]},
             ],
         },
         "/v1/embeddings": {"data": [{"embedding": [1.0]}]},
         "/odd": [1, "x", {"choices": "none"}],
-    }  # fmt: skip
+    }
 
     async def reply(request: bytes, writer: asyncio.StreamWriter) -> None:
         path = request.split(b" ")[1].decode()
@@ -532,5 +658,8 @@ def test_answers_in_other_forms_are_told(tmp_path: Path) -> None:
     told = by["/v1/messages"].choices[0]
     assert (told.text, told.tool_calls[0].arguments) == ("hi", '{"a": 1}')
     assert by["/v1/messages"].completion_tokens == 2
-    assert (by[RESPONSES].choices[0].text, by[RESPONSES].choices[0].reasoning) == ("hi", "hm")
+    assert (by[RESPONSES].choices[0].text, by[RESPONSES].choices[0].reasoning) == (
+        "hi",
+        "hm",
+    )
     assert by["/odd"].choices == []

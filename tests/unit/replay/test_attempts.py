@@ -35,15 +35,25 @@ def order(folder: Path) -> CaseRun:
     write_case(case, folder, {IMAGE.sha256: PNG})
     options = PlayOptions(Deadlines(6.0, 2.4))
     return CaseRun(
-        "whole/1", "whole", Servers(SERVER), "plays/0001", case=case, contents=folder,
+        "whole/1",
+        "whole",
+        Servers(SERVER),
+        "plays/0001",
+        case=case,
+        contents=folder,
         options=options,
-    )  # fmt: skip
+    )
 
 
 def test_an_attempt_on_another_machine_has_the_images(tmp_path: Path) -> None:
     class Reading(FakePlayer):
         def play(
-            self, case: Case, contents: Path | None, options: object, folder: Path, **more: Any
+            self,
+            case: Case,
+            contents: Path | None,
+            options: object,
+            folder: Path,
+            **more: Any,
         ) -> Played:
             assert read_content("x", IMAGE, contents) == PNG
             assert folder == tmp_path / "there" / "plays" / "0001"
@@ -60,7 +70,9 @@ def test_an_attempt_on_another_machine_has_the_images(tmp_path: Path) -> None:
     assert there.files(made) == str(there.folder(began)) == "plays/0001"
 
 
-def test_what_says_nothing_of_the_engine_is_tried_twice_and_no_third_time(tmp_path: Path) -> None:
+def test_what_says_nothing_of_the_engine_is_tried_twice_and_no_third_time(
+    tmp_path: Path,
+) -> None:
     def full(number: int, _case: Case) -> None:
         raise InfrastructureError("the machine is full")
 

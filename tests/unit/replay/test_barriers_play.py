@@ -1,4 +1,5 @@
-"""Any barriers: every operation is sent at last, and none before its time. The server is a FAKE."""
+"""Any barriers: every operation is sent at last, and none before its time. The server
+is a FAKE."""
 
 import asyncio
 import json
@@ -25,7 +26,9 @@ PLENTY_S = 30.0
 
 def op(id: str, *after: str, **more: object) -> Operation:
     messages = [Message(role="user", content=id)]
-    return Operation.model_validate({"id": id, "after": after, "messages": messages, **more})
+    return Operation.model_validate(
+        {"id": id, "after": after, "messages": messages, **more}
+    )
 
 
 @st.composite
@@ -33,9 +36,13 @@ def operations(draw: st.DrawFn) -> list[Operation]:
     made: list[Operation] = []
     for n in range(draw(st.integers(1, 7))):
         barriers = [f"r{m}.{event}" for m in range(n) for event in EVENTS]
-        barriers += [f"running{sign}{count}" for sign in (">=", "<=") for count in (0, 1, 2, 9)]
+        barriers += [
+            f"running{sign}{count}" for sign in (">=", "<=") for count in (0, 1, 2, 9)
+        ]
         stream = draw(st.booleans())
-        leaves = st.sampled_from(["", "", "sent", "first-token", "tokens>=2", "tokens>=9"])
+        leaves = st.sampled_from(
+            ["", "", "sent", "first-token", "tokens>=2", "tokens>=9"]
+        )
         made.append(
             op(
                 f"r{n}",
@@ -71,7 +78,9 @@ def test_each_is_sent_once_and_not_before_its_barriers(
         running = {one for one in order if seen.get(one, -1) <= PIECES}
         before = set(running)
         for one in barriers.ready():
-            stalled = not running and one.id == next(o.id for o in made if o.id not in order)
+            stalled = not running and one.id == next(
+                o.id for o in made if o.id not in order
+            )
             alone = not running if at == "order" else True
             assert alone
             kept = all(holds(text, seen, running) for text in one.after)
@@ -82,7 +91,9 @@ def test_each_is_sent_once_and_not_before_its_barriers(
         if at == "fast":
             late = [o.id for o in made if o.id not in order]
             late = [
-                o for o in late if all(holds(t, seen, running) for t in barriers.unsent[o].after)
+                o
+                for o in late
+                if all(holds(t, seen, running) for t in barriers.unsent[o].after)
             ]
             assert late == [], "nobody is kept longer than its barriers say"
         if not running:
@@ -103,7 +114,9 @@ def test_each_is_sent_once_and_not_before_its_barriers(
 
 
 def test_with_real_time_nobody_goes_before_its_own() -> None:
-    barriers = Barriers([op("a", at_s=5.0), op("b"), op("c", "a.end", at_s=7.0)], "real")
+    barriers = Barriers(
+        [op("a", at_s=5.0), op("b"), op("c", "a.end", at_s=7.0)], "real"
+    )
     assert [one.id for one in barriers.ready(0.0)] == ["a", "b"]
     assert barriers.next_due_s(0.0) == 2.0
     barriers.end("a")
@@ -138,7 +151,8 @@ def test_where_a_client_leaves() -> None:
 
 
 class FakeTokens:
-    """A FAKE engine: it answers by pieces, slowly enough that whoever does not wait is early."""
+    """A FAKE engine: it answers by pieces, slowly enough that whoever does not wait is
+    early."""
 
     def __init__(self) -> None:
         self.arrived: list[tuple[str, dict[str, int]]] = []
@@ -208,7 +222,9 @@ def test_any_case_ends_and_its_order_is_kept(
                 assert holds(text, written, set()) or barrier.event == "sent"
     for record in records:
         one = next(one for one in made if one.id == record.label)
-        meant = one.leave == "sent" or (one.stream and one.leave in ("first-token", "tokens>=2"))
+        meant = one.leave == "sent" or (
+            one.stream and one.leave in ("first-token", "tokens>=2")
+        )
         assert record.left == meant
         assert record.answered == (not meant)
         assert record.error == ""
@@ -241,7 +257,9 @@ def test_stopped_it_sends_nothing_more_and_waits_for_nobody(tmp_path: Path) -> N
         async with serving(silent) as server:
             traffic = Traffic(server.url, "tiny", recorder)
             sending = Sending(traffic, {}, PLENTY_S, "fast")
-            performing = asyncio.ensure_future(sending.perform([op("a"), op("b", "a.end")]))
+            performing = asyncio.ensure_future(
+                sending.perform([op("a"), op("b", "a.end")])
+            )
             await server.asked.wait()
             sending.stop()
             await performing
@@ -276,15 +294,21 @@ def test_whose_connection_broke_may_be_dying(tmp_path: Path, dies: bool) -> None
         async with serving(breaks) as server:
             traffic = Traffic(server.url, "tiny", recorder)
             sending = Sending(traffic, {}, PLENTY_S, "fast")
-            sending.alive = lambda: not (dies and broke and time.monotonic() > broke[0] + 0.2)
+            sending.alive = lambda: (
+                not (dies and broke and time.monotonic() > broke[0] + 0.2)
+            )
             async with asyncio.timeout(PLENTY_S):
-                await sending.perform([op("a", stream=True), op("b", "a.end", stream=True)])
+                await sending.perform(
+                    [op("a", stream=True), op("b", "a.end", stream=True)]
+                )
             await traffic.close()
             return sending
 
     sending = asyncio.run(run())
     assert sending.unsent == (["b"] if dies else [])
-    assert [r.label for r in recorder.evidence.requests if r.broken] == ["a", "b"][: 2 - dies]
+    assert [r.label for r in recorder.evidence.requests if r.broken] == ["a", "b"][
+        : 2 - dies
+    ]
 
 
 def test_nothing_is_due_for_ever() -> None:

@@ -1,5 +1,5 @@
-"""A bisection of a case or a finding: what the words name, what a replay says of a point, and the
-whole of it over made-up replays."""
+"""A bisection of a case or a finding: what the words name, what a replay says of a
+point, and the whole of it over made-up replays."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ from typer.testing import CliRunner
 CASE = ghost_case()
 HANG = finding(CASE)
 DEATH = finding(CASE, FindingClass.DEATH, bucket="vllm/death/AssertionError")
-START = finding(CASE, FindingClass.START_FAILURE, bucket="vllm/start-failure/ImportError")
+START = finding(
+    CASE, FindingClass.START_FAILURE, bucket="vllm/start-failure/ImportError"
+)
 RESIDUE = finding(CASE, FindingClass.RESIDUE, bucket="vllm/residue/threads")
 
 
@@ -76,7 +78,14 @@ def test_a_case_a_finding_and_the_names_of_findings() -> None:
         update={"created": an_hour_later(replay(HANG).created)}
     )
     kept(Path("replays/new"), newer)
-    for word in ("f1", "new", "last", "replays/new", "replays/new/f1", "replays/new/f1/case.json"):
+    for word in (
+        "f1",
+        "new",
+        "last",
+        "replays/new",
+        "replays/new/f1",
+        "replays/new/f1/case.json",
+    ):
         found = subject(word)
         assert found is not None
         assert found.finding == HANG
@@ -94,7 +103,9 @@ def test_a_case_a_finding_and_the_names_of_findings() -> None:
 
 
 def replace_id(one: Any, id: str) -> Any:
-    return one.model_copy(update={"id": id, "folder": id, "case_file": f"{id}/case.json"})
+    return one.model_copy(
+        update={"id": id, "folder": id, "case_file": f"{id}/case.json"}
+    )
 
 
 def an_hour_later(moment: Any) -> Any:
@@ -128,7 +139,7 @@ def test_options_of_scenarios_are_refused() -> None:
         assert option[0].partition("=")[0] in done.exception.message
 
 
-# ------------------------------------------------------------------ what a replay says of it
+# ------------------------------------------------------------- what a replay says of it
 
 DEEPER = finding(CASE, bucket=f"{HANG.bucket} > pop")
 OTHER_HANG = finding(CASE, bucket="vllm/hang/forward > attend")
@@ -139,17 +150,32 @@ OTHER_HANG = finding(CASE, bucket="vllm/hang/forward > attend")
     [
         (replay(HANG), {}, Outcome.REPRODUCED, "no answer after 6.0 s"),
         (replay(DEEPER), {}, Outcome.REPRODUCED, "no answer"),
-        (replay(OTHER_HANG, DEATH), {}, Outcome.DIFFERENT_FAILURE, "another failure: hang"),
+        (
+            replay(OTHER_HANG, DEATH),
+            {},
+            Outcome.DIFFERENT_FAILURE,
+            "another failure: hang",
+        ),
         (replay(DEATH), {}, Outcome.DIFFERENT_FAILURE, "another failure: death"),
         (replay(RESIDUE), {"r5": "200"}, Outcome.NOT_REPRODUCED, "show nothing of it"),
         (replay(), {"r1": "400"}, Outcome.NOT_REPRODUCED, "r1 got 400"),
-        (replay(), {"r1": "400", "r5": "404"}, Outcome.INCONCLUSIVE, "r5 got 404: nothing was"),
+        (
+            replay(),
+            {"r1": "400", "r5": "404"},
+            Outcome.INCONCLUSIVE,
+            "r5 got 404: nothing was",
+        ),
         (replay(START), {}, Lost.INFRASTRUCTURE, "no answer"),
         (replay(state="failed", failure="no room"), {}, Lost.INFRASTRUCTURE, "no room"),
-        (replay(state="interrupted", failure="ended"), {}, Lost.INFRASTRUCTURE, "ended"),
+        (
+            replay(state="interrupted", failure="ended"),
+            {},
+            Lost.INFRASTRUCTURE,
+            "ended",
+        ),
     ],
     ids=lambda value: "" if isinstance(value, (Replay, dict)) else str(value),
-)  # fmt: skip
+)
 def test_a_replay_against_the_finding(
     tmp_path: Path, made: Replay, answers: dict[str, str], expected: Any, says: str
 ) -> None:
@@ -159,27 +185,40 @@ def test_a_replay_against_the_finding(
     assert says in str(told.get("explanation", told.get("error")))
 
 
-def test_a_known_name_is_the_same_failure_and_a_start_can_be_the_failure(tmp_path: Path) -> None:
-    named = finding(CASE, FindingClass.DEATH, bucket="vllm/death/x", known="ghost-key-eviction")
+def test_a_known_name_is_the_same_failure_and_a_start_can_be_the_failure(
+    tmp_path: Path,
+) -> None:
+    named = finding(
+        CASE, FindingClass.DEATH, bucket="vllm/death/x", known="ghost-key-eviction"
+    )
     folder = kept(tmp_path / "r", replay(named))
     told = ByReplay(Path("c"), HANG.bucket, "ghost-key-eviction").outcome(folder, 0, "")
     assert told["outcome"] is Outcome.REPRODUCED
     folder = kept(tmp_path / "s", replay(START))
-    assert ByReplay(Path("c"), START.bucket).outcome(folder, 0, "")["outcome"] == "reproduced"
+    assert (
+        ByReplay(Path("c"), START.bucket).outcome(folder, 0, "")["outcome"]
+        == "reproduced"
+    )
     assert ByReplay(Path("c")).outcome(folder, 0, "")["lost"] is Lost.INFRASTRUCTURE
 
 
 def test_seen_once_is_there_and_a_comparison_that_was_not_made_says_nothing(
     tmp_path: Path,
 ) -> None:
-    once = replay(unconfirmed=[unconfirmed().model_copy(update={"bucket": HANG.bucket})])
+    once = replay(
+        unconfirmed=[unconfirmed().model_copy(update={"bucket": HANG.bucket})]
+    )
     told = ByReplay(Path("c"), HANG.bucket).outcome(kept(tmp_path / "r", once), 3, "")
     assert told["outcome"] is Outcome.REPRODUCED
     wrong = "vllm/wrong-answer/text"
-    unseen = replay(unseen=["whether the answers are right: no start is left (--budget)"])
+    unseen = replay(
+        unseen=["whether the answers are right: no start is left (--budget)"]
+    )
     told = ByReplay(Path("c"), wrong).outcome(kept(tmp_path / "s", unseen), 0, "")
     assert told["outcome"] is Outcome.INCONCLUSIVE
-    told = ByReplay(Path("c"), wrong).outcome(kept(tmp_path / "t", replay(unseen=[])), 0, "")
+    told = ByReplay(Path("c"), wrong).outcome(
+        kept(tmp_path / "t", replay(unseen=[])), 0, ""
+    )
     assert told["outcome"] is Outcome.NOT_REPRODUCED
 
 
@@ -209,13 +248,18 @@ class World:
 
 
 def bisected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: Subject, shows: Mapping[str, Any]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: Subject,
+    shows: Mapping[str, Any],
 ) -> tuple[Bisection, World]:
     world = World(shows, [])
     monkeypatch.setattr(Trials, "_child", lambda *given: world.child(*given))
     asked = BisectCommand(scenario="f1", device="cpu", find="fixed", out=tmp_path / "b")
     field = field_of(what.scenario, asked, [replace_declared(p) for p in listed()])
-    assert not any(what.scenario.affects("0.23.0", *device) for device in ((), ("cpu",)))
+    assert not any(
+        what.scenario.affects("0.23.0", *device) for device in ((), ("cpu",))
+    )
     policy = BisectingCase(what, asked, field, write=partial(keep, KIND))
     trials = Trials(TrialOptions(making=policy.making))
     made = Campaign(policy, LocalPlaces(trials, FakeProvisions(), 1)).execute()
@@ -226,7 +270,9 @@ def replace_declared(point: Any) -> Any:
     return point.model_copy(update={"declared": False})
 
 
-def test_a_finding_over_releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finding_over_releases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = kept(Path("replays/r"), replay(HANG)) / "f1"
     what = subject(str(folder))
     assert what is not None
@@ -240,9 +286,14 @@ def test_a_finding_over_releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (one,) = {tuple(argv[:2]) for argv in world.typed}
     assert one == ("replay", str(tmp_path / "b/case/case.json"))
     assert all({"--no-shrink", "--repeat", "1"} < {*argv} for argv in world.typed)
-    assert json.loads((tmp_path / "b/bisection.json").read_text())["scenario"]["name"] == what.name
+    assert (
+        json.loads((tmp_path / "b/bisection.json").read_text())["scenario"]["name"]
+        == what.name
+    )
     again = replace(
-        BisectCommand(scenario=str(folder), device="cpu", find="fixed", out=tmp_path / "b"),
+        BisectCommand(
+            scenario=str(folder), device="cpu", find="fixed", out=tmp_path / "b"
+        ),
         resume=True,
     )
     field = field_of(what.scenario, again, [replace_declared(p) for p in listed()])

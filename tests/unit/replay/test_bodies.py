@@ -21,9 +21,15 @@ def sent(**fields: Any) -> dict[str, Any]:
 def test_a_chat_with_every_kind_of_part() -> None:
     audio = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
     parts = [Part(image="X"), Part(text="what?"), Part(raw=audio)]
-    tool = Message(role="assistant", content="", more={"tool_calls": [], "content": "not this"})
+    tool = Message(
+        role="assistant", content="", more={"tool_calls": [], "content": "not this"}
+    )
     read = sent(
-        messages=[Message(role="system", content="be"), Message(role="user", content=parts), tool],
+        messages=[
+            Message(role="system", content="be"),
+            Message(role="user", content=parts),
+            tool,
+        ],
         parameters={"max_tokens": 3, "model": "gpt-4o", "messages": [], "stream": True},
     )
     assert read == {

@@ -17,10 +17,14 @@ class FakeSending:
     status: int = 400
     asked: list[SimpleNamespace] = field(default_factory=list)
 
-    async def ask(self, label: str, data: bytes, path: str, text: str) -> SimpleNamespace:
+    async def ask(
+        self, label: str, data: bytes, path: str, text: str
+    ) -> SimpleNamespace:
         refused = self.refuses in json.loads(data)
         self.asked.append(
-            SimpleNamespace(label=label, status=self.status if refused else 200, data=data)
+            SimpleNamespace(
+                label=label, status=self.status if refused else 200, data=data
+            )
         )
         return self.asked[-1]
 
@@ -50,4 +54,7 @@ def test_elsewhere_it_has_them_and_other_failures_are_not_asked_again() -> None:
     sending = FakeSending("nothing")
     assert canaries(sending) == [(CANARY_BEFORE, 200), (CANARY_AFTER, 200)]
     assert all("logprobs" in json.loads(one.data) for one in sending.asked)
-    assert canaries(FakeSending("messages", 500)) == [(CANARY_BEFORE, 500), (CANARY_AFTER, 500)]
+    assert canaries(FakeSending("messages", 500)) == [
+        (CANARY_BEFORE, 500),
+        (CANARY_AFTER, 500),
+    ]

@@ -1,4 +1,5 @@
-"""Anonymised: nothing of the words and pictures is left, and all that a cache sees of them is."""
+"""Anonymised: nothing of the words and pictures is left, and all that a cache sees of
+them is."""
 
 import itertools
 import json
@@ -26,7 +27,9 @@ def words_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     chance = random.Random(1)
     letters = "abcdefghijklmnoprstuvw"
-    words = ["".join(chance.choices(letters, k=chance.randint(3, 8))) for _ in range(900)]
+    words = [
+        "".join(chance.choices(letters, k=chance.randint(3, 8))) for _ in range(900)
+    ]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -55,18 +58,22 @@ def words_of(texts: Iterable[str]) -> set[str]:
 
 PIECES = st.sampled_from(
     [
-        *("You are a helpful assistant. ", "Answer in one sentence. ", "What is in this picture?"),
-        *(
-            "What is in this film?",
-            "漢字",
-            "🙂",
-            "é",
-            "\n",
-            "<|im_start|>",
-            "<|image_pad|>",
-            "<t5>",
-        ),
-        *("\x00", "aaaa", "0", " ", "the quick brown fox"),
+        "You are a helpful assistant. ",
+        "Answer in one sentence. ",
+        "What is in this picture?",
+        "What is in this film?",
+        "漢字",
+        "🙂",
+        "é",
+        "\n",
+        "<|im_start|>",
+        "<|image_pad|>",
+        "<t5>",
+        "\x00",
+        "aaaa",
+        "0",
+        " ",
+        "the quick brown fox",
     ]
 ) | st.text(max_size=6).filter(lambda text: not re.search("[\ud800-\udfff]", text))
 TEXTS = st.lists(st.lists(PIECES, max_size=6).map("".join), min_size=1, max_size=8)
@@ -95,16 +102,25 @@ def test_texts_begin_alike_exactly_as_long_as_they_did(
 
 @examples(10)
 @given(texts=TEXTS)
-def test_no_word_of_the_input_comes_about_by_chance(texts: list[str], words_model: Path) -> None:
+def test_no_word_of_the_input_comes_about_by_chance(
+    texts: list[str], words_model: Path
+) -> None:
     said = words_of(texts) - {"start", "image"}  # of special tokens, which stay
-    for vocabulary in (Vocabulary(None, "qwen2-vl", said), Vocabulary(words_model, "", said)):
+    for vocabulary in (
+        Vocabulary(None, "qwen2-vl", said),
+        Vocabulary(words_model, "", said),
+    ):
         made = MadeUp(texts, [], vocabulary, 0)
         assert not said & words_of(made.text(text) for text in texts)
 
 
-def test_more_ways_to_go_on_than_there_are_signs(vocabularies: dict[str, Vocabulary]) -> None:
+def test_more_ways_to_go_on_than_there_are_signs(
+    vocabularies: dict[str, Vocabulary],
+) -> None:
     """A thousand texts that differ in their first character."""
-    texts = [chr(0x100 + n) + "abc" for n in range(60)] + [chr(n) * 3 for n in range(32, 127)]
+    texts = [chr(0x100 + n) + "abc" for n in range(60)] + [
+        chr(n) * 3 for n in range(32, 127)
+    ]
     texts += [f"{chr(n)}{chr(m)}" for n in range(40, 60) for m in range(33, 126)]
     vocabulary = vocabularies["bytes"]
     made = MadeUp(texts, [], vocabulary, 0)
@@ -112,7 +128,9 @@ def test_more_ways_to_go_on_than_there_are_signs(vocabularies: dict[str, Vocabul
     assert len({made.text(text) for text in texts}) == len(set(texts))
 
 
-PROMPTS = st.lists(st.lists(st.sampled_from([1, 2, 3, 40, 258, 5000, 70_000]), max_size=5))
+PROMPTS = st.lists(
+    st.lists(st.sampled_from([1, 2, 3, 40, 258, 5000, 70_000]), max_size=5)
+)
 
 
 @given(prompts=PROMPTS)
@@ -153,7 +171,8 @@ def test_places_at_which_texts_part() -> None:
 @given(st.lists(st.text("ab", max_size=6), max_size=8).map(lambda t: sorted(set(t))))
 def test_all_places_are_found(texts: list[str]) -> None:
     wanted = [
-        sorted({common(text, other) for other in texts if other != text} - {0}) for text in texts
+        sorted({common(text, other) for other in texts if other != text} - {0})
+        for text in texts
     ]
     assert places(texts) == wanted
 
@@ -170,7 +189,11 @@ TOOLS = [
             "parameters": {
                 "type": "object",
                 "properties": {
-                    "surname": {"type": "string", "pattern": "^Miller.*$", "enum": ["Miller"]}
+                    "surname": {
+                        "type": "string",
+                        "pattern": "^Miller.*$",
+                        "enum": ["Miller"],
+                    }
                 },
                 "required": ["surname"],
             },
@@ -194,16 +217,27 @@ def test_nothing_of_the_words_of_a_case_is_left(tmp_path: Path) -> None:
         guided_regex="Miller|Smith",
         chat_template="{{ secret_template }}",
         logit_bias={"17": 5},
-        response_format={"type": "json_schema", "json_schema": {"name": "address", "schema": {}}},
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "address", "schema": {}},
+        },
     )
     asked["messages"] += [
         {"role": "assistant", "content": "", "tool_calls": [CALL]},
-        {"role": "tool", "content": "Found: Elmstreet", "tool_call_id": "call_customer_7"},
+        {
+            "role": "tool",
+            "content": "Found: Elmstreet",
+            "tool_call_id": "call_customer_7",
+        },
         {
             "role": "user",
             "name": "Sheriff",
             "content": [
-                {"type": "text", "text": "Elmstreet?", "cache_control": {"type": "ephemeral"}},
+                {
+                    "type": "text",
+                    "text": "Elmstreet?",
+                    "cache_control": {"type": "ephemeral"},
+                },
                 {"type": "text", "text": "Thank you"},
             ],
         },
@@ -213,7 +247,15 @@ def test_nothing_of_the_words_of_a_case_is_left(tmp_path: Path) -> None:
     found = captured(tmp_path, asked, again, prompt)
     hidden = anonymise(found)
     text = hidden.case.model_dump_json(exclude={"origin": {"notes"}})
-    for word in ("Miller", "Elmstreet", "customer", "surname", "register", "Thank", "Sheriff"):
+    for word in (
+        "Miller",
+        "Elmstreet",
+        "customer",
+        "surname",
+        "register",
+        "Thank",
+        "Sheriff",
+    ):
         assert word in found.case.model_dump_json()
         assert word.lower() not in text.lower()
     assert "secret" not in text
@@ -222,7 +264,11 @@ def test_nothing_of_the_words_of_a_case_is_left(tmp_path: Path) -> None:
     first, second, _ = hidden.case.operations
     parameters = first.parameters
     function = parameters["tools"][0]["function"]
-    assert parameters["tool_choice"]["function"]["name"] == function["name"] != "lookup_customer"
+    assert (
+        parameters["tool_choice"]["function"]["name"]
+        == function["name"]
+        != "lookup_customer"
+    )
     (property,) = function["parameters"]["properties"]
     assert function["parameters"]["required"] == [property]
     assert function["parameters"]["properties"][property]["type"] == "string"
@@ -248,7 +294,14 @@ def test_nothing_of_the_words_of_a_case_is_left(tmp_path: Path) -> None:
 def test_all_that_is_no_text_stays(tmp_path: Path) -> None:
     found = captured(
         tmp_path,
-        chat("a", temperature=0.5, n=2, stream=True, reasoning_effort="low", tool_choice="auto"),
+        chat(
+            "a",
+            temperature=0.5,
+            n=2,
+            stream=True,
+            reasoning_effort="low",
+            tool_choice="auto",
+        ),
         chat("b", max_tokens=9, stream_options={"include_usage": True}),
     )
     hidden = anonymise(found)
@@ -259,7 +312,9 @@ def test_all_that_is_no_text_stays(tmp_path: Path) -> None:
 
 
 def test_a_seed_gives_the_same_again_and_another_something_else(tmp_path: Path) -> None:
-    found = captured(tmp_path, chat([shown(data_url(1)), {"type": "text", "text": "some text"}]))
+    found = captured(
+        tmp_path, chat([shown(data_url(1)), {"type": "text", "text": "some text"}])
+    )
     once, again, other = (anonymise(found, seed).case for seed in (0, 0, 1))
     assert once == again
     assert once.operations != other.operations
@@ -267,7 +322,10 @@ def test_a_seed_gives_the_same_again_and_another_something_else(tmp_path: Path) 
 
 
 def test_what_a_refusal_says_of_the_longest_prompt_stays(tmp_path: Path) -> None:
-    told = "This model's maximum context length is 2048 tokens. You wrote: Dear Mister Miller"
+    told = (
+        "This model's maximum context length is 2048 tokens. You wrote: Dear "
+        "Mister Miller"
+    )
     response = {"status": 400, "content": {"text": told}}
     found = read(write(tmp_path, har([entry(response=response)])), SERVER)
     recorded = anonymise(found).case.operations[0].recorded

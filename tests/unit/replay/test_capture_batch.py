@@ -13,7 +13,13 @@ from mmrepro.traffic.case.files import write_case
 
 
 def line(body: Any, **more: Any) -> str:
-    told = {"custom_id": "planted-id", "method": "POST", "url": CHAT, "body": body, **more}
+    told = {
+        "custom_id": "planted-id",
+        "method": "POST",
+        "url": CHAT,
+        "body": body,
+        **more,
+    }
     return json.dumps(told) + "\n"
 
 
@@ -43,7 +49,9 @@ def test_the_same_requests_as_a_har_and_as_a_batch_are_the_same(tmp_path: Path) 
         chat([shown(data_url(1)), {"type": "text", "text": "two"}], stream=True),
         chat([shown("https://pictures.example/1.png")]),
     ]
-    recorded = read(write(tmp_path, har([entry(s, at=n) for n, s in enumerate(sent)])), SERVER)
+    recorded = read(
+        write(tmp_path, har([entry(s, at=n) for n, s in enumerate(sent)])), SERVER
+    )
     listed = read(batch(tmp_path, *map(line, sent)), SERVER)
     told = {"at_s", "recorded"}
     assert [op.model_dump(exclude=told) for op in listed.case.operations] == [
@@ -71,12 +79,17 @@ def test_broken_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     assert body(none, {}, "tiny") == b"", "null is no body"
     assert (embeddings.path, listed.method) == ("/v1/embeddings", "GET")
     assert json.loads(body(odd, {}, "tiny"))["max_tokens"] != 4, "NaN stays what it was"
-    assert case.origin.left_out == {"a line that is no JSON": 1, "a line that is no request": 1}
+    assert case.origin.left_out == {
+        "a line that is no JSON": 1,
+        "a line that is no request": 1,
+    }
 
 
 def test_the_answers_of_a_batch_are_no_requests(tmp_path: Path) -> None:
     answer = {"id": "b", "custom_id": "x", "response": {"status_code": 200, "body": {}}}
-    with pytest.raises(UsageError, match="holds the answers of a batch, not its requests"):
+    with pytest.raises(
+        UsageError, match="holds the answers of a batch, not its requests"
+    ):
         read(batch(tmp_path, json.dumps(answer)), SERVER)
 
 
@@ -99,7 +112,14 @@ def test_a_case_stays_as_it_is(tmp_path: Path) -> None:
 def test_what_is_none_of_the_formats_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         read(tmp_path / "absent", SERVER)
-    for data in (b"hello\n", b"\x00" * 100, b'{"a": 1}', b"PK\x03\x04", b"[" * 1000, b'{"log": 1}'):
+    for data in (
+        b"hello\n",
+        b"\x00" * 100,
+        b'{"a": 1}',
+        b"PK\x03\x04",
+        b"[" * 1000,
+        b'{"log": 1}',
+    ):
         with pytest.raises(UsageError, match="is none of what can be read: a HAR"):
             read(write(tmp_path, data, "thing"), SERVER)
 

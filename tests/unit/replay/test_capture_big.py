@@ -50,19 +50,21 @@ def read_in_a_child(file: Path) -> tuple[str, int]:
 
 
 def filler(size: int) -> str:
-    return ("some sixty characters of text, and then two that are escaped:" + "\\n\\u00e9") * (
-        size // 70
-    )
+    return (
+        "some sixty characters of text, and then two that are escaped:" + "\\n\\u00e9"
+    ) * (size // 70)
 
 
 def test_a_large_har_is_read_piece_by_piece(tmp_path: Path) -> None:
-    """160 MiB: answers of 2 MiB that nobody needs, a picture, and one answer that is longer than
-    any that is read whole."""
+    """160 MiB: answers of 2 MiB that nobody needs, a picture, and one answer that is
+    longer than any that is read whole."""
     file = tmp_path / "large.har"
     one = json.dumps(entry(chat([shown(data_url(1))])))
     _before, text, _after = one.partition('"text": "{')
     assert text, "the request's body comes first"
-    answer = json.dumps(entry()).partition('"response": {"status": 200, "content": {"text": "')
+    answer = json.dumps(entry()).partition(
+        '"response": {"status": 200, "content": {"text": "'
+    )
     with file.open("w") as out:
         out.write('{"log": {"entries": [\n')
         for number in range(40):
@@ -82,10 +84,18 @@ NIGHTLY = pytest.mark.nightly
 @pytest.mark.parametrize(
     ("begin", "piece", "why"),
     [
-        ('{"request": {"postData": {"text": "', "a", "entry 1 on: the file ends in the middle"),
+        (
+            '{"request": {"postData": {"text": "',
+            "a",
+            "entry 1 on: the file ends in the middle",
+        ),
         ('{"time": ', "9", "entry 1 on: a value of more than 4 MiB"),
-        pytest.param('{"', "a", "entry 1 on: the file ends in the middle", marks=NIGHTLY),
-        pytest.param("{}", " ", "entry 1 on: a value of more than 4 MiB", marks=NIGHTLY),
+        pytest.param(
+            '{"', "a", "entry 1 on: the file ends in the middle", marks=NIGHTLY
+        ),
+        pytest.param(
+            "{}", " ", "entry 1 on: a value of more than 4 MiB", marks=NIGHTLY
+        ),
         ("", "[" * 64, "entry 1 on: it is nested deeper than 100"),
     ],
 )
@@ -119,7 +129,9 @@ def test_what_is_cut_is_json_still(
 ) -> None:
     """Wherever a string is cut, and wherever the pieces of the file end."""
     texts = ["", "a", "é漢🙂" * 9, '"\\/\n\u2028' * 9, "\\" * 15, "\\u12", "\ud83d"]
-    document = {text[:4]: [text, {"k": text}] for text in texts} | {"n": [1, -2.5, True, None]}
+    document = {text[:4]: [text, {"k": text}] for text in texts} | {
+        "n": [1, -2.5, True, None]
+    }
     monkeypatch.setattr(bounded, "MAX_TEXT", limit)
     monkeypatch.setattr(bounded, "CHUNK", chunk)
     for ascii_only in (True, False):
@@ -130,9 +142,9 @@ def test_what_is_cut_is_json_still(
         assert len(values) == 2 * len(document) - 2
         for value in values:
             kept = value.removesuffix(CUT)
-            assert any(text.startswith(kept) or kept == "?" * len(text) for text in texts) or (
-                "\ufffd" in kept or "?" in kept
-            )
+            assert any(
+                text.startswith(kept) or kept == "?" * len(text) for text in texts
+            ) or ("\ufffd" in kept or "?" in kept)
             assert value.endswith(CUT) or value in texts or "?" in value
 
 
@@ -151,7 +163,10 @@ def test_events_tell_how_deep_they_stand(tmp_path: Path) -> None:
             ("end_array", 1),
             ("end_map", 0),
         ]
-    with write(tmp_path, "[" * 200).open("rb") as opened, pytest.raises(BadJson, match="deeper"):
+    with (
+        write(tmp_path, "[" * 200).open("rb") as opened,
+        pytest.raises(BadJson, match="deeper"),
+    ):
         list(events(opened))
 
 
@@ -165,7 +180,8 @@ def test_a_batch_line_that_is_too_long_is_left_out(
 ) -> None:
     monkeypatch.setattr("mmrepro.traffic.capture.parsing.MAX_LINE", 3000)
     told = [
-        {"custom_id": "a", "url": "/v1/chat/completions", "body": chat("x" * n)} for n in (9000, 9)
+        {"custom_id": "a", "url": "/v1/chat/completions", "body": chat("x" * n)}
+        for n in (9000, 9)
     ]
     file = write(tmp_path, "\n".join(map(json.dumps, told)), "b.jsonl")
     found = read(file, SERVER)

@@ -26,20 +26,38 @@ GOOD = json.dumps(har([entry(), entry()]))
     ("text", "said"),
     [
         ("", "it.har is empty."),
-        (GOOD[:-40], "cannot be read as a HAR, from entry 2 on: the file ends in the middle."),
+        (
+            GOOD[:-40],
+            "cannot be read as a HAR, from entry 2 on: the file ends in the middle.",
+        ),
         (GOOD[: len(GOOD) // 3], "from entry 1 on: the file ends in the middle."),
         (GOOD[:12], "from its beginning on: the file ends in the middle."),
         ("<html>", "from its beginning on: it is no JSON there."),
         ("[1, 2]", "it.har is JSON, but no HAR: it has no list log.entries."),
         ('{"log": {}}', "it.har is JSON, but no HAR: it has no list log.entries."),
         ('{"log": {"entries": {"a": 1}}}', "no list log.entries."),
-        ('{"log": {"entries": []}}', "no request that can be played, of 0 that were read."),
-        ('{"log": {"entries": [1, null, [], "x"]}}', "of 4 that were read (4 × an entry that is"),
+        (
+            '{"log": {"entries": []}}',
+            "no request that can be played, of 0 that were read.",
+        ),
+        (
+            '{"log": {"entries": [1, null, [], "x"]}}',
+            "of 4 that were read (4 × an entry that is",
+        ),
         ('{"log": {"entries": [NaN]}}', "from its beginning on: it is no JSON there."),
-        (GOOD.replace('"time": 100.0', '"time": NaN', 1), "from entry 1 on: it is no JSON there."),
+        (
+            GOOD.replace('"time": 100.0', '"time": NaN', 1),
+            "from entry 1 on: it is no JSON there.",
+        ),
         (GOOD.replace('"time": 100.0', f'"time": {"9" * 6000}', 1), "entry 1 on"),
-        (GOOD.replace("\\n", "\x00", 1).replace('"POST"', '"PO\x00ST"', 1), "entry 1 on"),
-        ('{"log": {"entries": [' + "[" * 300, "from entry 1 on: it is nested deeper than 100."),
+        (
+            GOOD.replace("\\n", "\x00", 1).replace('"POST"', '"PO\x00ST"', 1),
+            "entry 1 on",
+        ),
+        (
+            '{"log": {"entries": [' + "[" * 300,
+            "from entry 1 on: it is nested deeper than 100.",
+        ),
         ('{"log": {"entries": [' + '{"a":' * 100_000, "nested deeper than 100."),
         (GOOD + "x", "it is no JSON there."),
     ],
@@ -87,7 +105,9 @@ def test_an_entry_that_alone_is_broken_is_left_out(
         '{"temperature": 1e400}',
     ],
 )
-def test_a_body_that_cannot_be_taken_apart_is_sent_as_it_is(tmp_path: Path, written: str) -> None:
+def test_a_body_that_cannot_be_taken_apart_is_sent_as_it_is(
+    tmp_path: Path, written: str
+) -> None:
     captured = read_entries(tmp_path, entry(written))
     write_case(captured.case, tmp_path / "case", captured.contents)
     case, _ = read_case(tmp_path / "case")
@@ -96,7 +116,9 @@ def test_a_body_that_cannot_be_taken_apart_is_sent_as_it_is(tmp_path: Path, writ
 
 
 def test_odd_values_of_an_entry_do_no_harm(tmp_path: Path) -> None:
-    one = entry('{"messages": "no list", "x": "\\ud800", "big": 123456789012345678901234567890}')
+    one = entry(
+        '{"messages": "no list", "x": "\\ud800", "big": 123456789012345678901234567890}'
+    )
     one |= {"time": "long", "startedDateTime": 7, "timings": [1, 2]}
     one["response"] = {"status": "OK", "content": [{"text": {}}]}
     captured = read_entries(tmp_path, one, entry(at=1))
@@ -108,8 +130,8 @@ def test_odd_values_of_an_entry_do_no_harm(tmp_path: Path) -> None:
 
 
 KEYS = (
-    "log entries request response postData text messages role content type image_url url stream "
-    "prompt model tools time timings status startedDateTime api_key"
+    "log entries request response postData text messages role content type image_url "
+    "url stream prompt model tools time timings status startedDateTime api_key"
 )
 JSON = st.recursive(
     st.none()
@@ -117,18 +139,31 @@ JSON = st.recursive(
     | st.integers()
     | st.floats()
     | st.text(max_size=20)
-    | st.sampled_from(["POST", "data:image/png;base64,AAAA", "\ud800", CHAT, "http://h/generate"]),
+    | st.sampled_from(
+        ["POST", "data:image/png;base64,AAAA", "\ud800", CHAT, "http://h/generate"]
+    ),
     lambda inner: (
         st.lists(inner, max_size=4)
-        | st.dictionaries(st.sampled_from(KEYS.split()) | st.text(max_size=5), inner, max_size=6)
+        | st.dictionaries(
+            st.sampled_from(KEYS.split()) | st.text(max_size=5), inner, max_size=6
+        )
     ),
     max_leaves=30,
 )
 
 
-@given(body=JSON, around=JSON, cut=st.none() | st.integers(0, 4000), flip=st.integers(0, 10**6))
+@given(
+    body=JSON,
+    around=JSON,
+    cut=st.none() | st.integers(0, 4000),
+    flip=st.integers(0, 10**6),
+)
 def test_whatever_is_in_the_file_only_our_errors_come_of_it(
-    tmp_path_factory: pytest.TempPathFactory, body: Any, around: Any, cut: int | None, flip: int
+    tmp_path_factory: pytest.TempPathFactory,
+    body: Any,
+    around: Any,
+    cut: int | None,
+    flip: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("har")
     odd = entry(json.dumps(body))

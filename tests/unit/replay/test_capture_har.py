@@ -1,4 +1,5 @@
-"""From a HAR to a case: what is kept, what never is, and what is said of a broken one."""
+"""From a HAR to a case: what is kept, what never is, and what is said of a broken
+one."""
 
 import base64
 import importlib
@@ -40,12 +41,29 @@ def bodies(captured: Captured, folder: Path) -> list[dict[str, Any]]:
 
 def test_bodies_go_over_the_wire_as_they_were_recorded(tmp_path: Path) -> None:
     sent = [
-        chat('It\'s "quoted"\n\\ 漢字 🙂 \x00', temperature=0.5, n=2, stop=["a", "b"], seed=7),
-        chat([shown(data_url(1)), {"type": "text", "text": "what?"}, shown(data_url(2))]),
+        chat(
+            'It\'s "quoted"\n\\ 漢字 🙂 \x00',
+            temperature=0.5,
+            n=2,
+            stop=["a", "b"],
+            seed=7,
+        ),
+        chat(
+            [shown(data_url(1)), {"type": "text", "text": "what?"}, shown(data_url(2))]
+        ),
         chat([shown(data_url(1))], stream=True, stream_options={"include_usage": True}),
-        {"model": "m", "messages": [{"role": "system", "content": "s"}], "cache_salt": "x"},
-        chat([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]),
-        chat("t", tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}]),
+        {
+            "model": "m",
+            "messages": [{"role": "system", "content": "s"}],
+            "cache_salt": "x",
+        },
+        chat(
+            [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]
+        ),
+        chat(
+            "t",
+            tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}],
+        ),
     ]
     captured = read_entries(tmp_path, *(entry(one, at=n) for n, one in enumerate(sent)))
     assert bodies(captured, tmp_path / "case") == sent
@@ -70,13 +88,19 @@ def test_what_engines_are_asked_is_played_and_nothing_else_is(tmp_path: Path) ->
     )
     operations = captured.case.operations
     assert [op.path for op in operations] == [
-        *("/v1/completions", "/health", "/v1/embeddings", "/v1/completions", "/generate")
+        "/v1/completions",
+        "/health",
+        "/v1/embeddings",
+        "/v1/completions",
+        "/generate",
     ]
     assert [op.prompt for op in operations] == ["once", None, None, [1, 2, 3], None]
     assert operations[4].parameters == own
     assert (operations[1].method, body(operations[1], {}, "tiny")) == ("GET", b"")
     assert captured.case.origin.left_out == {"POST to another path": 1}
-    assert "2 requests are sent without what a gateway put" in " ".join(captured.case.origin.notes)
+    assert "2 requests are sent without what a gateway put" in " ".join(
+        captured.case.origin.notes
+    )
     assert captured.case.origin.read == 6
 
 
@@ -95,7 +119,11 @@ def test_answers_are_shown(tmp_path: Path) -> None:
     assert refused is not None
     assert (first.status, first.text, first.finish_reason) == (200, "fine", "length")
     assert (first.prompt_tokens, first.completion_tokens, first.seconds) == (7, 4, 0.25)
-    assert (second.text, second.finish_reason, second.completion_tokens) == ("abc", "stop", 2)
+    assert (second.text, second.finish_reason, second.completion_tokens) == (
+        "abc",
+        "stop",
+        2,
+    )
     assert third.text == "x"
     assert (refused.status, refused.text) == (400, "too long")
     assert [op.leave for op in captured.case.operations] == [""] * 4
@@ -106,7 +134,9 @@ def test_bodies_in_base64_and_other_charsets(tmp_path: Path) -> None:
     one["request"]["postData"] = {
         "mimeType": "application/json; charset=latin-1",
         "encoding": "base64",
-        "text": base64.b64encode('{"messages": [], "x": "ü"}'.encode("latin-1")).decode(),
+        "text": base64.b64encode(
+            '{"messages": [], "x": "ü"}'.encode("latin-1")
+        ).decode(),
     }
     captured = read_entries(tmp_path, one)
     assert captured.case.operations[0].parameters == {"x": "ü"}
@@ -118,7 +148,10 @@ def test_a_picture_by_address_becomes_noise_of_one_identity(tmp_path: Path) -> N
         tmp_path,
         entry(chat([shown(here), shown(there)]), at=0),
         entry(chat([shown(here)]), at=1),
-        entry(chat([{"type": "video_url", "video_url": {"url": there}}, shown(here)]), at=2),
+        entry(
+            chat([{"type": "video_url", "video_url": {"url": there}}, shown(here)]),
+            at=2,
+        ),
     )
     first, second, third = (op.images for op in captured.case.operations)
     assert first == ["i1", "i2"]
@@ -136,7 +169,9 @@ def test_a_broken_picture_stays_broken(tmp_path: Path) -> None:
     """It may be what made the server fail."""
     junk = "data:image/png;base64," + base64.b64encode(b"no picture").decode()
     odd = "data:image/png;base64,%%%not base64"
-    unusual = [f"data:image/png;base64,{text}" for text in ("AAAA\nBBBB", "AR==", "AAAA=")]
+    unusual = [
+        f"data:image/png;base64,{text}" for text in ("AAAA\nBBBB", "AR==", "AAAA=")
+    ]
     sent = chat([shown(junk), shown(odd), *map(shown, unusual)])
     captured = read_entries(tmp_path, entry(sent))
     assert bodies(captured, tmp_path / "case") == [sent]
@@ -156,7 +191,10 @@ def test_no_secret_of_a_har_goes_further(tmp_path: Path) -> None:
         return secrets[-1]
 
     asked = chat(
-        [{"type": "text", "text": "hi"}, shown(f"https://{secret()}@host.example/{secret()}")],
+        [
+            {"type": "text", "text": "hi"},
+            shown(f"https://{secret()}@host.example/{secret()}"),
+        ],
         user=secret(),
         api_key=secret(),
         metadata={"who": secret()},
@@ -172,7 +210,11 @@ def test_no_secret_of_a_har_goes_further(tmp_path: Path) -> None:
         one[side] |= {"headers": pair, "cookies": pair, "comment": secret()}
     one["request"] |= {"queryString": pair, "httpVersion": secret()}
     one["request"]["postData"]["params"] = pair
-    one["response"] |= {"statusText": secret(), "redirectURL": secret(), "_extra": {"a": secret()}}
+    one["response"] |= {
+        "statusText": secret(),
+        "redirectURL": secret(),
+        "_extra": {"a": secret()},
+    }
     one["response"]["content"]["text"] = json.dumps(
         {
             "id": secret(),
@@ -181,9 +223,16 @@ def test_no_secret_of_a_har_goes_further(tmp_path: Path) -> None:
         }
     )
     one |= {"serverIPAddress": secret(), "connection": secret(), "comment": secret()}
-    one |= {"pageref": secret(), "_initiator": {"url": secret()}, "cache": {"comment": secret()}}
+    one |= {
+        "pageref": secret(),
+        "_initiator": {"url": secret()},
+        "cache": {"comment": secret()},
+    }
     document = har([one])
-    document["log"] |= {"comment": secret(), "pages": [{"title": secret(), "id": secret()}]}
+    document["log"] |= {
+        "comment": secret(),
+        "pages": [{"title": secret(), "id": secret()}],
+    }
     captured = read(write(tmp_path, document), SERVER)
     kept = case_text(captured.case) + "".join(map(str, captured.contents.values()))
     assert [one for one in secrets if one in kept] == []
@@ -206,13 +255,19 @@ def test_no_secret_of_a_har_goes_further(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_repeats_a_key_is_kept_without_it(tmp_path: Path) -> None:
-    told = {"status": 401, "content": {"text": "Incorrect API key: sk-plantedsecret000000000001"}}
+    told = {
+        "status": 401,
+        "content": {"text": "Incorrect API key: sk-plantedsecret000000000001"},
+    }
     captured = read_entries(tmp_path, entry(response=told))
     assert "planted" not in case_text(captured.case)
 
 
 def test_a_schema_may_have_a_property_called_password(tmp_path: Path) -> None:
-    schema = {"type": "object", "properties": {"password": {"type": "string"}, "user": {}}}
+    schema = {
+        "type": "object",
+        "properties": {"password": {"type": "string"}, "user": {}},
+    }
     tools = [{"type": "function", "function": {"name": "login", "parameters": schema}}]
     captured = read_entries(tmp_path, entry(chat("hi", tools=tools)))
     assert captured.case.operations[0].parameters["tools"] == tools
@@ -239,7 +294,11 @@ def test_several_hosts_are_an_error_until_one_is_chosen(tmp_path: Path) -> None:
         "it.har has requests to several hosts: 127.0.0.1:8000 (2), api.example:443 (1)."
     )
     assert told.value.hint == "choose one: --host 127.0.0.1:8000"
-    for host, texts in ((HOST, ["a", "c"]), ("api.example", ["b"]), ("127.0.0.1", ["a", "c"])):
+    for host, texts in (
+        (HOST, ["a", "c"]),
+        ("api.example", ["b"]),
+        ("127.0.0.1", ["a", "c"]),
+    ):
         captured = read(file, SERVER, host=host)
         messages = [op.messages for op in captured.case.operations]
         assert [m and m[0].content for m in messages] == texts
@@ -250,7 +309,7 @@ def test_several_hosts_are_an_error_until_one_is_chosen(tmp_path: Path) -> None:
         read(file, SERVER, host="[")
 
 
-# ---------------------------------------------------------------------- clients that went away
+# --------------------------------------------------------------- clients that went away
 
 
 def test_clients_that_went_away(tmp_path: Path) -> None:
@@ -258,17 +317,37 @@ def test_clients_that_went_away(tmp_path: Path) -> None:
         tmp_path,
         entry(at=0),
         entry(chat("gone"), at=1, took=0.3, response=GONE),
-        entry(chat("gone", stream=True), at=2, response=stream(["a", "b", "c"], done=False)),
-        entry(chat("no answer kept", stream=True), at=3, response={"status": 200, "content": {}}),
-        entry(chat("refused"), at=4, response={"status": 0, "_error": "net::ERR_CONNECTION_RESET"}),
+        entry(
+            chat("gone", stream=True),
+            at=2,
+            response=stream(["a", "b", "c"], done=False),
+        ),
+        entry(
+            chat("no answer kept", stream=True),
+            at=3,
+            response={"status": 200, "content": {}},
+        ),
+        entry(
+            chat("refused"),
+            at=4,
+            response={"status": 0, "_error": "net::ERR_CONNECTION_RESET"},
+        ),
         entry(chat("in vain"), at=5, took=30.0, response=GONE),
         creator="Chrome",
     )
-    assert [op.leave for op in captured.case.operations] == ["", "sent", "tokens>=3", "", "", ""]
+    assert [op.leave for op in captured.case.operations] == [
+        "",
+        "sent",
+        "tokens>=3",
+        "",
+        "",
+        "",
+    ]
 
 
 def test_of_clients_that_left_mitmproxy_tells_by_its_order_only(tmp_path: Path) -> None:
-    """As version 11 wrote it: the time of a client that left is that of the connection."""
+    """As version 11 wrote it: the time of a client that left is that of the
+    connection."""
     gone = {"took": 0.001, "response": GONE}
     captured = read_entries(
         tmp_path,
@@ -283,21 +362,28 @@ def test_of_clients_that_left_mitmproxy_tells_by_its_order_only(tmp_path: Path) 
         creator="mitmproxy",
     )
     operations = {
-        str(op.messages and op.messages[0].content): op for op in captured.case.operations
+        str(op.messages and op.messages[0].content): op
+        for op in captured.case.operations
     }
-    assert [text for text, op in operations.items() if op.leave] == ["left, and b goes on"]
+    assert [text for text, op in operations.items() if op.leave] == [
+        "left, and b goes on"
+    ]
     left, b, vain, c, hung, last = (
         operations[text]
         for text in ("left, and b goes on", "b", "in vain", "c", "hung", "hung too")
     )
     assert f"{b.id}.end" in c.after
     assert f"{left.id}.end" in vain.after, "it left before a ended, or soon after"
-    assert f"{vain.id}.end" not in " ".join(op.model_dump_json() for op in operations.values())
+    assert f"{vain.id}.end" not in " ".join(
+        op.model_dump_json() for op in operations.values()
+    )
     assert last.after[-1] == f"{hung.id}.sent"
 
 
 def test_a_stream_that_mitmproxy_did_not_keep_has_no_end(tmp_path: Path) -> None:
-    one = entry(chat("gone", stream=True), response={"status": 200, "content": {"text": ""}})
+    one = entry(
+        chat("gone", stream=True), response={"status": 200, "content": {"text": ""}}
+    )
     one["timings"]["receive"] = 0
     captured = read_entries(tmp_path, one, entry(at=1), creator="mitmproxy")
     assert captured.case.operations[0].leave == "first-token"
@@ -324,7 +410,9 @@ def test_barriers_say_what_ran_beside_what(tmp_path: Path) -> None:
     assert [op.at_s for op in operations] == [0.0, 0.5, 1.2, 2.0]
 
 
-def test_what_mitmproxy_took_to_connect_is_not_part_of_a_request(tmp_path: Path) -> None:
+def test_what_mitmproxy_took_to_connect_is_not_part_of_a_request(
+    tmp_path: Path,
+) -> None:
     first, second = entry(at=0.0, took=0.105), entry(at=0.102)
     first["timings"]["connect"] = 5.0
     after = [
@@ -342,12 +430,19 @@ def test_clocks_that_cannot_be_believed(tmp_path: Path) -> None:
     last = entry(chat("e"), at=9)
     captured = read_entries(tmp_path, late, early, negative, none, last)
     operations = captured.case.operations
-    assert [op.messages and op.messages[0].content for op in operations] == list("abcde")
+    assert [op.messages and op.messages[0].content for op in operations] == list(
+        "abcde"
+    )
     assert [op.at_s for op in operations] == [0.0, 0.0, 2.0, 2.0, 9.0]
-    assert "2 requests have no time that can be believed" in captured.case.origin.notes[0]
+    assert (
+        "2 requests have no time that can be believed" in captured.case.origin.notes[0]
+    )
     backwards = [entry(chat("late"), at=5), entry(chat("early"), at=1)]
     operations = read_entries(tmp_path, *backwards).case.operations
-    assert [op.messages and op.messages[0].content for op in operations] == ["early", "late"]
+    assert [op.messages and op.messages[0].content for op in operations] == [
+        "early",
+        "late",
+    ]
 
 
 def test_without_any_times_one_waits_for_the_other(tmp_path: Path) -> None:
@@ -362,9 +457,16 @@ def test_without_any_times_one_waits_for_the_other(tmp_path: Path) -> None:
 def test_only_the_last_ones_are_kept_where_there_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("mmrepro.traffic.capture.read"), "LIMIT", 2)
+    monkeypatch.setattr(
+        importlib.import_module("mmrepro.traffic.capture.read"), "LIMIT", 2
+    )
     entries = [entry(chat([shown(data_url(n))]), at=n) for n in range(5)]
     captured = read_entries(tmp_path, *entries)
-    assert len(captured.case.operations) == len(captured.case.images) == len(captured.contents) == 2
+    assert (
+        len(captured.case.operations)
+        == len(captured.case.images)
+        == len(captured.contents)
+        == 2
+    )
     assert captured.case.operations[0].images == ["i4"]
     assert captured.case.origin.left_out == {"before the last ones, which are kept": 3}

@@ -1,4 +1,5 @@
-"""What real engines log of requests: lines that tests/engine/record_request_logs.py recorded."""
+"""What real engines log of requests: lines that tests/engine/record_request_logs.py
+recorded."""
 
 import gzip
 import json
@@ -16,7 +17,9 @@ from mmrepro.traffic.case.files import pictures, read_case, write_case
 from mmrepro.traffic.case.model import Operation
 
 LOGS = Path(__file__).parent / "request_logs"
-SENT: list[dict[str, Any]] = json.loads(gzip.decompress((LOGS / "sent.json.gz").read_bytes()))
+SENT: list[dict[str, Any]] = json.loads(
+    gzip.decompress((LOGS / "sent.json.gz").read_bytes())
+)
 PICTURES = "pictures, which the log does not carry"
 REFUSED = "refused before vLLM logs the prompt"
 
@@ -43,7 +46,9 @@ def templated(sent: dict[str, Any]) -> str:
         content = message["content"]
         if not isinstance(content, str):
             mark = "<|vision_start|><|image_pad|><|vision_end|>"
-            content = "".join(mark if p["type"] == "image_url" else p["text"] for p in content)
+            content = "".join(
+                mark if p["type"] == "image_url" else p["text"] for p in content
+            )
         turns.append(f"<|im_start|>{message['role']}\n{content}<|im_end|>\n")
     return "".join(turns) + "<|im_start|>assistant\n"
 
@@ -57,7 +62,8 @@ def together(operations: list[Operation]) -> list[str]:
     return [
         " ".join(op.after)
         for op in operations
-        if "together" in op.model_dump_json() or "count for ever" in op.model_dump_json()
+        if "together" in op.model_dump_json()
+        or "count for ever" in op.model_dump_json()
     ]
 
 
@@ -74,9 +80,13 @@ def test_prompts_of_vllm_are_played_as_they_stand_behind_the_template(
         for s in SENT
         if not has_picture(s["body"])
         and s["status"] != 400
-        and (name == "vllm-0.23.0" or "prompt" not in s["body"])  # 0.11.0 logs None for those
+        and (
+            name == "vllm-0.23.0" or "prompt" not in s["body"]
+        )  # 0.11.0 logs None for those
     ]
-    wanted = sorted(templated(b) if "messages" in b else str(b["prompt"]) for b in logged)
+    wanted = sorted(
+        templated(b) if "messages" in b else str(b["prompt"]) for b in logged
+    )
     operations = found.case.operations
     assert sorted(str(op.prompt) for op in operations) == wanted
     assert {op.path for op in operations} == {"/v1/completions"}
@@ -94,7 +104,11 @@ def test_prompts_of_vllm_are_played_as_they_stand_behind_the_template(
     assert "1 requests were refused" in " ".join(found.case.origin.notes)
     assert [op.leave for op in operations][-2:] == ["sent", ""]
     assert [text.split()[-1] for text in together(operations)] == [
-        *("running<=0", "running<=1", "running<=2", "running<=3", "running<=0")
+        "running<=0",
+        "running<=1",
+        "running<=2",
+        "running<=3",
+        "running<=0",
     ]
 
 
@@ -111,7 +125,9 @@ def test_vllm_0_32_logs_whole_bodies(tmp_path: Path) -> None:
     usage = {"stream_options": {"include_usage": True}}
     sent = [s["body"] | (usage if s["body"].get("stream") else {}) for s in SENT]
     again = bodies(found, tmp_path / "case")
-    assert sorted(str(ordered(b)) for b in again) == sorted(str(ordered(b)) for b in sent)
+    assert sorted(str(ordered(b)) for b in again) == sorted(
+        str(ordered(b)) for b in sent
+    )
     assert len(found.contents) == 2
     assert found.case.origin.left_out == {}
 
@@ -122,13 +138,19 @@ def ordered(value: Any) -> Any:
         return {k: ordered(value[k]) for k in sorted(value)}
     if isinstance(value, list):
         return [ordered(item) for item in value]
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    return (
+        float(value)
+        if isinstance(value, int) and not isinstance(value, bool)
+        else value
+    )
 
 
 # ---------------------------------------------------------------------- SGLang
 
 
-@pytest.mark.parametrize("name", ["sglang-0.5.17-l3", "sglang-0.5.17-json", "sglang-0.5.23-json"])
+@pytest.mark.parametrize(
+    "name", ["sglang-0.5.17-l3", "sglang-0.5.17-json", "sglang-0.5.23-json"]
+)
 def test_sglang_logs_whole_bodies(name: str, tmp_path: Path) -> None:
     found = captured(name, tmp_path)
     operations = found.case.operations
@@ -142,7 +164,11 @@ def test_sglang_logs_whole_bodies(name: str, tmp_path: Path) -> None:
     assert got == asked | {json.dumps("raw generate it's")}
     assert len(found.contents) == 2
     stop = next(op for op in operations if "stop here" in op.model_dump_json())
-    assert stop.parameters == {"max_tokens": 6, "temperature": 0.0, "stop": ["zzz", "it's"]}
+    assert stop.parameters == {
+        "max_tokens": 6,
+        "temperature": 0.0,
+        "stop": ["zzz", "it's"],
+    }
     shape(operations)
 
 
@@ -153,7 +179,9 @@ def test_sglang_before_0_5_17_logs_prompts_and_pictures(tmp_path: Path) -> None:
     with_pictures = [op for op in operations if op.images]
     assert [op.images for op in with_pictures] == [["i1"], ["i1"], ["i2", "i1"]]
     wanted = [s["body"]["messages"] for s in SENT if has_picture(s["body"])]
-    assert [b["messages"] for b in bodies(found, tmp_path / "c") if has_picture(b)] == wanted
+    assert [
+        b["messages"] for b in bodies(found, tmp_path / "c") if has_picture(b)
+    ] == wanted
     texts = {templated(s["body"]) for s in SENT if "messages" in s["body"]}
     texts -= {templated(s["body"]) for s in SENT if has_picture(s["body"])}
     plain = {str(op.prompt) for op in operations if op.prompt is not None}
@@ -161,7 +189,8 @@ def test_sglang_before_0_5_17_logs_prompts_and_pictures(tmp_path: Path) -> None:
 
 
 def shape(operations: list[Operation]) -> None:
-    """Who ran beside whom, who was refused, and whose client left; as in every recording."""
+    """Who ran beside whom, who was refused, and whose client left; as in every
+    recording."""
     by_text = {op.model_dump_json(): op for op in operations}
     one = {
         key: next(op for text, op in by_text.items() if key in text)
@@ -174,13 +203,16 @@ def shape(operations: list[Operation]) -> None:
     assert (one["count for ever"].leave, one["the last one"].leave) == ("sent", "")
     four = [op for text, op in by_text.items() if "together" in text]
     assert set(one["count for ever"].after) == {f"{op.id}.end" for op in four}
-    assert all(len(op.after) == 2 for op in four[1:]), "the end before them, and the sending"
+    assert all(len(op.after) == 2 for op in four[1:]), (
+        "the end before them, and the sending"
+    )
     answered = [op for op in operations if op.recorded and op.recorded.status == 200]
     assert all(op.recorded and op.recorded.prompt_tokens for op in answered)
 
 
 def test_a_request_that_the_log_has_cut_is_left_out(tmp_path: Path) -> None:
-    """Level 2 cuts texts of more than 2048 characters; a list of messages it does not."""
+    """Level 2 cuts texts of more than 2048 characters; a list of messages it does
+    not."""
     found = captured("sglang-0.5.17-l2", tmp_path)
     shape(found.case.operations)
     printed = text_of("sglang-0.5.17-l2").replace("Receive OpenAI: ", "Other: ")
@@ -194,26 +226,43 @@ def test_a_request_that_a_log_in_json_has_cut_is_left_out(tmp_path: Path) -> Non
     """As SGLang 0.5.17 cuts at level 2: half of 2048 characters at each end."""
     lines = text_of("sglang-0.5.17-json").splitlines(True)
     cut = f'"{"x" * 1024}...{"y" * 1024}"'
-    of_one = [re.sub(r'"[^"]*stop here[^"]*"', cut, line) for line in lines if "stop here" in line]
+    of_one = [
+        re.sub(r'"[^"]*stop here[^"]*"', cut, line)
+        for line in lines
+        if "stop here" in line
+    ]
     for kept in (of_one, [line for line in of_one if "received.openai" not in line]):
-        found = read(write(tmp_path, "".join([*lines[-3:], *kept]), "engine.log"), SERVER)
+        found = read(
+            write(tmp_path, "".join([*lines[-3:], *kept]), "engine.log"), SERVER
+        )
         assert list(found.case.origin.left_out) == [
             "a request that the log has cut (--log-requests-level 3 does not)"
         ]
         assert "xxxx" not in found.case.model_dump_json()
 
 
-def test_two_requests_of_one_moment_are_told_apart_by_their_texts(tmp_path: Path) -> None:
+def test_two_requests_of_one_moment_are_told_apart_by_their_texts(
+    tmp_path: Path,
+) -> None:
     lines = text_of("sglang-0.5.17-l3").splitlines(True)
 
     def line(event: str, number: int) -> str:
-        return next(x for x in lines if f"{event}: obj=" in x and f"together {number}" in x)
+        return next(
+            x for x in lines if f"{event}: obj=" in x and f"together {number}" in x
+        )
 
     crossed = [line("Receive OpenAI", 0), line("Receive OpenAI", 1)]
     crossed += [line("Receive", 1), line("Receive", 0), line("Finish", 1)]
-    crossed += [line("Receive OpenAI", 2), line("Receive", 2), line("Finish", 2), line("Finish", 0)]
+    crossed += [
+        line("Receive OpenAI", 2),
+        line("Receive", 2),
+        line("Finish", 2),
+        line("Finish", 0),
+    ]
     found = read(write(tmp_path, "".join(crossed), "engine.log"), SERVER)
-    texts = [str(op.messages and op.messages[0].content) for op in found.case.operations]
+    texts = [
+        str(op.messages and op.messages[0].content) for op in found.case.operations
+    ]
     assert texts == ["together 0", "together 1", "together 2"]
     assert found.case.operations[2].after == ["r2.end"], "not r1.end: that one ran on"
 
@@ -260,7 +309,8 @@ def test_any_part_of_a_log_is_read_or_one_sentence(name: str, tmp_path: Path) ->
     for begin, end in ((0, 5000), (3000, 9000), (len(text) // 2, len(text) - 70)):
         try:
             found = read(
-                write(tmp_path, text[begin:end].encode() + b"\xff\x00", "part.log"), SERVER
+                write(tmp_path, text[begin:end].encode() + b"\xff\x00", "part.log"),
+                SERVER,
             )
         except UsageError:
             continue
@@ -284,9 +334,14 @@ def test_what_a_log_prints_is_never_run(
     printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    line = f"INFO 11-23 06:49:21 Received request cmpl-1: prompt: 'x', params: {printed}, "
+    line = (
+        f"INFO 11-23 06:49:21 Received request cmpl-1: prompt: 'x', params: {printed}, "
+    )
     line += "prompt_token_ids: None, lora_request: None.\n"
     good = text_of("vllm-0.11.0").splitlines(True)[0]
     found = read(write(tmp_path, line + good, "engine.log"), SERVER)
     assert not (tmp_path / "ran").exists()
-    assert [op.prompt for op in found.case.operations if op.prompt == "x"] in ([], ["x"])
+    assert [op.prompt for op in found.case.operations if op.prompt == "x"] in (
+        [],
+        ["x"],
+    )

@@ -48,9 +48,15 @@ def hidden_pixels(found: Captured, folder: Path) -> tuple[list[Any], Captured]:
 def test_pictures_become_noise_of_their_size(tmp_path: Path) -> None:
     chance = np.random.default_rng(5)
     photo = chance.integers(0, 256, (50, 90, 3), dtype=np.uint8)
-    found = case_with(encode(photo, "JPEG"), encode(photo[:, :60]), noise("", 9, (300, 10)).png)
+    found = case_with(
+        encode(photo, "JPEG"), encode(photo[:, :60]), noise("", 9, (300, 10)).png
+    )
     (one, two, three), hidden = hidden_pixels(found, tmp_path)
-    assert [p.shape for p in (one, two, three)] == [(50, 90, 3), (50, 60, 3), (10, 300, 3)]
+    assert [p.shape for p in (one, two, three)] == [
+        (50, 90, 3),
+        (50, 60, 3),
+        (10, 300, 3),
+    ]
     assert not (one[:, :60] == two).all()
     assert not (one[:50, :90] == look(encode(photo, "JPEG")).pixels).all()
     assert {image.kind for image in hidden.case.images.values()} == {"noise"}
@@ -84,7 +90,9 @@ def test_near_duplicates_stay_as_near(
 
 
 def test_the_same_tiles_in_another_layout_stay_that(tmp_path: Path) -> None:
-    found = case_with(*(tiles("", *layout, seed=3).png for layout in ((2, 4), (4, 2), (1, 8))))
+    found = case_with(
+        *(tiles("", *layout, seed=3).png for layout in ((2, 4), (4, 2), (1, 8)))
+    )
     _, hidden = hidden_pixels(found, tmp_path)
     kinds = [image.kind for image in hidden.case.images.values()]
     assert kinds == ["tiles", "relayout", "relayout"]
@@ -96,7 +104,11 @@ def test_the_same_tiles_in_another_layout_stay_that(tmp_path: Path) -> None:
 
 def test_broken_pictures_stay_broken_in_their_way(tmp_path: Path) -> None:
     whole = encode(np.zeros((64, 64, 3), dtype=np.uint8) + 7)
-    cut, junk, header = whole[: len(whole) // 2], b"no picture at all, only words", whole[:20]
+    cut, junk, header = (
+        whole[: len(whole) // 2],
+        b"no picture at all, only words",
+        whole[:20],
+    )
     found = case_with(cut, junk, header, whole, b"")
     (_, _, _, last, _), hidden = hidden_pixels(found, tmp_path)
     data = [
@@ -114,7 +126,9 @@ def test_broken_pictures_stay_broken_in_their_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("form", "mode"), [("PNG", "RGBA"), ("PNG", "L"), ("GIF", "P"), ("WEBP", "RGB")]
 )
-def test_unusual_formats_stay_what_they_are(form: str, mode: str, tmp_path: Path) -> None:
+def test_unusual_formats_stay_what_they_are(
+    form: str, mode: str, tmp_path: Path
+) -> None:
     pixels = np.random.default_rng(2).integers(0, 256, (30, 40, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Pillow.fromarray(pixels).convert(mode).save(buffer, form)
@@ -137,12 +151,16 @@ def test_a_very_large_picture_is_noise_as_large(tmp_path: Path) -> None:
     assert look(hidden.contents[image.sha256]).size == (9000, 40)
 
 
-def test_pictures_that_collide_are_no_pair_any_more_and_that_is_said(tmp_path: Path) -> None:
+def test_pictures_that_collide_are_no_pair_any_more_and_that_is_said(
+    tmp_path: Path,
+) -> None:
     folder = resources.files("mmrepro.scenarios.data") / "pad_value_pair"
     found = case_with(*((folder / name).read_bytes() for name in ("A.png", "B.png")))
     (one, two), hidden = hidden_pixels(found, tmp_path)
     assert not (one.shape == two.shape and (one == two).all())
-    assert "(SGLang's pad value) no longer are such a pair" in " ".join(hidden.case.origin.notes)
+    assert "(SGLang's pad value) no longer are such a pair" in " ".join(
+        hidden.case.origin.notes
+    )
     assert len({str(image) for image in hidden.case.images.values()}) == 2
 
 
@@ -156,7 +174,11 @@ def test_recipes_stay(tmp_path: Path) -> None:
 def test_payloads_within_parts_are_replaced_as_well(tmp_path: Path) -> None:
     sound = base64.b64encode(b"RIFF" + bytes(40) + b"spoken words " * 30).decode()
     odd = "data:image/png;base64,%%%" + "secretwords" * 9
-    keyed = {"type": "image_url", "image_url": {"url": data_url(5, (84, 56))}, "uuid": "cust-7"}
+    keyed = {
+        "type": "image_url",
+        "image_url": {"url": data_url(5, (84, 56))},
+        "uuid": "cust-7",
+    }
     parts = [
         {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}},
         shown(odd),
@@ -185,5 +207,7 @@ def test_payloads_within_parts_are_replaced_as_well(tmp_path: Path) -> None:
     assert look(picture).size == (84, 56)
     assert picture != noise("", 5, (84, 56)).png
     there = look(pictures(hidden.case, None)["i1"].png).pixels
-    assert np.array_equal(look(picture).pixels, there), "the same picture, here and there"
+    assert np.array_equal(look(picture).pixels, there), (
+        "the same picture, here and there"
+    )
     assert one["uuid"] not in ("cust-7", "")

@@ -7,7 +7,9 @@ from mmrepro.traffic.capture.recorded import Span, Waits, waits
 
 SPANS = st.lists(
     st.builds(
-        lambda begin, length: Span(begin / 4, None if length is None else (begin + length) / 4),
+        lambda begin, length: Span(
+            begin / 4, None if length is None else (begin + length) / 4
+        ),
         st.integers(0, 40),
         st.none() | st.integers(-2, 20),
     ),
@@ -16,13 +18,17 @@ SPANS = st.lists(
 
 
 def implied(found: list[Waits], place: int) -> set[int]:
-    """All whose end must have come before ``place`` is sent: what is waited for had waited too."""
+    """All whose end must have come before ``place`` is sent: what is waited for had
+    waited too."""
     ends: set[int] = set()
     ready = [place]
     sent = {place}
     while ready:
         one = ready.pop()
-        before = [*found[one].ends, *([] if found[one].sent is None else [found[one].sent])]
+        before = [
+            *found[one].ends,
+            *([] if found[one].sent is None else [found[one].sent]),
+        ]
         ends.update(found[one].ends)
         ready += [n for n in before if n not in sent]
         sent.update(before)
@@ -37,7 +43,8 @@ def test_the_order_of_the_recording_is_kept(spans: list[Span], slack: float) -> 
         had_ended = {
             n
             for n, other in enumerate(ordered[:place])
-            if other.end is not None and max(other.end, other.begin) <= span.begin + slack
+            if other.end is not None
+            and max(other.end, other.begin) <= span.begin + slack
         }
         ends = implied(found, place)
         assert had_ended <= ends, "it would be sent too early"

@@ -34,7 +34,9 @@ TOO_LONG = {
 def of(*texts: str | list[int], **more: Any) -> Captured:
     """Plain completions, all answered."""
     operations = [
-        Operation(id=f"r{n}", path="/v1/completions", prompt=text, parameters=dict(more))
+        Operation(
+            id=f"r{n}", path="/v1/completions", prompt=text, parameters=dict(more)
+        )
         for n, text in enumerate(texts)
     ]
     return Captured(Case(server=SERVER, operations=operations), Contents())
@@ -58,7 +60,9 @@ def test_what_fits_stays_as_it_is() -> None:
 
 
 def test_what_was_answered_fits_by_one_factor() -> None:
-    scaled = scale(of("a" * 8000, "b" * 800, "c" * 80, max_tokens=64, min_tokens=1), 1000)
+    scaled = scale(
+        of("a" * 8000, "b" * 800, "c" * 80, max_tokens=64, min_tokens=1), 1000
+    )
     sizes = [len(text) for text in prompts(scaled)]
     assert 850 < sizes[0] < 1000
     assert sizes[1] == pytest.approx(sizes[0] / 10, abs=2)
@@ -72,7 +76,10 @@ def test_what_was_answered_fits_by_one_factor() -> None:
 
 TEXTS = st.lists(
     st.lists(
-        st.sampled_from(["system prompt " * 20, "a" * 90, "b" * 60, "漢", "<|im_end|>"]), max_size=6
+        st.sampled_from(
+            ["system prompt " * 20, "a" * 90, "b" * 60, "漢", "<|im_end|>"]
+        ),
+        max_size=6,
     ).map("".join),
     min_size=1,
     max_size=7,
@@ -88,7 +95,9 @@ def test_what_began_alike_still_does_and_what_differed_still_does(
     factor = 1.0
     if found.case.origin.scaled:
         factor = float(found.case.origin.notes[-1].split("scaled by ")[1].split(",")[0])
-    for (one, x), (two, y) in itertools.combinations(zip(texts, prompts(found), strict=True), 2):
+    for (one, x), (two, y) in itertools.combinations(
+        zip(texts, prompts(found), strict=True), 2
+    ):
         assert (one == two) == (x == y)
         alike, still = common(one, two), common(x, y)
         assert still >= alike * factor - 12 * one[:alike].count("<|im_end|>")
@@ -110,7 +119,9 @@ def test_what_was_too_long_is_too_long_again(tmp_path: Path) -> None:
     entries = [
         entry(chat("system " * 60 + "x" * 30_000), at=0, response=TOO_LONG),
         entry(chat("system " * 60 + "y" * 5000), at=1),
-        entry(chat("short"), at=2, response={"status": 400, "content": {"text": "bad n"}}),
+        entry(
+            chat("short"), at=2, response={"status": 400, "content": {"text": "bad n"}}
+        ),
         entry(
             chat([shown(data_url(1)), {"type": "text", "text": "z" * 9000}]),
             at=3,
@@ -123,13 +134,20 @@ def test_what_was_too_long_is_too_long_again(tmp_path: Path) -> None:
     assert min(first, fourth) > 512
     assert second < 512
     assert third < 10
-    assert "2 requests that were too long are too long again." in scaled.case.origin.notes
-    texts = [str(op.messages and op.messages[0].content) for op in scaled.case.operations[:2]]
+    assert (
+        "2 requests that were too long are too long again." in scaled.case.origin.notes
+    )
+    texts = [
+        str(op.messages and op.messages[0].content) for op in scaled.case.operations[:2]
+    ]
     assert 20 < common(*texts) < 420
 
 
 def test_what_was_a_little_too_long_is_too_long_again(tmp_path: Path) -> None:
-    entries = [entry(chat("x" * 8200), response=TOO_LONG), entry(chat("y" * 8000), at=1)]
+    entries = [
+        entry(chat("x" * 8200), response=TOO_LONG),
+        entry(chat("y" * 8000), at=1),
+    ]
     found = read(write(tmp_path, har(entries)), SERVER)
     first, second = (size(op) for op in scale(found, 512).case.operations)
     assert second < 512 < first < 1500
@@ -137,9 +155,15 @@ def test_what_was_a_little_too_long_is_too_long_again(tmp_path: Path) -> None:
 
 def test_barriers_and_clients_that_leave_count_fewer_tokens() -> None:
     first = Operation(
-        id="r1", prompt="a" * 4000, path="/v1/completions", leave="tokens>=100", stream=True
+        id="r1",
+        prompt="a" * 4000,
+        path="/v1/completions",
+        leave="tokens>=100",
+        stream=True,
     )
-    second = first.model_copy(update={"id": "r2", "after": ["r1.tokens>=50", "r1.sent"]})
+    second = first.model_copy(
+        update={"id": "r2", "after": ["r1.tokens>=50", "r1.sent"]}
+    )
     found = Captured(Case(server=SERVER, operations=[first, second]), Contents())
     one, two = scale(found, 400).case.operations
     assert one.leave in [f"tokens>={n}" for n in range(7, 11)]
@@ -162,7 +186,9 @@ def test_pictures_are_scaled_and_keep_their_relations(tmp_path: Path) -> None:
     )
     case = Case(server=SERVER, images=images, operations=[operation])
     scaled = scale(Captured(case, Contents()), 700).case.images
-    noise, near, resized, solid = (scaled[n] for n in ("noise", "near", "resized", "solid"))
+    noise, near, resized, solid = (
+        scaled[n] for n in ("noise", "near", "resized", "solid")
+    )
     assert isinstance(noise, Noise)
     assert isinstance(near, Near)
     assert isinstance(resized, Resized)
@@ -172,7 +198,9 @@ def test_pictures_are_scaled_and_keep_their_relations(tmp_path: Path) -> None:
     assert (resized.size[0], near.of) == (noise.size[1], "noise")
     assert near.pixels < 40
     assert solid.size[0] >= 28
-    assert [scaled[n] for n in ("tiles", "relayout", "collision")] == list(images.values())[4:]
+    assert [scaled[n] for n in ("tiles", "relayout", "collision")] == list(
+        images.values()
+    )[4:]
 
 
 def test_pictures_by_content_stay_different_when_they_shrink(tmp_path: Path) -> None:
@@ -204,7 +232,9 @@ def test_two_that_become_one_are_told_apart(tmp_path: Path) -> None:
         picture.save(buffer, "PNG")
         images[f"i{n}"] = Content(sha256=contents.add(buffer.getvalue()))
     message = Message(role="user", content=[Part(image=name) for name in images])
-    case = Case(server=SERVER, images=images, operations=[Operation(id="r", messages=[message])])
+    case = Case(
+        server=SERVER, images=images, operations=[Operation(id="r", messages=[message])]
+    )
     scaled = scale(Captured(case, contents), 150)
     digests = {i.sha256 for i in scaled.case.images.values() if isinstance(i, Content)}
     assert len(digests) == 3
@@ -215,7 +245,11 @@ def test_what_cannot_fit_is_said() -> None:
     operation = Operation(
         id="r1", messages=[Message.model_validate({"role": "user", "content": content})]
     )
-    case = Case(server=SERVER, images={"i": Noise(seed=1, size=(56, 56))}, operations=[operation])
+    case = Case(
+        server=SERVER,
+        images={"i": Noise(seed=1, size=(56, 56))},
+        operations=[operation],
+    )
     assert (
         "1 requests could not be made to fit: r1."
         in scale(Captured(case, Contents()), 16).case.origin.notes

@@ -1,4 +1,5 @@
-"""Voices, films and files of recorded requests, and the names that stand beside them."""
+"""Voices, films and files of recorded requests, and the names that stand beside
+them."""
 
 import base64
 import io
@@ -9,14 +10,22 @@ from pathlib import Path
 import pytest
 from mmrepro.traffic.capture import Captured, Contents, anonymise
 from mmrepro.traffic.capture.sounds import noise_like
-from mmrepro.traffic.case.model import Case, FormPart, Message, Operation, Part, ServerWanted
+from mmrepro.traffic.case.model import (
+    Case,
+    FormPart,
+    Message,
+    Operation,
+    Part,
+    ServerWanted,
+)
 
 SERVER = ServerWanted(engine="vllm", release="0.23.0", model="tiny")
 WORDS = b"Miller said it to the doctor"
 
 
 def spoken(seconds: float = 0.5, notes: bytes = b"", rate: int = 16000) -> bytes:
-    """A WAV with two channels, with ``notes`` as a recorder writes them before the samples."""
+    """A WAV with two channels, with ``notes`` as a recorder writes them before the
+    samples."""
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
         file.setnchannels(2)
@@ -26,7 +35,9 @@ def spoken(seconds: float = 0.5, notes: bytes = b"", rate: int = 16000) -> bytes
     data = buffer.getvalue()
     if not notes:
         return data
-    chunk = b"LIST" + len(notes).to_bytes(4, "little") + notes + b"\0" * (len(notes) % 2)
+    chunk = (
+        b"LIST" + len(notes).to_bytes(4, "little") + notes + b"\0" * (len(notes) % 2)
+    )
     return data[:36] + chunk + data[36:]
 
 
@@ -42,7 +53,11 @@ def test_a_wav_keeps_how_long_it_is_and_nothing_that_is_heard(notes: bytes) -> N
     assert len(made) == len(data)
     assert b"Miller" not in made
     with wave.open(io.BytesIO(made)) as file:
-        assert (file.getnchannels(), file.getframerate(), file.getnframes()) == (2, 16000, 8000)
+        assert (file.getnchannels(), file.getframerate(), file.getnframes()) == (
+            2,
+            16000,
+            8000,
+        )
         samples = file.readframes(8000)
     assert len(set(samples)) > 200, "noise"
 
@@ -64,7 +79,16 @@ def test_an_mp3_is_silence_of_the_same_rates_and_length_without_its_titles() -> 
 
 @pytest.mark.parametrize(
     "kind",
-    [b"OggS", b"fLaC", b"\x1a\x45\xdf\xa3", b"\0\0\0\x18ftypM4A ", b"RIFF", b"ID3", b"", b"%PDF-"],
+    [
+        b"OggS",
+        b"fLaC",
+        b"\x1a\x45\xdf\xa3",
+        b"\0\0\0\x18ftypM4A ",
+        b"RIFF",
+        b"ID3",
+        b"",
+        b"%PDF-",
+    ],
 )
 def test_of_other_kinds_only_the_signature_stays_and_that_is_said(kind: bytes) -> None:
     data = kind + WORDS * 20
@@ -93,7 +117,10 @@ def test_files_fields_and_paths_have_other_names_the_same_everywhere() -> None:
     sound = encoded(spoken(notes=b"Miller"))
     form = [
         FormPart(
-            name="file", data=sound, filename="Miller at the doctor.wav", media_type="audio/wav"
+            name="file",
+            data=sound,
+            filename="Miller at the doctor.wav",
+            media_type="audio/wav",
         ),
         FormPart(name="model", text="tiny"),
         FormPart(name="millers_consent", text="Miller agreed"),
@@ -101,7 +128,9 @@ def test_files_fields_and_paths_have_other_names_the_same_everywhere() -> None:
         FormPart(name="temperature", text="0.5"),
     ]
     first = Operation(id="r1", path="/v1/audio/transcriptions", form=form)
-    second = first.model_copy(update={"id": "r2", "path": "/users/miller/v1/files/file-77/content"})
+    second = first.model_copy(
+        update={"id": "r2", "path": "/users/miller/v1/files/file-77/content"}
+    )
     third = Operation(
         id="r3", method="GET", path="/users/miller/${v1}", query="user=miller&limit=5"
     )
@@ -139,8 +168,13 @@ def test_what_no_decoder_reads_is_named() -> None:
     assert "2 sounds, films or files are random bytes" in " ".join(hidden.origin.notes)
 
 
-def test_keys_of_metadata_and_addresses_of_this_machine_have_other_names(tmp_path: Path) -> None:
-    local = {"type": "audio_url", "audio_url": {"url": "http://localhost:9/users/miller/voice.wav"}}
+def test_keys_of_metadata_and_addresses_of_this_machine_have_other_names(
+    tmp_path: Path,
+) -> None:
+    local = {
+        "type": "audio_url",
+        "audio_url": {"url": "http://localhost:9/users/miller/voice.wav"},
+    }
     asked = Operation(
         id="r1",
         messages=[Message(role="user", content=[Part(raw=local)])],

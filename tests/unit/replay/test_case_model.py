@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, strategies as st
 from mmrepro.base.errors import UnwritableOutput, UsageError
 from mmrepro.traffic.case.bodies import body
-from mmrepro.traffic.case.files import MAX_CASE_BYTES, case_digest, case_text, read_case, write_case
+from mmrepro.traffic.case.files import (
+    MAX_CASE_BYTES,
+    case_digest,
+    case_text,
+    read_case,
+    write_case,
+)
 from mmrepro.traffic.case.model import (
     Barrier,
     Case,
@@ -31,7 +37,9 @@ SERVER = ServerWanted(engine="minivllm", release="0.1", model="qwen3")
 def op(id: str, *after: str, image: str = "", **more: object) -> Operation:
     parts = [Part(image=image)] if image else [Part(text="hi")]
     messages = [Message(role="user", content=parts)]
-    return Operation.model_validate({"id": id, "after": after, "messages": messages, **more})
+    return Operation.model_validate(
+        {"id": id, "after": after, "messages": messages, **more}
+    )
 
 
 EVENTS = ("sent", "first-token", "tokens>=1", "tokens>=7", "end")
@@ -48,11 +56,23 @@ def cases(draw: st.DrawFn) -> Case:
         after = draw(st.lists(st.sampled_from(barriers), max_size=3, unique=True))
         image = draw(st.sampled_from(["", *images]))
         operations.append(op(f"r{n}", *after, image=image))
-    return Case(server=SERVER, images={**images, "n": Near(of="i0", seed=1)}, operations=operations)
+    return Case(
+        server=SERVER,
+        images={**images, "n": Near(of="i0", seed=1)},
+        operations=operations,
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["r1.sent", "a_b-2.end", "x.first-token", "x.tokens>=4", "running>=2", "running<=0"]
+    "text",
+    [
+        "r1.sent",
+        "a_b-2.end",
+        "x.first-token",
+        "x.tokens>=4",
+        "running>=2",
+        "running<=0",
+    ],
 )
 def test_a_barrier_says_what_was_written(text: str) -> None:
     read = Barrier.parse(text)
@@ -62,7 +82,17 @@ def test_a_barrier_says_what_was_written(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "r1", "r1.tokens>=0", "r1.running>=2", "running=2", "1.sent", "r1.end ", "r1.END"]
+    "text",
+    [
+        "",
+        "r1",
+        "r1.tokens>=0",
+        "r1.running>=2",
+        "running=2",
+        "1.sent",
+        "r1.end ",
+        "r1.END",
+    ],
 )
 def test_what_is_no_barrier(text: str) -> None:
     with pytest.raises(ValueError, match="is no barrier"):
@@ -84,7 +114,9 @@ UNSOUND = {
             "messages": [
                 {
                     "role": "user",
-                    "content": [{"raw": {"type": "x", "video_url": {"url": "http://h/x"}}}],
+                    "content": [
+                        {"raw": {"type": "x", "video_url": {"url": "http://h/x"}}}
+                    ],
                 }
             ],
         }
@@ -100,11 +132,18 @@ def test_an_unsound_case_is_refused(says: str, operations: list[object]) -> None
 
 def test_a_part_may_speak_of_an_address_and_carry_data() -> None:
     Part(raw={"type": "note", "text": "see http://h/x"})
-    Part(raw={"type": "image_url", "image_url": {"url": "data:image/png;base64,", "detail": "low"}})
+    Part(
+        raw={
+            "type": "image_url",
+            "image_url": {"url": "data:image/png;base64,", "detail": "low"},
+        }
+    )
 
 
 @given(cases(), st.data())
-def test_what_is_kept_waits_for_all_that_it_waited_for(case: Case, data: st.DataObject) -> None:
+def test_what_is_kept_waits_for_all_that_it_waited_for(
+    case: Case, data: st.DataObject
+) -> None:
     ids = [one.id for one in case.operations]
     kept = set(data.draw(st.lists(st.sampled_from(ids), unique=True)) if ids else [])
     left = case.keeping(kept)
@@ -127,7 +166,9 @@ def test_what_is_kept_waits_for_all_that_it_waited_for(case: Case, data: st.Data
 
 
 @given(cases(), st.data())
-def test_leaving_out_twice_is_leaving_out_at_once(case: Case, data: st.DataObject) -> None:
+def test_leaving_out_twice_is_leaving_out_at_once(
+    case: Case, data: st.DataObject
+) -> None:
     ids = [one.id for one in case.operations]
     more = set(data.draw(st.lists(st.sampled_from(ids), unique=True)) if ids else [])
     fewer = {one for one in more if data.draw(st.booleans())}
@@ -141,7 +182,11 @@ def test_a_picture_that_another_is_made_of_stays() -> None:
         "c": Near(of="b", seed=2),
         "d": Noise(seed=2, size=(28, 28)),
     }
-    case = Case(server=SERVER, images=images, operations=[op("r", image="c"), op("s", image="d")])
+    case = Case(
+        server=SERVER,
+        images=images,
+        operations=[op("r", image="c"), op("s", image="d")],
+    )
     assert list(case.keeping({"r"}).images) == ["a", "b", "c"]
 
 
@@ -154,12 +199,16 @@ def test_a_case_is_read_as_it_was_written(case: Case) -> None:
 
 
 def full() -> Case:
-    sha = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # of b"abc"
+    sha = (
+        "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # of b"abc"
+    )
     return Case(
         title="é \U0001f600",
         server=SERVER,
         images={"X": Content(sha256=sha), "P": Collision(member=1)},
-        operations=[op("a", image="X", stream=True, at_s=1.5, recorded=Recorded(status=200))],
+        operations=[
+            op("a", image="X", stream=True, at_s=1.5, recorded=Recorded(status=200))
+        ],
         origin=Origin(format="har", file="f.har", read=3),
     )
 
@@ -169,7 +218,9 @@ def test_a_file_is_for_people_and_the_same_each_time(tmp_path: Path) -> None:
     files = [write_case(full(), tmp_path / name, contents) for name in ("one", "two")]
     text = files[0].read_text("utf-8")
     assert text == files[1].read_text("utf-8")
-    assert [path.name for path in (tmp_path / "one" / "images").iterdir()] == list(contents)[:1]
+    assert [path.name for path in (tmp_path / "one" / "images").iterdir()] == list(
+        contents
+    )[:1]
     assert "\U0001f600" in text
     said = json.loads(text)
     assert list(said)[:2] == ["schema_version", "title"]
@@ -183,7 +234,9 @@ def test_a_digest_is_of_what_decides_a_play() -> None:
     (one,) = case.operations
     digest = case_digest(case)
     retold = [one.model_copy(update={"at_s": 9.0, "recorded": None})]
-    same = case.model_copy(update={"title": "", "origin": Origin(), "operations": retold})
+    same = case.model_copy(
+        update={"title": "", "origin": Origin(), "operations": retold}
+    )
     assert case_digest(same) == digest
     for change in ({"stream": False}, {"leave": "sent"}, {"parameters": {"n": 2}}):
         other = case.model_copy(update={"operations": [one.model_copy(update=change)]})
@@ -200,25 +253,41 @@ BAD = {
         "is no case: server.args.0: Input should be a valid string",
     ),
     "a barrier": (
-        b'{"server": {"engine": "v", "release": "1"}, "operations": [{"id": "a", "after": ["x"]}]}',
+        (
+            b'{"server": {"engine": "v", "release": "1"}, "operations": [{"id": "a", '
+            b'"after": ["x"]}]}'
+        ),
         "is no case: operations.0: 'x' is no barrier",
     ),
     "a part of a message": (
-        b'{"server": {"engine": "v", "release": "1"}, "operations": [{"id": "a", "messages": '
-        b'[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}]}',
-        "is no case: operations.0.messages.0.content.0.type: Extra inputs are not permitted",
+        b'{"server": {"engine": "v", "release": "1"}, "operations": [{"id": "a", '
+        b'"messages": '
+        b'[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": '
+        b'"x"}}]}]}]}',
+        (
+            "is no case: operations.0.messages.0.content.0.type: Extra inputs are not "
+            "permitted"
+        ),
     ),
     "a token": (
-        b'{"server": {"engine": "v", "release": "1"}, "operations": [{"id": "a", "prompt": '
+        b'{"server": {"engine": "v", "release": "1"}, "operations": [{"id": "a", '
+        b'"prompt": '
         b'[1, "b"]}]}',
         "is no case: operations.0.prompt.1: Input should be a valid integer",
     ),
     "another type than either": (
-        b'{"server": {"engine": "v", "release": "1"}, "operations": [{"id": "a", "prompt": {}}]}',
-        "is no case: operations.0.prompt: Input should be a valid string or a valid array",
+        (
+            b'{"server": {"engine": "v", "release": "1"}, "operations": [{"id": "a", '
+            b'"prompt": {}}]}'
+        ),
+        (
+            "is no case: operations.0.prompt: Input should be a valid string or a "
+            "valid array"
+        ),
     ),
     "an image of its kind": (
-        b'{"server": {"engine": "v", "release": "1"}, "images": {"a": {"kind": "noise", '
+        b'{"server": {"engine": "v", "release": "1"}, "images": {"a": {"kind": '
+        b'"noise", '
         b'"seed": "x", "size": [1, 1]}}}',
         "is no case: images.a.seed: Input should be a valid integer",
     ),
@@ -253,5 +322,7 @@ def test_a_uuid_is_an_image_s_and_goes_over_the_wire() -> None:
         Part(text="hi", uuid="u1")
     content = [Part(image="p", uuid="u1"), Part(image="p"), Part(text="hi")]
     op = Operation(id="r1", messages=[Message(role="user", content=content)])
-    sent = json.loads(body(op, {"p": noise("p", 1, (28, 28))}, "m"))["messages"][0]["content"]
+    sent = json.loads(body(op, {"p": noise("p", 1, (28, 28))}, "m"))["messages"][0][
+        "content"
+    ]
     assert [part.get("uuid") for part in sent] == ["u1", None, None]

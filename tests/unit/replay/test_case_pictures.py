@@ -39,7 +39,9 @@ def pixels(picture: Picture) -> NDArray[np.uint8]:
 
 
 def test_recipes_are_those_of_scenarios() -> None:
-    seen = made(X=A, T=Tiles(seed=5, rows=2, columns=4), U=Relayout(of="T", rows=4, columns=2))
+    seen = made(
+        X=A, T=Tiles(seed=5, rows=2, columns=4), U=Relayout(of="T", rows=4, columns=2)
+    )
     assert seen["X"] == noise("X", 777, (56, 28))
     assert seen["T"] == tiles("T", 2, 4, 5)
     assert seen["U"] == tiles("U", 4, 2, 5)
@@ -86,7 +88,9 @@ def test_by_content(tmp_path: Path) -> None:
     Pillow.new("RGB", (9, 7)).save(buffer, "JPEG")
     sha = kept(tmp_path, buffer.getvalue())
     seen = made(
-        tmp_path, X=Content(sha256=sha, media_type="image/jpeg"), n=Near(of="X", seed=1, pixels=2)
+        tmp_path,
+        X=Content(sha256=sha, media_type="image/jpeg"),
+        n=Near(of="X", seed=1, pixels=2),
     )
     assert seen["X"].png == buffer.getvalue()
     assert seen["X"].data_url.startswith("data:image/jpeg;base64,")
@@ -94,7 +98,9 @@ def test_by_content(tmp_path: Path) -> None:
     assert (seen["n"].width, seen["n"].height) == (9, 7)
 
 
-def test_what_is_no_picture_is_sent_as_it_is_but_nothing_is_made_of_it(tmp_path: Path) -> None:
+def test_what_is_no_picture_is_sent_as_it_is_but_nothing_is_made_of_it(
+    tmp_path: Path,
+) -> None:
     broken = Content(sha256=kept(tmp_path, b"GIF89a, but no"))
     assert made(tmp_path, X=broken)["X"].png == b"GIF89a, but no"
     with pytest.raises(UsageError, match="The image n cannot be made of X"):

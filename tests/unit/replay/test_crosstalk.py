@@ -1,4 +1,5 @@
-"""The content-swap control: cross-talk is what depends on the content of neighbours alone."""
+"""The content-swap control: cross-talk is what depends on the content of neighbours
+alone."""
 
 import random
 from collections.abc import Callable
@@ -36,7 +37,10 @@ def case_of(*texts: str, images: dict[str, Image] | None = None) -> Case:
         Operation(
             id=f"r{number}",
             after=["running<=1"],
-            messages=[Message(role="system", content=SYSTEM), Message(role="user", content=text)],
+            messages=[
+                Message(role="system", content=SYSTEM),
+                Message(role="user", content=text),
+            ],
             parameters={"temperature": 0},
         )
         for number, text in enumerate(texts)
@@ -45,13 +49,17 @@ def case_of(*texts: str, images: dict[str, Image] | None = None) -> Case:
     return Case(server=server, operations=operations, images=images or {})
 
 
-CASE = case_of("the target", "a neighbour", "the target's other neighbour", "a neighbour")
+CASE = case_of(
+    "the target", "a neighbour", "the target's other neighbour", "a neighbour"
+)
 
 
 class Server:
     """FAKE: answers by prompt, and as ``leaks`` says by the prompts of others."""
 
-    def __init__(self, leaks: Callable[[Case, int], str] = lambda case, number: "", **more: float):
+    def __init__(
+        self, leaks: Callable[[Case, int], str] = lambda case, number: "", **more: float
+    ):
         self.leaks, self.more = leaks, more
         self.cases: list[Case] = []
 
@@ -80,19 +88,24 @@ def test_an_answer_that_depends_on_a_neighbours_content_is_cross_talk() -> None:
     [
         (lambda case, number: "", "nothing leaks"),
         (lambda case, number: str(random.Random(number).random()), "it is random"),
-        (lambda case, number: str(len(prompt_of(case.operations[1]))), "it depends on the shape"),
+        (
+            lambda case, number: str(len(prompt_of(case.operations[1]))),
+            "it depends on the shape",
+        ),
         (lambda case, number: str(case.operations[1].after), "it depends on the order"),
     ],
 )
-def test_what_is_no_content_is_no_cross_talk(leaks: Callable[[Case, int], str], why: str) -> None:
+def test_what_is_no_content_is_no_cross_talk(
+    leaks: Callable[[Case, int], str], why: str
+) -> None:
     judged = crosstalk(CASE, ["r0"], Server(leaks, noise=0.03))
     assert judged.sightings == [], why
     assert sum(judged.counted.values()) == 1
 
 
 def test_near_ties_that_go_with_the_content_are_no_cross_talk() -> None:
-    """Noise that the other contents shift for good: each side is of one mind, and apart by less
-    than noise. Without the bound on near-ties it is reported."""
+    """Noise that the other contents shift for good: each side is of one mind, and apart
+    by less than noise. Without the bound on near-ties it is reported."""
 
     def shifted(case: Case) -> Played:
         swapped = prompt_of(case.operations[1]) != prompt_of(CASE.operations[1])
@@ -113,12 +126,18 @@ def test_the_target_and_what_it_shares_stay() -> None:
         "again": Noise(seed=2, size=(84, 28)),
         "near": Near(of="theirs", seed=3),
     }
-    images = {name: images[name] for name in ("base", "own", "same", "theirs", "again", "near")}
+    images = {
+        name: images[name]
+        for name in ("base", "own", "same", "theirs", "again", "near")
+    }
     case = case_of("the target", "the tangent", images=images)
     for op, names in zip(case.operations, (["own"], list(images)), strict=True):
         assert op.messages is not None
         op.messages.append(
-            Message(role="user", content=[Part(image=n) for n in names] + [Part(text="end 1")])
+            Message(
+                role="user",
+                content=[Part(image=n) for n in names] + [Part(text="end 1")],
+            )
         )
     made = other_neighbours(case, "r0", 1, pictures(case, None))
     Case.model_validate(made.model_dump())
@@ -128,7 +147,11 @@ def test_the_target_and_what_it_shares_stay() -> None:
     shown = dict(zip(images, made.operations[1].images, strict=True))
     assert shown["own"] == "own"  # which is shared; what it is made of is not
     assert {n for n in images if before[n].png == after[shown[n]].png} == {"own"}
-    assert after[shown["theirs"]].png == after[shown["again"]].png != after[shown["near"]].png
+    assert (
+        after[shown["theirs"]].png
+        == after[shown["again"]].png
+        != after[shown["near"]].png
+    )
     for name, new in shown.items():
         sizes = [(p.width, p.height) for p in (before[name], after[new])]
         assert sizes[0] == sizes[1]
@@ -146,8 +169,12 @@ def test_the_target_and_what_it_shares_stay() -> None:
 def test_ids_of_a_plain_prompt_are_exchanged() -> None:
     case = case_of("a", "b")
     case.operations = [
-        op.model_copy(update={"messages": None, "prompt": prompt, "path": "/v1/completions"})
-        for op, prompt in zip(case.operations, ([1, 2, 3, 4], [1, 2, 9, 8, 7, 6, 5]), strict=True)
+        op.model_copy(
+            update={"messages": None, "prompt": prompt, "path": "/v1/completions"}
+        )
+        for op, prompt in zip(
+            case.operations, ([1, 2, 3, 4], [1, 2, 9, 8, 7, 6, 5]), strict=True
+        )
     ]
     made = other_neighbours(case, "r0", 1, {})
     prompt = made.operations[1].prompt
@@ -157,14 +184,18 @@ def test_ids_of_a_plain_prompt_are_exchanged() -> None:
     assert set(prompt) <= set(range(1, 10))
 
 
-@given(st.text(max_size=40), st.text(max_size=20), st.text(max_size=20), st.integers(0, 9))
+@given(
+    st.text(max_size=40), st.text(max_size=20), st.text(max_size=20), st.integers(0, 9)
+)
 def test_other_words_are_as_long_and_share_as_much(
     start: str, one: str, two: str, seed: int
 ) -> None:
     a, b = (reworded(start + end, seed, 0) for end in (one, two))
     assert a[: len(start)] == b[: len(start)]
     for made, text in ((a, start + one), (b, start + two)):
-        assert len(made.encode("utf-8", "replace")) == len(text.encode("utf-8", "replace"))
+        assert len(made.encode("utf-8", "replace")) == len(
+            text.encode("utf-8", "replace")
+        )
     assert reworded(start + one, seed, len(start))[: len(start)] == start
 
 
@@ -204,12 +235,19 @@ def test_the_exact_test_knows_the_smallest_chance() -> None:
 
 
 @given(st.randoms(use_true_random=False), st.floats(0.05, 0.95))
-def test_chance_is_seldom_taken_for_a_reason(chance: random.Random, share: float) -> None:
-    """Answers of two kinds, drawn alike on both sides: of a thousand tests ten may be fooled."""
+def test_chance_is_seldom_taken_for_a_reason(
+    chance: random.Random, share: float
+) -> None:
+    """Answers of two kinds, drawn alike on both sides: of a thousand tests ten may be
+    fooled."""
     answers = [chance.random() < share for _ in range(10)]
-    apart = {(i, j): float(answers[i] != answers[j]) for j in range(10) for i in range(j)}
+    apart = {
+        (i, j): float(answers[i] != answers[j]) for j in range(10) for i in range(j)
+    }
     p = permutation_test(apart, 5, 10)
-    perfect = len(set(answers[:5])) == len(set(answers[5:])) == 1 and answers[0] != answers[9]
+    perfect = (
+        len(set(answers[:5])) == len(set(answers[5:])) == 1 and answers[0] != answers[9]
+    )
     assert (p < 0.01) == perfect
 
 

@@ -35,7 +35,9 @@ def hung() -> Played:
 
 @pytest.mark.parametrize("fit", list(Fit))
 def test_only_a_match_in_all_conditions_is_a_name(fit: Fit) -> None:
-    named = best([match("ghost-key-eviction", fit), match("kv-growth-crash", Fit.NOT_THIS)])
+    named = best(
+        [match("ghost-key-eviction", fit), match("kv-growth-crash", Fit.NOT_THIS)]
+    )
     assert named.known == ("ghost-key-eviction" if fit is Fit.MATCH else None)
     assert named.why
     if fit in (Fit.LIKELY, Fit.SYMPTOM_ONLY):
@@ -70,7 +72,9 @@ def test_nobody_looked_is_no_name(tmp_path: Path) -> None:
     assert (named.known, named.why) == (None, "nobody looked at the server")
 
 
-def test_a_look_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_fails_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     typed: list[object] = []
 
     def refused(_options: object, **more: object) -> None:
@@ -135,7 +139,11 @@ RuntimeError: selected index k out of range
         (TOO_MANY, PlayState.DIED, "top-logprobs-kill"),
         (TOO_MANY, PlayState.START_FAILED, None),
         (TOO_MANY.replace("Scheduler hit", "A worker hit"), PlayState.DIED, None),
-        (TOO_MANY.replace("in get_top_logprobs_raw", "in sample"), PlayState.DIED, None),
+        (
+            TOO_MANY.replace("in get_top_logprobs_raw", "in sample"),
+            PlayState.DIED,
+            None,
+        ),
     ],
 )
 def test_the_end_of_sglang_is_named_too(
@@ -154,7 +162,12 @@ def test_the_end_of_sglang_is_named_too(
         (REWOUND, PlayState.DIED, "cpu", "seeded-chunk"),
         (REWOUND, PlayState.DIED, "cuda", None),
         (REWOUND, PlayState.START_FAILED, "cpu", None),
-        (REWOUND.replace("does not use offset", "is lost"), PlayState.DIED, "cpu", None),
+        (
+            REWOUND.replace("does not use offset", "is lost"),
+            PlayState.DIED,
+            "cpu",
+            None,
+        ),
         (REWOUND.replace("gen.set_offset", "gen.reset"), PlayState.DIED, "cpu", None),
     ],
 )
@@ -171,7 +184,11 @@ def test_of_a_server_that_is_gone_the_log_says_which_it_was(
 @pytest.mark.parametrize(
     ("named", "release", "found"),
     [
-        (Named(known="ghost-key-eviction"), "0.23.0", "ghost-key-eviction/disable-mm-cache"),
+        (
+            Named(known="ghost-key-eviction"),
+            "0.23.0",
+            "ghost-key-eviction/disable-mm-cache",
+        ),
         (Named(known="borrowed-faults"), "0.1", "borrowed-faults/fix"),
         (Named(known="borrowed-faults", variant="kv-budget"), "0.1", ""),
         (Named(), "0.23.0", ""),
@@ -205,17 +222,29 @@ def silent(
     loud: bool = False,
 ) -> Observation:
     found = [
-        Sighting(finding_class=kind, bucket=CACHED, operations=["r2"], said="more than is shared")
+        Sighting(
+            finding_class=kind,
+            bucket=CACHED,
+            operations=["r2"],
+            said="more than is shared",
+        )
     ]
     if loud:
         error = Sighting(
-            finding_class=FindingClass.SERVER_ERROR, bucket=OTHER, operations=["r1"], said="boom"
+            finding_class=FindingClass.SERVER_ERROR,
+            bucket=OTHER,
+            operations=["r1"],
+            said="boom",
         )
         found.insert(0, error)
     answers = {"r1": first, "r2": "200"}
     return Observation(
         play=PlayFacts(
-            number=1, what="", requests=2, state="ended", buckets=[s.bucket for s in found]
+            number=1,
+            what="",
+            requests=2,
+            state="ended",
+            buckets=[s.bucket for s in found],
         ),
         sightings=found,
         sent=[op for op, answer in answers.items() if answer != UNSENT],
@@ -223,7 +252,9 @@ def silent(
     )
 
 
-def named(case: Case, one: Observation, folder: Path, looked_at: LiveLook | None = None) -> Named:
+def named(
+    case: Case, one: Observation, folder: Path, looked_at: LiveLook | None = None
+) -> Named:
     ended, place = Played(state=PlayState.ENDED), folder / "plays" / "0001"
     found = known.named(CACHED, one, case, ended, place, looked_at or LiveLook()).named
     assert found is not None
@@ -252,7 +283,9 @@ def test_what_a_signature_names_is_not_asked_again(
 
 
 @pytest.mark.parametrize("first", ["400", UNSENT])
-def test_what_was_refused_or_never_sent_is_in_no_cache(tmp_path: Path, first: str) -> None:
+def test_what_was_refused_or_never_sent_is_in_no_cache(
+    tmp_path: Path, first: str
+) -> None:
     case = alias_case()
     assert named(case, silent(case, first=first), tmp_path).known is None
 
@@ -262,7 +295,9 @@ def test_the_engine_and_the_release_name_nothing(tmp_path: Path) -> None:
         case = alias_case(T=other)
         assert named(case, silent(case), tmp_path).known is None
     case = alias_case()
-    elsewhere = case.model_copy(update={"server": ServerWanted(engine="vllm", release="0.23.0")})
+    elsewhere = case.model_copy(
+        update={"server": ServerWanted(engine="vllm", release="0.23.0")}
+    )
     assert named(elsewhere, silent(elsewhere), tmp_path).known is None
 
 
@@ -273,7 +308,9 @@ def test_pictures_lie_in_the_replays_folder(tmp_path: Path) -> None:
     unread = named(case, silent(case), tmp_path)
     assert unread.known is None
     assert "the pictures cannot be read" in unread.why
-    write_case(case, tmp_path, {kept[name].sha256: one.png for name, one in made.items()})
+    write_case(
+        case, tmp_path, {kept[name].sha256: one.png for name, one in made.items()}
+    )
     assert named(case, silent(case), tmp_path).known == "shape-alias"
 
 

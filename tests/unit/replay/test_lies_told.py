@@ -1,4 +1,5 @@
-"""A proxy that lies, in front of a FAKE server: what of it the reference's answers show."""
+"""A proxy that lies, in front of a FAKE server: what of it the reference's answers
+show."""
 
 import asyncio
 import json
@@ -28,13 +29,17 @@ def case_of() -> Case:
     operations = [
         Operation(
             id=f"r{number}",
-            messages=[Message(role="user", content=f"prompt {chance.randrange(10**6)}")],
+            messages=[
+                Message(role="user", content=f"prompt {chance.randrange(10**6)}")
+            ],
             parameters={"temperature": 0},
             stream=chance.random() < 0.3,
         )
         for number in range(REQUESTS)
     ]
-    return Case(server=ServerWanted(engine="vllm", release="0.23.0"), operations=operations)
+    return Case(
+        server=ServerWanted(engine="vllm", release="0.23.0"), operations=operations
+    )
 
 
 CASE = case_of()
@@ -44,20 +49,28 @@ async def fake_engine(request: bytes, writer: asyncio.StreamWriter) -> None:
     """The made-up model behind the OpenAI API, with noise as of bfloat16."""
     asked = json.loads(request.partition(b"\r\n\r\n")[2])
     prompt = asked["messages"][0]["content"]
-    choice = answered(prompt, TOKENS, noise=0.03, chance=random.Random(f"bfloat16 {prompt}"))
+    choice = answered(
+        prompt, TOKENS, noise=0.03, chance=random.Random(f"bfloat16 {prompt}")
+    )
     content = [
         {
             "token": token,
             "logprob": logprob,
             "top_logprobs": [{"token": t, "logprob": p} for t, p in top],
         }
-        for token, logprob, top in zip(choice.tokens, choice.logprobs, choice.top, strict=True)
+        for token, logprob, top in zip(
+            choice.tokens, choice.logprobs, choice.top, strict=True
+        )
     ]
     usage = {"prompt_tokens": len(prompt), "completion_tokens": TOKENS}
     usage["total_tokens"] = len(prompt) + TOKENS
     await asyncio.sleep(0.002)
     if not asked.get("stream"):
-        said = {"message": {"content": choice.text}, "finish_reason": "length", "index": 0}
+        said = {
+            "message": {"content": choice.text},
+            "finish_reason": "length",
+            "index": 0,
+        }
         whole = {"choices": [said | {"logprobs": {"content": content}}], "usage": usage}
         writer.write(http(200, json.dumps(whole).encode()))
         return
@@ -92,7 +105,9 @@ async def played_through(proxy: LyingProxy, tmp_path: Path) -> Played:
                 async with room:
                     watch = Watch(lambda: None, lambda _: None)
                     asked = body(op, {}, "tiny")
-                    await traffic.send(op.id, asked, watch, stream=op.stream, deadline_s=30)
+                    await traffic.send(
+                        op.id, asked, watch, stream=op.stream, deadline_s=30
+                    )
 
             await asyncio.gather(*map(send, comparable(CASE).operations))
             await traffic.close()
@@ -150,7 +165,9 @@ def test_flipped_near_ties_are_counted_and_not_flagged(
     assert len(proxy.told) > 25
     assert judged.sightings == []
     flipped = judged.counted["answers compared: near-tie"]
-    assert flipped > honest[1].counted["answers compared: near-tie"] + 0.5 * len(proxy.told)
+    assert flipped > honest[1].counted["answers compared: near-tie"] + 0.5 * len(
+        proxy.told
+    )
 
 
 def test_flips_of_what_led_clearly_are_flagged(tmp_path: Path) -> None:
@@ -173,13 +190,17 @@ def test_answers_that_were_retold_are_flagged(lie: Lie, tmp_path: Path) -> None:
 
 
 def test_a_falsified_usage_is_flagged(tmp_path: Path) -> None:
-    """The length of a prompt always; that of an answer where it is the reference's. (That a sum is
-    wrong one play tells.)"""
+    """The length of a prompt always; that of an answer where it is the reference's.
+    (That a sum is wrong one play tells.)"""
     proxy = LyingProxy(lie="falsify-usage", p=0.3, seed=5)
     played, judged = judged_through(proxy, tmp_path)
     right = {op.id: len(prompt_of(op)) for op in CASE.operations}
-    prompts = {r.label for r in played.evidence.requests if r.prompt_tokens != right[r.label]}
-    answers = {r.label for r in played.evidence.requests if r.completion_tokens != TOKENS}
+    prompts = {
+        r.label for r in played.evidence.requests if r.prompt_tokens != right[r.label]
+    }
+    answers = {
+        r.label for r in played.evidence.requests if r.completion_tokens != TOKENS
+    }
     assert min(len(prompts), len(answers)) > 5
     assert [s.finding_class for s in judged.sightings] == [FindingClass.PROTOCOL]
     flagged = set(judged.sightings[0].operations)

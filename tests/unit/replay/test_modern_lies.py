@@ -1,5 +1,6 @@
-"""MADE-UP servers with speculation, adapters and a KV cache in files: an honest one is let be, and
-each that lies is caught, on the requests that ``fuzz --profile modern`` makes up."""
+"""MADE-UP servers with speculation, adapters and a KV cache in files: an honest one is
+let be, and each that lies is caught, on the requests that ``fuzz --profile modern``
+makes up."""
 
 import random
 from collections.abc import Iterator
@@ -51,8 +52,8 @@ def text_of(op: Operation) -> str:
 
 @dataclass
 class ModernServer:
-    """Answers by what is asked, and by which adapter's weights; a request takes ``lasts`` seconds,
-    and the next one is sent after one.
+    """Answers by what is asked, and by which adapter's weights; a request takes
+    ``lasts`` seconds, and the next one is sent after one.
 
     Attributes:
         lie: "": it is honest.
@@ -62,7 +63,9 @@ class ModernServer:
 
     lie: str = ""
     lasts: float = 0.5
-    weights: dict[str, str] = field(default_factory=lambda: {"lora-a": "a", "lora-b": "b"})
+    weights: dict[str, str] = field(
+        default_factory=lambda: {"lora-a": "a", "lora-b": "b"}
+    )
     given: list[str] = field(default_factory=list)
     fetches: bool = False
     told: int = 0
@@ -72,10 +75,18 @@ class ModernServer:
         chance = random.Random(5)
         records = [self._record(op, n, chance) for n, op in enumerate(case.operations)]
         ends = Evidence(requests=records)
-        return Played(state=PlayState.ENDED, evidence=ends, before=reading(0), after=reading(1e6))
+        return Played(
+            state=PlayState.ENDED, evidence=ends, before=reading(0), after=reading(1e6)
+        )
 
-    def _record(self, op: Operation, number: int, chance: random.Random) -> RequestRecord:
-        fields = {"sent": moment(number + 1.0), "latency_s": self.lasts, "path": op.path}
+    def _record(
+        self, op: Operation, number: int, chance: random.Random
+    ) -> RequestRecord:
+        fields = {
+            "sent": moment(number + 1.0),
+            "latency_s": self.lasts,
+            "path": op.path,
+        }
         if op.path in LOADS | UNLOADS:
             self._changes(op)
             return record(op, None, None, **fields)
@@ -90,7 +101,12 @@ class ModernServer:
             gone, self.told = False, self.told + 1
         if gone:
             return record(
-                op, None, None, status=404, error='{"error": {"message": "no"}}', **fields
+                op,
+                None,
+                None,
+                status=404,
+                error='{"error": {"message": "no"}}',
+                **fields,
             )
         text, limit = text_of(op), min(8, op.parameters["max_tokens"])
         prompt = f"{self.weights.get(name, name)}:{text}"
@@ -116,16 +132,22 @@ class ModernServer:
 
 
 def surer(choice: ChoiceSeen) -> ChoiceSeen:
-    """The same tokens, of other sums: all others are less likely by a tenth of a nat."""
+    """The same tokens, of other sums: all others are less likely by a tenth of a
+    nat."""
     other = choice.model_copy(deep=True)
-    for place, (token, logprob) in enumerate(zip(choice.tokens, choice.logprobs, strict=True)):
+    for place, (token, logprob) in enumerate(
+        zip(choice.tokens, choice.logprobs, strict=True)
+    ):
         top = choice.top[place]
-        other.top[place] = [(t, p if (t, p) == (token, logprob) else p - 0.1) for t, p in top]
+        other.top[place] = [
+            (t, p if (t, p) == (token, logprob) else p - 0.1) for t, p in top
+        ]
     return other
 
 
 def kept_draft(prompt: str, choice: ChoiceSeen, limit: int) -> ChoiceSeen:
-    """The fourth token is one that was proposed and not taken, and what follows follows it."""
+    """The fourth token is one that was proposed and not taken, and what follows follows
+    it."""
     first, rest = choice.text[:3], limit - 4
     draft = choice.top[3][3]
     after = answered(f"{prompt}|{first}{draft[0]}", rest)
@@ -138,14 +160,23 @@ def kept_draft(prompt: str, choice: ChoiceSeen, limit: int) -> ChoiceSeen:
 
 
 def cases(count: int, *, with_path: str = "", engine: str = "vllm") -> Iterator[Case]:
-    """What the profile makes up, as it is compared; only cases that send to ``with_path``."""
+    """What the profile makes up, as it is compared; only cases that send to
+    ``with_path``."""
     found = 0
     for seed in range(100):
-        made = Episodes(seed, SERVERS[engine], pictures=False, limits=LIMITS, modern=True)
+        made = Episodes(
+            seed, SERVERS[engine], pictures=False, limits=LIMITS, modern=True
+        )
         case = comparable(made.next(1).case)
-        if found < count and (not with_path or with_path in {op.path for op in case.operations}):
+        if found < count and (
+            not with_path or with_path in {op.path for op in case.operations}
+        ):
             found += 1
-            kept = [op.id for op in case.operations if not op.leave and "n" not in op.parameters]
+            kept = [
+                op.id
+                for op in case.operations
+                if not op.leave and "n" not in op.parameters
+            ]
             yield case.keeping(kept)
 
 
@@ -158,7 +189,9 @@ def held(case: Case, server: ModernServer) -> Judged:
     words = [word.partition("=") for word in plain.server.args if "={tiny:" in word]
     alone.weights = {name: folder[-2] for name, _, folder in words}
     beside = compare_with_reference(case, played, alone.play(plain))
-    return Judged.of([adapters(case, played, engine), cache_bound(case, played, engine), beside])
+    return Judged.of(
+        [adapters(case, played, engine), cache_bound(case, played, engine), beside]
+    )
 
 
 @pytest.mark.parametrize("engine", SERVERS)
@@ -224,7 +257,9 @@ def test_no_order_of_coming_and_going_accuses_an_honest_server(
     for number, (what, name) in enumerate(steps):
         id = f"r{number}"
         if what == "ask" or not name:
-            ops.append(Operation(id=id, model=name or None, parameters={"max_tokens": 2}))
+            ops.append(
+                Operation(id=id, model=name or None, parameters={"max_tokens": 2})
+            )
         elif what == "load":
             more = {"lora_name": name, "lora_path": "{tiny:lora-b}"}
             ops.append(Operation(id=id, path=LOAD, parameters=more))
@@ -237,16 +272,26 @@ def test_no_order_of_coming_and_going_accuses_an_honest_server(
 
 
 def test_while_an_adapter_comes_or_goes_either_answer_is_right() -> None:
-    load = Operation(id="r0", path=LOAD, parameters={"lora_name": "x", "lora_path": "{tiny:a}"})
+    load = Operation(
+        id="r0", path=LOAD, parameters={"lora_name": "x", "lora_path": "{tiny:a}"}
+    )
     ask = Operation(id="r1", path=CHAT, model="x", parameters={"max_tokens": 2})
-    case = case_of([load, ask, ask.model_copy(update={"id": "r2", "path": COMPLETIONS})])
+    case = case_of(
+        [load, ask, ask.model_copy(update={"id": "r2", "path": COMPLETIONS})]
+    )
     records = [
         record(load, None, None, sent=moment(1.0), latency_s=2.0, path=LOAD),
         record(ask, None, None, sent=moment(2.0), latency_s=0.1, path=CHAT, **MISSING),
     ]
     both = Evidence(requests=records)
-    assert not adapters(case, Played(state=PlayState.ENDED, evidence=both), VLLM).sightings
-    late = record(case.operations[2], None, None, sent=moment(4.0), latency_s=0.1, **MISSING)
+    assert not adapters(
+        case, Played(state=PlayState.ENDED, evidence=both), VLLM
+    ).sightings
+    late = record(
+        case.operations[2], None, None, sent=moment(4.0), latency_s=0.1, **MISSING
+    )
     both = Evidence(requests=[*records, late.model_copy(update={"path": COMPLETIONS})])
-    (found,) = adapters(case, Played(state=PlayState.ENDED, evidence=both), VLLM).sightings
+    (found,) = adapters(
+        case, Played(state=PlayState.ENDED, evidence=both), VLLM
+    ).sightings
     assert found.operations == ["r2"]

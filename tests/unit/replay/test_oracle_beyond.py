@@ -1,4 +1,5 @@
-"""Limits of this machine and of stand-ins are never a finding; an engine's own errors stay one."""
+"""Limits of this machine and of stand-ins are never a finding; an engine's own errors
+stay one."""
 
 import json
 from collections.abc import Iterator
@@ -15,11 +16,16 @@ from mmrepro.traffic.evidence import RequestRecord
 VLLM = get_engine("vllm")
 LIMITS = {
     "RuntimeError: \"topk_cpu\" not implemented for 'Half'": "topk_cpu",
-    "NotImplementedError: Could not run '_C::rms_norm' with arguments from the 'CPU' backend.": (
-        "_C::rms_norm"
+    (
+        "NotImplementedError: Could not run '_C::rms_norm' with arguments from the "
+        "'CPU' backend."
+    ): ("_C::rms_norm"),
+    (
+        "AttributeError: '_OpNamespace' '_C' object has no attribute 'silu_and_mul'"
+    ): "silu_and_mul",
+    "AssertionError: Torch not compiled with CUDA enabled": (
+        "Torch not compiled with CUDA"
     ),
-    "AttributeError: '_OpNamespace' '_C' object has no attribute 'silu_and_mul'": "silu_and_mul",
-    "AssertionError: Torch not compiled with CUDA enabled": "Torch not compiled with CUDA",
     "RuntimeError: Found no NVIDIA driver on your system.": "NVIDIA driver",
     "RuntimeError: 0 active drivers ([]). There should only be one.": "0 active drivers",
     "ModuleNotFoundError: No module named 'triton'": "triton",
@@ -28,9 +34,10 @@ LIMITS = {
     "NotImplementedError: FP8 KV cache is not supported on CPU": "FP8 KV cache",
     "ValueError: Machete only supported on CUDA": "Machete",
     "ValueError: The kernel requires an SM100-class GPU.": "The kernel",
-    "RuntimeError: sgl_kernel.f was called, but this is mmrepro's stand-in without it": (
-        "sgl_kernel.f"
-    ),
+    (
+        "RuntimeError: sgl_kernel.f was called, but this is mmrepro's stand-in "
+        "without it"
+    ): ("sgl_kernel.f"),
 }
 OWN = (
     "ModuleNotFoundError: No module named 'requests'",
@@ -66,7 +73,10 @@ def kinds(text: str) -> Iterator[tuple[Operation, Played]]:
     """A play that shows ``text`` as an answer, at its start, as its death, for good."""
     op = operation("r1")
     failed, silent = wrong(op, 500, text), wrong(op, 500, "Internal Server Error")
-    around = [canary("canary before", 0.0), canary("canary after", 9.0, status=500, error=text)]
+    around = [
+        canary("canary before", 0.0),
+        canary("canary after", 9.0, status=500, error=text),
+    ]
     yield op, played([failed])
     yield op, played([silent], causes=[text])
     yield op, played([wrong(op, 400, text)])
@@ -94,7 +104,9 @@ def test_what_is_the_engines_stays_a_finding(text: str) -> None:
 
 def test_on_a_gpu_the_same_words_are_the_engines() -> None:
     for op, play in kinds("NotImplementedError: FP8 KV cache is not supported on CPU"):
-        found = judge(case_of([op]), play.model_copy(update={"device": "cuda"}), engine=VLLM)
+        found = judge(
+            case_of([op]), play.model_copy(update={"device": "cuda"}), engine=VLLM
+        )
         assert not found.untestable
 
 

@@ -25,13 +25,18 @@ NUMBER = st.integers(0, 10**12)
 HEX = st.text("0123456789abcdef", min_size=16, max_size=64).filter(
     lambda text: any(c.isdigit() for c in text)
 )
-PATH = st.lists(st.text("abcxyz019._-", min_size=1, max_size=8), min_size=1, max_size=5).map(
-    lambda parts: "/" + "/".join(parts)
+PATH = st.lists(
+    st.text("abcxyz019._-", min_size=1, max_size=8), min_size=1, max_size=5
+).map(lambda parts: "/" + "/".join(parts))
+
+
+@given(
+    st.sampled_from(TEMPLATES),
+    *(st.tuples(NUMBER, NUMBER, HEX, PATH) for _ in range(2)),
 )
-
-
-@given(st.sampled_from(TEMPLATES), *(st.tuples(NUMBER, NUMBER, HEX, PATH) for _ in range(2)))
-def test_a_message_is_the_same_whatever_numbers_hashes_and_paths_it_names(template, one, other):
+def test_a_message_is_the_same_whatever_numbers_hashes_and_paths_it_names(
+    template, one, other
+):
     def filled(values):
         number, another, digits, path = values
         return template.format(number=number, other=another, hex=digits, path=path)
@@ -56,7 +61,9 @@ def test_an_exception_is_known_by_its_type_and_the_engines_top_functions(one, ot
     def bucket(number):
         causes = [f"torch.OutOfMemoryError: tried to allocate {number} bytes"]
         frames = ["<listcomp>", "allocate", "admit", "schedule", "step"]
-        return judged.loud_bucket("vllm", FindingClass.DEATH, causes, frames, "exit code 1")
+        return judged.loud_bucket(
+            "vllm", FindingClass.DEATH, causes, frames, "exit code 1"
+        )
 
     assert bucket(one) == bucket(other)
     assert bucket(one) == "vllm/death/OutOfMemoryError/allocate < admit < schedule"
@@ -66,9 +73,14 @@ def test_without_a_traceback_the_message_tells_failures_apart():
     def bucket(cause):
         return judged.loud_bucket("vllm", FindingClass.START_FAILURE, [cause], [], "")
 
-    assert bucket("RuntimeError: port 1 is taken") == bucket("RuntimeError: port 2 is taken")
+    assert bucket("RuntimeError: port 1 is taken") == bucket(
+        "RuntimeError: port 2 is taken"
+    )
     assert bucket("RuntimeError: no GPU") != bucket("RuntimeError: port 2 is taken")
-    assert judged.loud_bucket("x", FindingClass.DEATH, [], [], "SIGSEGV") == "x/death/SIGSEGV"
+    assert (
+        judged.loud_bucket("x", FindingClass.DEATH, [], [], "SIGSEGV")
+        == "x/death/SIGSEGV"
+    )
 
 
 # ---------------------------------------------------------------------- hangs
@@ -77,7 +89,9 @@ def test_without_a_traceback_the_message_tells_failures_apart():
 def recorded(name: str) -> list[StackSample]:
     with zipfile.ZipFile(RECORDED / f"{name}.zip") as archive:
         incident = Incident.model_validate_json(archive.read("incident.json"))
-    return [s for _, d in incident.evidence.results(StacksData, "check") for s in d.samples]
+    return [
+        s for _, d in incident.evidence.results(StacksData, "check") for s in d.samples
+    ]
 
 
 @pytest.mark.parametrize(
@@ -90,14 +104,22 @@ def recorded(name: str) -> list[StackSample]:
         ("encoder-cache-overflow-0.14.0", "vllm", "_process_engine_step", 3),
     ],
 )
-def test_a_recorded_hang_is_one_failure_whichever_samples_were_taken(name, engine, place, number):
+def test_a_recorded_hang_is_one_failure_whichever_samples_were_taken(
+    name, engine, place, number
+):
     samples = recorded(name)
     assert samples
     source = random.Random(7)
-    paths = [judged.hang_path([], source.sample(samples, number), engine) for _ in range(200)]
+    paths = [
+        judged.hang_path([], source.sample(samples, number), engine) for _ in range(200)
+    ]
     of_all = judged.hang_bucket(engine, judged.hang_path([], samples, engine))
-    alike = sum(judged.alike(judged.hang_bucket(engine, path), of_all) for path in paths)
-    assert alike == 200, "each is as deep as all samples together, or deeper in the same calls"
+    alike = sum(
+        judged.alike(judged.hang_bucket(engine, path), of_all) for path in paths
+    )
+    assert alike == 200, (
+        "each is as deep as all samples together, or deeper in the same calls"
+    )
     assert judged.hang_path([], samples, engine)[-1] == place
 
 
@@ -107,13 +129,20 @@ def test_hangs_of_other_places_are_others():
     one, other = judged.hang_bucket("vllm", ghost), judged.hang_bucket("vllm", encoder)
     assert not judged.alike(one, other)
     assert not judged.alike(one, one.replace("vllm/", "sglang/", 1))
-    assert judged.alike(one, judged.hang_bucket("vllm", [])), "without a stack it may be any"
+    assert judged.alike(one, judged.hang_bucket("vllm", [])), (
+        "without a stack it may be any"
+    )
     assert not judged.alike("protocol/usage", "protocol/no-done")
 
 
-def thread(*frames: tuple[str, str], name: str = "MainThread", active: bool = True) -> ThreadStack:
+def thread(
+    *frames: tuple[str, str], name: str = "MainThread", active: bool = True
+) -> ThreadStack:
     """``frames``: function and file, outermost first."""
-    made = [Frame(function=function, file=file, line=1) for function, file in reversed(frames)]
+    made = [
+        Frame(function=function, file=file, line=1)
+        for function, file in reversed(frames)
+    ]
     return ThreadStack(tid=1, name=name, active=active, owns_gil=active, frames=made)
 
 
@@ -128,7 +157,9 @@ def test_a_forked_process_stands_below_its_own_root():
         ("run_core", CORE),
         ("step", CORE),
     )
-    cold = thread(("_bootstrap", "multiprocessing/process.py"), ("run_core", CORE), ("step", CORE))
+    cold = thread(
+        ("_bootstrap", "multiprocessing/process.py"), ("run_core", CORE), ("step", CORE)
+    )
     paths = [judged.hang_path([one], [], "vllm") for one in (warm, cold)]
     assert paths[0] == paths[1] == ["run_core", "step"]
 
@@ -138,7 +169,9 @@ def test_an_idle_loop_is_a_place_unless_all_samples_are_in_one_call_of_it():
 
     def look(*inner):
         frames = [("event_loop_normal", file), *((name, file) for name in inner)]
-        return StackSample(pid=1, taken=moment(1), blocking=False, threads=[thread(*frames)])
+        return StackSample(
+            pid=1, taken=moment(1), blocking=False, threads=[thread(*frames)]
+        )
 
     def path(*looks):
         return judged.hang_path([], looks, "sglang", ("event_loop_normal",))
@@ -157,14 +190,19 @@ def test_a_waiting_engine_stands_where_its_main_thread_waits():
     assert judged.hang_path([], [], "vllm") == []
 
 
-@pytest.mark.parametrize("kind", ["AssertionError", "RuntimeError", "ValueError", "Exception"])
+@pytest.mark.parametrize(
+    "kind", ["AssertionError", "RuntimeError", "ValueError", "Exception"]
+)
 def test_what_one_function_asserts_twice_is_two_failures(kind: str) -> None:
     def bucket(said: str) -> str:
         return judged.loud_bucket(
             "vllm", FindingClass.DEATH, [f"{kind}{said}"], ["step", "run"], ""
         )
 
-    blocks, tokens = bucket(": no free block of 12"), bucket(": more tokens than 12 slots")
+    blocks, tokens = (
+        bucket(": no free block of 12"),
+        bucket(": more tokens than 12 slots"),
+    )
     assert blocks != tokens
     assert blocks == bucket(": no free block of 977")
     assert bucket("") not in (blocks, tokens)

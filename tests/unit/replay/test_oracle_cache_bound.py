@@ -1,4 +1,5 @@
-"""The cache bound and simulated prefix caches: a sound one is never accused, faulty ones are."""
+"""The cache bound and simulated prefix caches: a sound one is never accused, faulty
+ones are."""
 
 import re
 from dataclasses import dataclass, field
@@ -7,7 +8,16 @@ from itertools import pairwise
 import pytest
 from grids import examples
 from hypothesis import given, strategies as st
-from made_up_plays import answer, canary, case_of, operation, picture, played, reading, refused
+from made_up_plays import (
+    answer,
+    canary,
+    case_of,
+    operation,
+    picture,
+    played,
+    reading,
+    refused,
+)
 from mmrepro.engines import get_engine
 from mmrepro.search.oracle.cache_bound import cache_bound
 from mmrepro.traffic.case.model import Message, Operation, Part, ServerWanted
@@ -55,11 +65,19 @@ class SimulatedEngine:
 
     def text(self, text: str) -> list[object]:
         text = text.strip() if self.trims else text
-        return list(re.findall(r"\s*\S+|\s+$", text)) if self.words else list(text.encode())
+        return (
+            list(re.findall(r"\s*\S+|\s+$", text))
+            if self.words
+            else list(text.encode())
+        )
 
     def picture(self, name: str) -> list[object]:
         key = self.one_key.get(name, name)
-        return ["<vision>", *[("image", key, i) for i in range(of_size(name))], "</vision>"]
+        return [
+            "<vision>",
+            *[("image", key, i) for i in range(of_size(name))],
+            "</vision>",
+        ]
 
     def tokens(self, op: Operation) -> list[object]:
         tokens: list[object] = ["<bos>", "<system>", *self.text(self.system)]
@@ -84,7 +102,9 @@ class SimulatedEngine:
         """Tokens of the prompt, and those that came from the cache."""
         salt = str(op.parameters.get("cache_salt", ""))
         mine = self.tokens(op)
-        shared = max((self._shared(mine, k) for s, k in self.kept if s == salt), default=0)
+        shared = max(
+            (self._shared(mine, k) for s, k in self.kept if s == salt), default=0
+        )
         cached = min(shared, len(mine) - 1) // self.block * self.block
         self.kept.append((salt, [*mine, *generated]))
         return len(mine), cached
@@ -96,7 +116,14 @@ class SimulatedEngine:
 
 
 TEXT = st.text("ab \n", max_size=12) | st.sampled_from(
-    ["describe the picture", "describe the pictures", "hello", "hello there", "ä ö", "x" * 40]
+    [
+        "describe the picture",
+        "describe the pictures",
+        "hello",
+        "hello there",
+        "ä ö",
+        "x" * 40,
+    ]
 )
 PART = st.builds(lambda text: Part(text=text), TEXT) | st.builds(
     lambda name: Part(image=name), st.sampled_from(sorted(PICTURES))
@@ -127,7 +154,8 @@ ENGINES = st.builds(
 
 
 def judged(simulated, asked, engine="vllm", release="", **fields):
-    """What the oracle says of requests played one after another on a simulated engine."""
+    """What the oracle says of requests played one after another on a simulated
+    engine."""
     operations, records = [], [canary("canary before", 0.0, cached_tokens=0)]
     simulated.serve(operation("canary", "hello"), list(b"abcd"))
     for number, (messages, salt, generated) in enumerate(asked, 1):
@@ -159,7 +187,9 @@ def asks(text: str, *pictures: str, salt: str | None = None) -> tuple:
     return [Message(role="user", content=parts)], salt, "ab"
 
 
-@given(ENGINES, st.sampled_from(["vllm", "sglang"]), st.text("ab", min_size=1, max_size=20))
+@given(
+    ENGINES, st.sampled_from(["vllm", "sglang"]), st.text("ab", min_size=1, max_size=20)
+)
 def test_a_cache_that_takes_one_picture_for_another_is_seen(simulated, engine, text):
     simulated.one_key, simulated.block = {"B": "A"}, 1
     found = judged(simulated, [asks(text, "A"), asks(text, "B")], engine)
@@ -168,7 +198,10 @@ def test_a_cache_that_takes_one_picture_for_another_is_seen(simulated, engine, t
     assert [s.bucket for s in found.sightings] == ["cache-bound/picture"]
     assert found.sightings[0].operations == ["r2"]
     (told,) = found.sightings[0].expectations
-    assert (told.operation, f"at most {told.cached_at_most} " in found.sightings[0].said) == (
+    assert (
+        told.operation,
+        f"at most {told.cached_at_most} " in found.sightings[0].said,
+    ) == (
         "r2",
         True,
     )
@@ -179,7 +212,11 @@ def test_a_cache_that_takes_one_picture_for_another_is_seen(simulated, engine, t
 def test_each_operation_that_took_too_much_has_its_bound():
     simulated = SimulatedEngine(one_key={"B": "A", "E": "A"}, block=1)
     (both,) = judged(simulated, [asks("a", name) for name in "ABE"]).sightings
-    assert both.operations == ["r2", "r3"] == [told.operation for told in both.expectations]
+    assert (
+        both.operations
+        == ["r2", "r3"]
+        == [told.operation for told in both.expectations]
+    )
 
 
 @given(ENGINES, st.text("ab", min_size=10, max_size=20))
@@ -211,7 +248,9 @@ def test_a_cache_that_goes_by_part_of_a_text_is_seen():
         def text(self, text):
             return super().text(re.sub("[0-9]", "x", text))
 
-    found = judged(Short(), [asks("a text of 11111 digits"), asks("a text of 22222 digits")])
+    found = judged(
+        Short(), [asks("a text of 11111 digits"), asks("a text of 22222 digits")]
+    )
     assert [s.bucket for s in found.sightings] == ["cache-bound/text"]
     assert "r1 shares at most" in found.sightings[0].said
 
@@ -225,7 +264,9 @@ def test_a_refused_prompt_leaves_nothing_in_the_cache():
     ]
     never = {"vllm:num_preemptions_total": 0.0}
     around = {"before": reading(1.0, never), "after": reading(9.0, never)}
-    found = cache_bound(case_of([long, again]), played(records, **around), get_engine("vllm"))
+    found = cache_bound(
+        case_of([long, again]), played(records, **around), get_engine("vllm")
+    )
     assert [s.operations for s in found.sightings] == [["again"]]
     served = [records[0], answer(long, 2.0), records[2]]
     assert not cache_bound(
@@ -236,7 +277,9 @@ def test_a_refused_prompt_leaves_nothing_in_the_cache():
 def test_more_from_the_cache_than_the_prompt_has_is_wrong_by_itself():
     op = operation("r1")
     found = cache_bound(
-        case_of([op], "sglang"), played([answer(op, cached_tokens=999)]), get_engine("sglang")
+        case_of([op], "sglang"),
+        played([answer(op, cached_tokens=999)]),
+        get_engine("sglang"),
     )
     assert [s.bucket for s in found.sightings] == ["cache-bound/whole"]
 
@@ -251,16 +294,25 @@ def test_engines_put_pictures_first(order):
     assert not judged(simulated, [(messages, None, "") for messages in talk]).sightings
     assert simulated.serve(operation("r3", "and a third"), [])[1] > 0
     hoisted = [
-        [Message(role="system", content=system * 9), Message(role="user", content=parts)]
+        [
+            Message(role="system", content=system * 9),
+            Message(role="user", content=parts),
+        ]
         for system in ("first", "other")
     ]
     simulated = SimulatedEngine(order=order)
-    assert not judged(simulated, [(messages, None, "") for messages in hoisted]).sightings
+    assert not judged(
+        simulated, [(messages, None, "") for messages in hoisted]
+    ).sightings
 
 
 def test_a_later_turn_shares_the_answer_of_the_turn_before():
     first = Message(role="user", content="a question")
-    talk = [first, Message(role="assistant", content="b" * 50), Message(role="user", content="c")]
+    talk = [
+        first,
+        Message(role="assistant", content="b" * 50),
+        Message(role="user", content="c"),
+    ]
     asked = [([first], None, "b" * 50), (talk, None, "")]
     assert not judged(SimulatedEngine(), asked).sightings
     forgotten = [([first], None, ""), (talk, None, "")]
@@ -283,13 +335,15 @@ def test_of_a_long_text_that_the_harness_sent_the_end_is_not_known():
     assert found.sightings
 
 
-# ---------------------------------------------------------------------- what cannot be told
+# ------------------------------------------------------------------ what cannot be told
 
 
 def test_pictures_that_look_alike_after_resizing_may_share():
     """SGLang goes by what the processor makes of a picture; vLLM by the picture."""
     small = picture("small", (100, 90), looks="one")
-    large = picture("large", (200, 180), looks="other").model_copy(update={"coarse": small.coarse})
+    large = picture("large", (200, 180), looks="other").model_copy(
+        update={"coarse": small.coarse}
+    )
     asked = [operation("r1", "hi", [small]), operation("r2", "hi", [large])]
     records = [
         answer(asked[0], 2.0, images=[small], cached_tokens=0),
@@ -298,7 +352,9 @@ def test_pictures_that_look_alike_after_resizing_may_share():
     for engine, number in (("sglang", 0), ("vllm", 1)):
         never = {"vllm:num_preemptions_total": 0.0}
         around = {"before": reading(1.0, never), "after": reading(9.0, never)}
-        found = cache_bound(case_of(asked, engine), played(records, **around), get_engine(engine))
+        found = cache_bound(
+            case_of(asked, engine), played(records, **around), get_engine(engine)
+        )
         assert len(found.sightings) == number, engine
 
 
@@ -374,14 +430,18 @@ def test_a_request_that_came_later_counts_as_long_as_this_one_was_not_answered()
             answer(asked[0], 2.0, cached_tokens=30),
             answer(asked[1], later, cached_tokens=0),
         ]
-        found = cache_bound(case_of(asked, "sglang"), played(records), get_engine("sglang"))
+        found = cache_bound(
+            case_of(asked, "sglang"), played(records), get_engine("sglang")
+        )
         assert len(found.sightings) == number, later
 
 
 def test_several_answers_to_one_request_are_not_judged():
     op = operation("r1", n=2)
     play = played([answer(op, cached_tokens=24)])
-    assert not cache_bound(case_of([op], "sglang"), play, get_engine("sglang")).sightings
+    assert not cache_bound(
+        case_of([op], "sglang"), play, get_engine("sglang")
+    ).sightings
 
 
 def test_the_simulated_engine_shares_what_it_should():

@@ -4,7 +4,16 @@ from typing import ClassVar
 
 import pytest
 from hypothesis import given, strategies as st
-from made_up_plays import answer, canary, case_of, operation, picture, played, reading, refused
+from made_up_plays import (
+    answer,
+    canary,
+    case_of,
+    operation,
+    picture,
+    played,
+    reading,
+    refused,
+)
 from mmrepro.engines import get_engine
 from mmrepro.search.oracle.judge import MIB, canary as judged_canary, ledger, quiescence
 from mmrepro.traffic.case.sending import PlayState
@@ -17,12 +26,21 @@ FINISHED, PROMPT, GENERATED = (
 
 
 def counted(finished=0, prompt=0, generated=0):
-    return {FINISHED: float(finished), PROMPT: float(prompt), GENERATED: float(generated)}
+    return {
+        FINISHED: float(finished),
+        PROMPT: float(prompt),
+        GENERATED: float(generated),
+    }
 
 
 def found_by_ledger(ops, records, metrics, begin=0.5, end=99.0):
-    play = played(records, before=reading(begin, counted(7, 70, 700)), after=reading(end, metrics))
-    return [s.bucket.removeprefix("metrics/") for s in ledger(case_of(ops), play, VLLM).sightings]
+    play = played(
+        records, before=reading(begin, counted(7, 70, 700)), after=reading(end, metrics)
+    )
+    return [
+        s.bucket.removeprefix("metrics/")
+        for s in ledger(case_of(ops), play, VLLM).sightings
+    ]
 
 
 OPS = [operation(f"r{i}") for i in range(3)]
@@ -62,11 +80,15 @@ def test_the_canarys_own_requests_lie_outside_of_the_readings():
     finished=st.integers(0, 1),
 )
 def test_a_client_that_left_leaves_room(left, tokens, prompt, finished):
-    gone = answer(OPS[2], 5.0, left=left, status=None if left else 400, prompt_tokens=None)
+    gone = answer(
+        OPS[2], 5.0, left=left, status=None if left else 400, prompt_tokens=None
+    )
     grown = counted(7 + 2 + finished, 70 + 44 + prompt, 700 + 8 + tokens)
     assert found_by_ledger(OPS, [*RECORDS[:2], gone], grown) == []
     beyond = counted(7 + 2, 70 + 44, 700 + 8 + 9)
-    assert found_by_ledger(OPS, [*RECORDS[:2], gone], beyond) == ["generation_tokens-too-many"]
+    assert found_by_ledger(OPS, [*RECORDS[:2], gone], beyond) == [
+        "generation_tokens-too-many"
+    ]
 
 
 def test_a_stream_without_an_end_leaves_room():
@@ -74,7 +96,10 @@ def test_a_stream_without_an_end_leaves_room():
     cut = answer(OPS[2], 5.0, stream=True, finish_reason=None, completion_tokens=0)
     two = counted(7 + 2, 70 + 44, 700 + 8)
     assert found_by_ledger(OPS, [*RECORDS[:2], cut], two) == []
-    assert found_by_ledger(OPS, [*RECORDS[:2], answer(OPS[2], 5.0, stream=True)], two) != []
+    assert (
+        found_by_ledger(OPS, [*RECORDS[:2], answer(OPS[2], 5.0, stream=True)], two)
+        != []
+    )
 
 
 def test_several_answers_may_be_counted_once_or_each():
@@ -82,7 +107,9 @@ def test_several_answers_may_be_counted_once_or_each():
     for finished, prompt in ((1, 22), (3, 66), (4, 88)):
         grown = counted(7 + finished, 70 + prompt, 700 + 12)
         assert found_by_ledger([op], [answer(op)], grown) == []
-    assert found_by_ledger([op], [answer(op)], counted(7, 70, 700)) == ["finished-too-few"]
+    assert found_by_ledger([op], [answer(op)], counted(7, 70, 700)) == [
+        "finished-too-few"
+    ]
 
 
 def test_what_ends_with_the_reading_may_not_be_counted_yet():
@@ -98,7 +125,9 @@ def test_what_was_not_read_is_said_and_not_judged():
         assert found.unseen
     bare = played(RECORDS, before=reading(0.0), after=reading(9.0, {FINISHED: 3.0}))
     assert len(ledger(case, bare, VLLM).unseen) == 2
-    hung = played(RECORDS, PlayState.HUNG, before=reading(0.0, SOUND), after=reading(9.0, SOUND))
+    hung = played(
+        RECORDS, PlayState.HUNG, before=reading(0.0, SOUND), after=reading(9.0, SOUND)
+    )
     assert not ledger(case, hung, VLLM).sightings
 
 
@@ -151,11 +180,14 @@ class TestGrowth:
         """Twelve requests a block with five blocks."""
         span = 60 / len(values)
         blocks = [
-            reading(1.0 + span * (i + 1), IDLE, **{name: value}) for i, value in enumerate(values)
+            reading(1.0 + span * (i + 1), IDLE, **{name: value})
+            for i, value in enumerate(values)
         ]
         return residue(None, blocks, self.ops, records or self.records)
 
-    @pytest.mark.parametrize(("name", "kind"), [("threads", "threads"), ("files", "files")])
+    @pytest.mark.parametrize(
+        ("name", "kind"), [("threads", "threads"), ("files", "files")]
+    )
     def test_what_grows_with_every_block_is_a_leak(self, name, kind):
         assert self.grown(name, [20, 32, 44, 56, 68]) == [kind]
         assert self.grown(name, [20, 45, 70]) == [kind]
@@ -182,9 +214,21 @@ class TestGrowth:
         assert self.grown("rss_bytes", leak[:4]) == [], "too few blocks for memory"
         small = [begin + i * MIB for i in range(5)]
         assert self.grown("rss_bytes", small) == []
-        once = [begin, begin + 40 * MIB, begin + 44 * MIB, begin + 48 * MIB, begin + 52 * MIB]
+        once = [
+            begin,
+            begin + 40 * MIB,
+            begin + 44 * MIB,
+            begin + 48 * MIB,
+            begin + 52 * MIB,
+        ]
         assert self.grown("rss_bytes", once) == ["memory"], "four in each further block"
-        step = [begin, begin + 40 * MIB, begin + 40 * MIB, begin + 40 * MIB, begin + 40 * MIB]
+        step = [
+            begin,
+            begin + 40 * MIB,
+            begin + 40 * MIB,
+            begin + 40 * MIB,
+            begin + 40 * MIB,
+        ]
         assert self.grown("rss_bytes", step) == []
 
     def test_new_pictures_are_kept_in_caches(self):
@@ -203,7 +247,8 @@ class TestGrowth:
 
     def test_shared_memory_that_is_never_given_back(self):
         blocks = [
-            reading(13.0 * i, IDLE, shm={f"s{j}": 9 for j in range(12 * i)}) for i in range(1, 6)
+            reading(13.0 * i, IDLE, shm={f"s{j}": 9 for j in range(12 * i)})
+            for i in range(1, 6)
         ]
         assert residue(None, blocks, self.ops, self.records) == ["shm"]
 
@@ -212,21 +257,32 @@ class TestGrowth:
 
 
 def choices(tokens, logprobs, top):
-    seen = ChoiceSeen(index=0, text="".join(tokens), tokens=tokens, logprobs=logprobs, top=top)
+    seen = ChoiceSeen(
+        index=0, text="".join(tokens), tokens=tokens, logprobs=logprobs, top=top
+    )
     return {"choices": [seen], "text": "".join(tokens)}
 
 
 def test_the_canary_is_answered_word_for_word():
     def judged(before, after, engine="vllm"):
-        records = [canary("canary before", 0.0, **before), canary("canary after", 9.0, **after)]
+        records = [
+            canary("canary before", 0.0, **before),
+            canary("canary after", 9.0, **after),
+        ]
         return judged_canary(played(records), get_engine(engine))
 
     sure = [[("a", -0.1), ("b", -3.0)]]
     tie = [[("a", -0.70), ("b", -0.71)]]
-    a, b = choices(["a"], [-0.1], sure), choices(["b"], [-0.1], [[("b", -0.1), ("a", -3.0)]])
+    a, b = (
+        choices(["a"], [-0.1], sure),
+        choices(["b"], [-0.1], [[("b", -0.1), ("a", -3.0)]]),
+    )
     assert not judged(a, a).sightings
     assert [s.bucket for s in judged(a, b).sightings] == ["canary/text"]
-    near = choices(["a"], [-0.70], tie), choices(["b"], [-0.70], [[("b", -0.70), ("a", -0.71)]])
+    near = (
+        choices(["a"], [-0.70], tie),
+        choices(["b"], [-0.70], [[("b", -0.70), ("a", -0.71)]]),
+    )
     assert judged(*near).counted == {"canary: near-tie": 1}
     bare = {"text": "x", "choices": []}, {"text": "y", "choices": []}
     untold = judged(*bare)

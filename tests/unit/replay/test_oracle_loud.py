@@ -21,7 +21,9 @@ def test_a_server_that_does_not_start_is_judged_by_that_alone():
     causes = ["ImportError: libfoo.so.12: cannot open shared object file"]
     play = played([], PlayState.START_FAILED, causes=causes, frames=["load", "start"])
     found = judge(case_of([]), play, engine=VLLM)
-    assert [s.bucket for s in found.sightings] == ["vllm/start-failure/ImportError/load < start"]
+    assert [s.bucket for s in found.sightings] == [
+        "vllm/start-failure/ImportError/load < start"
+    ]
     assert not found.unseen
 
 
@@ -34,7 +36,9 @@ def test_a_taken_port_is_nobodys_failure():
 
 def test_a_death_is_known_by_its_exception_or_by_how_it_ended():
     causes = ["AssertionError: nothing to preempt"]
-    play = played([], PlayState.DIED, causes=causes, frames=["_decode", "schedule"], exit_code=1)
+    play = played(
+        [], PlayState.DIED, causes=causes, frames=["_decode", "schedule"], exit_code=1
+    )
     assert loud.death(case_of([]), play, VLLM).sightings[0].bucket == (
         "vllm/death/AssertionError: nothing to preempt/_decode < schedule"
     )
@@ -50,12 +54,16 @@ def test_answers_that_were_lost_with_the_server_are_no_failures_besides():
     found = loud.server_errors(case_of([op, other]), play, VLLM)
     assert [s.operations for s in found.sightings] == [["r2"]]
     assert found.counted == {"answers lost when the server died": 1}
-    assert loud.death(case_of([op, other]), play, VLLM).sightings[0].operations == ["r1"]
+    assert loud.death(case_of([op, other]), play, VLLM).sightings[0].operations == [
+        "r1"
+    ]
 
 
 def test_a_hang_names_where_it_stands_and_who_waits():
     frames = [Frame(function="Cache.evict", file="vllm/cache.py", line=1)]
-    stack = [ThreadStack(tid=1, name="MainThread", active=True, owns_gil=True, frames=frames)]
+    stack = [
+        ThreadStack(tid=1, name="MainThread", active=True, owns_gil=True, frames=frames)
+    ]
     play = played([], PlayState.HUNG, stack=stack, stuck=["r7"], deadline_s=5.0)
     found = loud.hang(play, VLLM)
     assert found.sightings[0].bucket == "vllm/hang/evict"
@@ -85,12 +93,18 @@ def test_errors_of_one_kind_are_one_sighting():
 @pytest.mark.parametrize(
     ("fields", "counted"),
     [
-        ({"status": 400, "error": '{"error": {"message": "too long"}}'}, "requests refused"),
+        (
+            {"status": 400, "error": '{"error": {"message": "too long"}}'},
+            "requests refused",
+        ),
         ({"status": 404, "error": "Not Found"}, "answers of 404: no such endpoint"),
         ({"status": 501, "error": "no"}, "answers of 501: no such endpoint"),
         ({"status": 503, "error": "busy"}, "answers of 503: overloaded"),
         ({"status": 429, "error": "busy"}, "answers of 429: overloaded"),
-        ({"error": "{'message': 'too long', 'type': 'BadRequestError'}"}, "requests refused"),
+        (
+            {"error": "{'message': 'too long', 'type': 'BadRequestError'}"},
+            "requests refused",
+        ),
         ({"error": "{'message': 'too long', 'code': 400}"}, "requests refused"),
         ({"finish_reason": "error", "text": "INPUT_LENGTH_ERROR"}, "requests refused"),
     ],
@@ -138,11 +152,17 @@ def test_an_error_inside_an_answer_of_200_is_one(fields, bucket):
     ("words", "parameters", "bucket"),
     [
         ("Internal server error", {}, "Internal server error"),
-        ("Internal server error", {"regex": "a+"}, "Internal server error, with a grammar"),
+        (
+            "Internal server error",
+            {"regex": "a+"},
+            "Internal server error, with a grammar",
+        ),
         ("KeyError: x", {"regex": "a+"}, "KeyError: x"),
     ],
 )
-def test_where_an_error_says_nothing_a_grammar_tells_it_from_others(words, parameters, bucket):
+def test_where_an_error_says_nothing_a_grammar_tells_it_from_others(
+    words, parameters, bucket
+):
     op = operation("r1", **parameters)
     play = played([answer(op, status=500, error=words)])
     (found,) = loud.server_errors(case_of([op]), play, VLLM).sightings
@@ -156,7 +176,7 @@ def test_a_connection_that_the_server_s_end_broke_is_counted():
     assert found.counted == {"answers lost when the server died": 1}
 
 
-# ---------------------------------------------------------------------- failing for good
+# --------------------------------------------------------------------- failing for good
 
 FINE, LONG, LOST = operation("r1"), operation("r2"), operation("r3")
 ASSERTED = {"causes": ["AssertionError"], "frames": ["_async_loop", "_loop_main"]}
@@ -171,7 +191,9 @@ def failing(last, state=PlayState.ENDED, before=None):
         refused(LOST, 500, "Internal Server Error", at=4.0),
         last,
     ]
-    return judge(case_of([LONG, FINE, LOST]), played(records, state, **ASSERTED), engine=VLLM)
+    return judge(
+        case_of([LONG, FINE, LOST]), played(records, state, **ASSERTED), engine=VLLM
+    )
 
 
 def test_a_server_that_fails_every_request_from_some_moment_on():
@@ -181,7 +203,10 @@ def test_a_server_that_fails_every_request_from_some_moment_on():
     assert one.finding_class is FindingClass.FAILING
     assert one.bucket == "vllm/failing/AssertionError/_async_loop < _loop_main"
     assert one.operations == ["r3"], "r2 failed as well, and r1 was answered after it"
-    assert (other.finding_class, other.operations) == (FindingClass.SERVER_ERROR, ["r2"])
+    assert (other.finding_class, other.operations) == (
+        FindingClass.SERVER_ERROR,
+        ["r2"],
+    )
     assert found.counted["answers lost since the server fails every request"] == 1
 
 
@@ -230,10 +255,14 @@ def test_a_server_that_answered_every_request_does_not_fail_for_good():
     assert first is FindingClass.FAILING, "nothing was answered since a client left"
 
 
-@pytest.mark.parametrize("code", [-9, -15, -2, -1, 137, 143, -3, -10, -12, -24, -30, 131])
+@pytest.mark.parametrize(
+    "code", [-9, -15, -2, -1, 137, 143, -3, -10, -12, -24, -30, 131]
+)
 @pytest.mark.parametrize("causes", [[], ["ValueError: an earlier one"]])
 def test_a_signal_that_somebody_sent_is_no_death(code, causes):
-    play = played([], PlayState.DIED, exit_code=code, causes=causes, frames=["f"] * bool(causes))
+    play = played(
+        [], PlayState.DIED, exit_code=code, causes=causes, frames=["f"] * bool(causes)
+    )
     found = loud.death(case_of([]), play, VLLM)
     assert not found.sightings
     assert "somebody sent it" in found.unseen[0]
@@ -259,7 +288,14 @@ def test_a_loop_that_ended_fails_for_good_where_no_canary_can_show_it(before):
     (found,) = judge(case_of([op]), play, engine=lmdeploy).sightings
     assert (found.finding_class, found.operations) == (FindingClass.FAILING, ["r1"])
     assert "loop ended" in found.said
-    answered = [canary("canary before", 0.0), *records[len(asked) :], canary("canary after", 9.0)]
+    answered = [
+        canary("canary before", 0.0),
+        *records[len(asked) :],
+        canary("canary after", 9.0),
+    ]
     play = played(answered, causes=[ended], loop_ended=ended)
-    kinds = {one.finding_class for one in judge(case_of([op]), play, engine=lmdeploy).sightings}
+    kinds = {
+        one.finding_class
+        for one in judge(case_of([op]), play, engine=lmdeploy).sightings
+    }
     assert FindingClass.FAILING not in kinds

@@ -67,7 +67,12 @@ def test_one_changed_thing_breaks_one_rule(fields, kind):
         {"status": 500, "error": "Internal Server Error", "choices": []},
         {"status": 404, "error": "Not Found", "choices": []},
         {"error": "ReadError: connection reset", "done": False, "choices": []},
-        {"finish_reason": "stop", "completion_tokens": 2, "total_tokens": 24, "pieces": 2},
+        {
+            "finish_reason": "stop",
+            "completion_tokens": 2,
+            "total_tokens": 24,
+            "pieces": 2,
+        },
     ],
 )
 def test_what_ended_early_or_failed_breaks_no_rule(fields):
@@ -80,26 +85,40 @@ def test_a_stream_that_ends_with_its_server_is_not_held_against_it():
 
 
 def test_the_servers_own_limit_ends_an_answer_too():
-    near = {"prompt_tokens": 2040, "completion_tokens": 3, "total_tokens": 2043, "pieces": 3}
+    near = {
+        "prompt_tokens": 2040,
+        "completion_tokens": 3,
+        "total_tokens": 2043,
+        "pieces": 3,
+    }
     assert broken(**near) == set()
     short = {"completion_tokens": 3, "total_tokens": 25, "pieces": 3}
     assert broken("lmdeploy", **short) == set(), "its limits are not known"
     op = operation("r1", stream=True)
     for server in ({"model": "/models/real"}, {"args": ["--max-model-len=64"]}):
         case = case_of([op], **server)
-        assert not protocol(case, played([answer(op, **short)]), get_engine("vllm")).sightings
+        assert not protocol(
+            case, played([answer(op, **short)]), get_engine("vllm")
+        ).sightings
 
 
 def test_sglangs_streams_hold_logprobs_back():
     few, many = choice(tokens=["a", "b"]), choice(tokens=["a"] * 5)
     assert broken("sglang", choices=[few]) == set()
     assert broken("sglang", choices=[many]) == {"completion-tokens"}
-    assert broken("sglang", parameters={"stream": False}, choices=[few]) == {"completion-tokens"}
+    assert broken("sglang", parameters={"stream": False}, choices=[few]) == {
+        "completion-tokens"
+    }
 
 
 def test_usage_that_was_not_asked_for_is_not_missed():
     options = {"stream_options": {"include_usage": False}}
-    empty = {"prompt_tokens": None, "completion_tokens": None, "total_tokens": None, "usages": 0}
+    empty = {
+        "prompt_tokens": None,
+        "completion_tokens": None,
+        "total_tokens": None,
+        "usages": 0,
+    }
     assert broken(parameters=options, **empty) == set()
 
 
@@ -107,7 +126,9 @@ def test_several_answers_are_numbered_from_nought():
     op = operation("r1", n=2)
     assert kinds([op], [answer(op)]) == {}
     assert kinds([op], [answer(op, choices=[CHOICE])]) == {"choices": ["r1"]}
-    assert kinds([op], [answer(op, choices=[CHOICE])], "minivllm") == {}, "it knows no n"
+    assert kinds([op], [answer(op, choices=[CHOICE])], "minivllm") == {}, (
+        "it knows no n"
+    )
 
 
 def test_a_refusal_says_why_in_json():
@@ -115,11 +136,17 @@ def test_a_refusal_says_why_in_json():
     assert kinds([op], [refused(op)]) == {}
     assert kinds([op], [refused(op, error='{"detail": "no"}')]) == {}
     assert kinds([op], [refused(op, error="no")]) == {"error-shape": ["r1"]}
-    assert kinds([op], [refused(op, error='{"error": {"message": "' + "x" * 2000)]) == {}, "cut"
+    assert (
+        kinds([op], [refused(op, error='{"error": {"message": "' + "x" * 2000)]) == {}
+    ), "cut"
 
 
 def test_equal_prompts_have_equally_many_tokens():
-    one, other, third = operation("r1"), operation("r2", stream=True), operation("r3", "hi!")
+    one, other, third = (
+        operation("r1"),
+        operation("r2", stream=True),
+        operation("r3", "hi!"),
+    )
     records = [answer(one, 1.0), answer(other, 3.0), answer(third, 5.0)]
     assert kinds([one, other, third], records) == {}
     records[1] = answer(other, 3.0, prompt_tokens=23, total_tokens=27)
@@ -129,17 +156,25 @@ def test_equal_prompts_have_equally_many_tokens():
 def test_equal_requests_are_all_served_or_all_refused():
     one, other = operation("r1"), operation("r2")
     assert kinds([one, other], [refused(one), refused(other, at=3.0)]) == {}
-    assert kinds([one, other], [answer(one), refused(other, at=3.0)]) == {"refusal": ["r1", "r2"]}
+    assert kinds([one, other], [answer(one), refused(other, at=3.0)]) == {
+        "refusal": ["r1", "r2"]
+    }
 
 
 def test_an_adapter_that_comes_and_goes_may_serve_one_of_two_equal_requests():
-    one, other = (operation(id).model_copy(update={"model": "mine"}) for id in ("r1", "r2"))
+    one, other = (
+        operation(id).model_copy(update={"model": "mine"}) for id in ("r1", "r2")
+    )
     answers = [answer(one), refused(other, at=3.0)]
     assert kinds([one, other], answers) == {"refusal": ["r1", "r2"]}
-    gone = Operation(id="r3", path="/v1/unload_lora_adapter", parameters={"lora_name": "mine"})
+    gone = Operation(
+        id="r3", path="/v1/unload_lora_adapter", parameters={"lora_name": "mine"}
+    )
     assert kinds([one, other, gone], [*answers, answer(gone, 3.1)]) == {}
     other_ones = gone.model_copy(update={"parameters": {"lora_name": "another"}})
-    assert "refusal" in kinds([one, other, other_ones], [*answers, answer(other_ones, 3.1)])
+    assert "refusal" in kinds(
+        [one, other, other_ones], [*answers, answer(other_ones, 3.1)]
+    )
 
 
 def test_the_same_tokens_are_the_same_text():
@@ -159,7 +194,9 @@ def test_the_same_tokens_are_the_same_text():
         answer(whole, choices=[bytes_of], max_tokens=2),
         answer(stream, 3.0, choices=[bytes_of.model_copy(update={"text": "å"})]),
     ]
-    assert "stream-text" not in kinds([whole, stream], records), "tokens that look alike"
+    assert "stream-text" not in kinds([whole, stream], records), (
+        "tokens that look alike"
+    )
 
 
 STOPPED = {"finish_reason": "stop", "choices": [choice(finish_reason="stop")]}
@@ -173,7 +210,10 @@ STOPPED = {"finish_reason": "stop", "choices": [choice(finish_reason="stop")]}
         ({}, set()),
         ({"ignore_eos": True, "stop": "never"}, set()),
         ({"ignore_eos": True, "stop_token_ids": [3]}, set()),
-        ({"ignore_eos": True, "structured_outputs": {"grammar": "root ::= [a-z]*"}}, set()),
+        (
+            {"ignore_eos": True, "structured_outputs": {"grammar": "root ::= [a-z]*"}},
+            set(),
+        ),
     ],
 )
 def test_nothing_stops_where_nothing_can(parameters, wrong):

@@ -43,7 +43,9 @@ def test_a_thread_that_starts_nothing_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     player, starting = Player(SERVER, folder=tmp_path), list[set[int]]()
-    monkeypatch.setattr(player, "_start", lambda *_: starting.append(set(player._starting)))
+    monkeypatch.setattr(
+        player, "_start", lambda *_: starting.append(set(player._starting))
+    )
     player._started(None, None, None)  # type: ignore[arg-type]
     assert starting == [{threading.get_ident()}]
     assert player._starting == set()

@@ -1,5 +1,6 @@
-"""What parameters promise, and what a case expects: a server that lies is caught, an honest one is
-let be. The answers come over HTTP, from a FAKE server, as an engine words them."""
+"""What parameters promise, and what a case expects: a server that lies is caught, an
+honest one is let be. The answers come over HTTP, from a FAKE server, as an engine words
+them."""
 
 import asyncio
 import json
@@ -15,7 +16,14 @@ from mmrepro.search.oracle.promises import loosened, misfit
 from mmrepro.search.oracle.protocol import protocol
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.case.expecting import expecting
-from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Case, Expect, Operation, ServerWanted
+from mmrepro.traffic.case.model import (
+    CHAT,
+    COMPLETIONS,
+    Case,
+    Expect,
+    Operation,
+    ServerWanted,
+)
 from mmrepro.traffic.case.sending import Played, PlayState, Sending
 from mmrepro.traffic.evidence.recorder import Recorder
 
@@ -30,8 +38,8 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 
 
 def answer(asked: dict[str, Any], *choices: dict[str, Any]) -> bytes:
-    """As an OpenAI server words it. Of a choice: text, reasoning, calls, ids, tokens, offsets,
-    finish; a stream tells each character in a piece of its own."""
+    """As an OpenAI server words it. Of a choice: text, reasoning, calls, ids, tokens,
+    offsets, finish; a stream tells each character in a piece of its own."""
     chat = "messages" in asked
     told = [{"finish": "stop", "text": "", **choice} for choice in choices]
     count = sum(len(one.get("ids", one.get("tokens", one["text"]))) for one in told)
@@ -39,7 +47,8 @@ def answer(asked: dict[str, Any], *choices: dict[str, Any]) -> bytes:
     whole = []
     for index, one in enumerate(told):
         calls = [
-            {"id": "c", "function": {"name": n, "arguments": a}} for n, a in one.get("calls", [])
+            {"id": "c", "function": {"name": n, "arguments": a}}
+            for n, a in one.get("calls", [])
         ]
         inner: dict[str, Any] = {"content": one["text"], "tool_calls": calls}
         inner |= {"reasoning": one["reasoning"]} if "reasoning" in one else {}
@@ -48,7 +57,11 @@ def answer(asked: dict[str, Any], *choices: dict[str, Any]) -> bytes:
         made |= {"token_ids": one["ids"]} if "ids" in one else {}
         if "tokens" in one:
             tokens, values = one["tokens"], [-1.0] * len(one["tokens"])
-            plain = {"tokens": tokens, "token_logprobs": values, "text_offset": one.get("offsets")}
+            plain = {
+                "tokens": tokens,
+                "token_logprobs": values,
+                "text_offset": one.get("offsets"),
+            }
             content = [{"token": t, "logprob": -1.0} for t in tokens]
             made["logprobs"] = {"content": content} if chat else plain
         whole.append(made)
@@ -73,7 +86,8 @@ def judged(
     args: tuple[str, ...] = (),
     model: str = "/some/model",
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Buckets of what the oracles say, with operations, and what they could not judge."""
+    """Buckets of what the oracles say, with operations, and what they could not
+    judge."""
     server = ServerWanted(engine=engine, release=release, args=list(args), model=model)
     case = Case(server=server, operations=operations)
     order = iter([op.id for op in operations])
@@ -91,7 +105,11 @@ def judged(
 
     played = asyncio.run(run())
     found = [f(case, played, get_engine(engine)) for f in (protocol, expected)]
-    told = {s.bucket.rpartition("/")[2]: s.operations for one in found for s in one.sightings}
+    told = {
+        s.bucket.rpartition("/")[2]: s.operations
+        for one in found
+        for s in one.sightings
+    }
     return told, [text for one in found for text in one.unseen]
 
 
@@ -138,16 +156,36 @@ def plain(id: str = "r1", path: str = COMPLETIONS, **parameters: Any) -> Operati
             {"text": "abc", "tokens": ["a", "bc"], "offsets": [0, 3]},
             "text-offset",
         ),
-        ({"response_format": FORMAT}, {"text": '{"a": 1}'}, {"text": '{"a": "1"}'}, "schema"),
-        ({"response_format": FORMAT}, {"text": '{"a": 1}'}, {"text": '{"a": 1'}, "schema"),
+        (
+            {"response_format": FORMAT},
+            {"text": '{"a": 1}'},
+            {"text": '{"a": "1"}'},
+            "schema",
+        ),
+        (
+            {"response_format": FORMAT},
+            {"text": '{"a": 1}'},
+            {"text": '{"a": 1'},
+            "schema",
+        ),
         (
             {"structured_outputs": {"choice": ["yes", "no"]}},
             {"text": "no"},
             {"text": "nope"},
             "schema",
         ),
-        ({"structured_outputs": {"regex": "[0-9]{2}"}}, {"text": "12"}, {"text": "123"}, "schema"),
-        ({"structured_outputs": {"json": SCHEMA}}, {"text": '{"a":2}'}, {"text": "[]"}, "schema"),
+        (
+            {"structured_outputs": {"regex": "[0-9]{2}"}},
+            {"text": "12"},
+            {"text": "123"},
+            "schema",
+        ),
+        (
+            {"structured_outputs": {"json": SCHEMA}},
+            {"text": '{"a":2}'},
+            {"text": "[]"},
+            "schema",
+        ),
     ],
 )
 def test_a_lie_is_caught_and_the_honest_answer_let_be(
@@ -162,7 +200,9 @@ def test_a_lie_is_caught_and_the_honest_answer_let_be(
     assert judged([op], {"r1": [honest]}, tmp_path / "a")[0] == {}
     told, _ = judged([op], {"r1": [lie]}, tmp_path / "b")
     assert told.pop(kind) == ["r1"]
-    assert set(told) <= {"finish-length"}, "an answer that is too long is told by its usage, too"
+    assert set(told) <= {"finish-length"}, (
+        "an answer that is too long is told by its usage, too"
+    )
 
 
 def test_each_of_several_answers_is_held_to_it(tmp_path: Path) -> None:
@@ -171,14 +211,17 @@ def test_each_of_several_answers_is_held_to_it(tmp_path: Path) -> None:
     assert judged([op], {"r1": [{"text": "a"}, {"text": "z"}]}, tmp_path / "b")[0] == {
         "stop-text": ["r1"]
     }
-    assert judged([op], {"r1": [{"text": "a"}]}, tmp_path / "c")[0] == {"choices": ["r1"]}
+    assert judged([op], {"r1": [{"text": "a"}]}, tmp_path / "c")[0] == {
+        "choices": ["r1"]
+    }
     limited = plain(n=2, max_tokens=1)
     long = [{"text": "ab", "finish": "length"}, {"text": "c", "finish": "length"}]
     assert judged([limited], {"r1": long}, tmp_path / "d")[0] == {"max-tokens": ["r1"]}
 
 
 def test_the_tokens_of_a_bad_word_as_vllm_takes_them(tmp_path: Path) -> None:
-    """Of a tiny model a byte is a token, so that the ids follow from the text as well."""
+    """Of a tiny model a byte is a token, so that the ids follow from the text as
+    well."""
     op = plain(path=CHAT, bad_words=[" bc"])
     about = {"model": "qwen2-vl"}
     assert judged([op], {"r1": [{"text": "cab"}]}, tmp_path / "a", **about)[0] == {}
@@ -188,7 +231,10 @@ def test_the_tokens_of_a_bad_word_as_vllm_takes_them(tmp_path: Path) -> None:
     assert untold == {}, "whose tokenizer is not at hand is not judged"
     old = plain(bad_words=["bc"])
     assert (
-        judged([old], {"r1": [{"text": "abc"}]}, tmp_path / "d", release="0.23.0", **about)[0] == {}
+        judged(
+            [old], {"r1": [{"text": "abc"}]}, tmp_path / "d", release="0.23.0", **about
+        )[0]
+        == {}
     )
 
 
@@ -204,8 +250,16 @@ def test_the_tokens_of_a_bad_word_as_vllm_takes_them(tmp_path: Path) -> None:
         ("vllm", {"stop": ["b"], "min_tokens": 3}, "abc"),
         ("vllm", {"stop": ["b"], "include_stop_str_in_output": True}, "ab"),
         ("vllm", {"response_format": FORMAT, "stop": ["}"]}, '{"a": 1'),
-        ("vllm", {"logit_bias": {"66": 100}, "structured_outputs": {"choice": ["A"]}}, "A"),
-        ("vllm", {"response_format": FORMAT}, '{"a": 1}'),  # minimum: not every backend holds to it
+        (
+            "vllm",
+            {"logit_bias": {"66": 100}, "structured_outputs": {"choice": ["A"]}},
+            "A",
+        ),
+        (
+            "vllm",
+            {"response_format": FORMAT},
+            '{"a": 1}',
+        ),  # minimum: not every backend holds to it
         ("vllm", {"response_format": {"type": "json_schema", "schema": SCHEMA}}, "x"),
     ],
 )
@@ -213,12 +267,19 @@ def test_what_is_not_promised_is_not_asked(
     engine: str, parameters: dict[str, Any], text: str, tmp_path: Path
 ) -> None:
     choice = {"text": text, "ids": [ord(c) for c in text]}
-    told = judged([plain(**parameters)], {"r1": [choice]}, tmp_path, engine, get_release(engine))[0]
+    told = judged(
+        [plain(**parameters)], {"r1": [choice]}, tmp_path, engine, get_release(engine)
+    )[0]
     assert told == {}
 
 
 def get_release(engine: str) -> str:
-    return {"vllm": "0.32.0", "sglang": "0.5.23", "lmdeploy": "0.18.0", "minivllm": "0.1"}[engine]
+    return {
+        "vllm": "0.32.0",
+        "sglang": "0.5.23",
+        "lmdeploy": "0.18.0",
+        "minivllm": "0.1",
+    }[engine]
 
 
 def test_a_parser_of_reasoning_takes_the_form_away(tmp_path: Path) -> None:
@@ -246,10 +307,17 @@ def test_a_tool_that_must_be_called(tmp_path: Path) -> None:
     assert judged([limited], {"r1": [by_another_reason]}, tmp_path / "e")[0] == {}
     untrue = {"text": "no", "finish": "tool_calls"}
     free = plain(path=CHAT, tools=TOOLS)
-    assert judged([free], {"r1": [untrue]}, tmp_path / "d")[0] == {"finish-tool-calls": ["r1"]}
+    assert judged([free], {"r1": [untrue]}, tmp_path / "d")[0] == {
+        "finish-tool-calls": ["r1"]
+    }
 
 
-PARTS = {"text": "hi", "tokens": ["h", "i"], "reasoning": "hm", "calls": [("f", '{"a": 1}')]}
+PARTS = {
+    "text": "hi",
+    "tokens": ["h", "i"],
+    "reasoning": "hm",
+    "calls": [("f", '{"a": 1}')],
+}
 
 
 @pytest.mark.parametrize(
@@ -271,11 +339,14 @@ def test_a_stream_is_parsed_as_the_whole(
     same = {"temperature": 0, "logprobs": True, "tools": TOOLS}
     operations = [plain("r1", CHAT, stream=True, **same), plain("r2", CHAT, **same)]
     finish = {"finish": "tool_calls"} if {**PARTS, **other}["calls"] else {}
-    answers = {"r1": [{**PARTS, "finish": "tool_calls"}], "r2": [{**PARTS, **finish, **other}]}
+    answers = {
+        "r1": [{**PARTS, "finish": "tool_calls"}],
+        "r2": [{**PARTS, **finish, **other}],
+    }
     assert judged(operations, answers, tmp_path)[0] == told
 
 
-# ---------------------------------------------------------------------- what a case expects
+# ------------------------------------------------------------------ what a case expects
 
 
 @pytest.mark.parametrize(
@@ -286,12 +357,27 @@ def test_a_stream_is_parsed_as_the_whole(
         ({"not_text": "b"}, {"text": "aa"}, {"text": "ab"}, "not-text"),
         ({"tokens": 2}, {"text": "aa"}, {"text": "a"}, "tokens"),
         ({"tokens": "<=2"}, {"text": "a"}, {"text": "aaa"}, "tokens"),
-        ({"tokens": [1, 2]}, {"text": "a", "ids": [1, 2]}, {"text": "a", "ids": [1]}, "tokens"),
+        (
+            {"tokens": [1, 2]},
+            {"text": "a", "ids": [1, 2]},
+            {"text": "a", "ids": [1]},
+            "tokens",
+        ),
         ({"json_schema": SCHEMA}, {"text": '{"a": 3}'}, {"text": '{"a": 2}'}, "schema"),
         ({"only": [1]}, {"text": "a", "ids": [1]}, {"text": "a", "ids": [2]}, "only"),
-        ({"only": ["a"]}, {"text": "a", "tokens": ["a"]}, {"text": "b", "tokens": ["b"]}, "only"),
+        (
+            {"only": ["a"]},
+            {"text": "a", "tokens": ["a"]},
+            {"text": "b", "tokens": ["b"]},
+            "only",
+        ),
         ({"never": [2]}, {"text": "a", "ids": [1]}, {"text": "a", "ids": [2]}, "never"),
-        ({"finish": "stop"}, {"text": "a"}, {"text": "a", "finish": "length"}, "finish"),
+        (
+            {"finish": "stop"},
+            {"text": "a"},
+            {"text": "a", "finish": "length"},
+            "finish",
+        ),
     ],
 )
 def test_what_a_case_expects(
@@ -320,15 +406,22 @@ def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
 
 
 def test_the_same_as_another_and_the_order_of_ends(tmp_path: Path) -> None:
-    first = plain("r1").model_copy(update={"expect": Expect(same_as="r2", ends_after=["r2"])})
+    first = plain("r1").model_copy(
+        update={"expect": Expect(same_as="r2", ends_after=["r2"])}
+    )
     same = {"r1": [{"text": "a"}], "r2": [{"text": "a"}]}
     assert judged([first, plain("r2")], same, tmp_path / "a")[0] == {"order": ["r1"]}
     other = {"r1": [{"text": "a"}], "r2": [{"text": "b"}]}
-    assert set(judged([first, plain("r2")], other, tmp_path / "b")[0]) == {"order", "same"}
+    assert set(judged([first, plain("r2")], other, tmp_path / "b")[0]) == {
+        "order",
+        "same",
+    }
 
 
 def test_a_whole_answer_beside_a_stream_asks_for_a_stream() -> None:
-    case = Case(server=ServerWanted(engine="vllm", release="0.32.0"), operations=[plain()])
+    case = Case(
+        server=ServerWanted(engine="vllm", release="0.32.0"), operations=[plain()]
+    )
     with pytest.raises(UsageError, match="no such request streams"):
         expecting(case, ["same-as=non-streamed"])
 
@@ -353,8 +446,17 @@ def test_expectations_as_they_are_typed(tmp_path: Path) -> None:
     first, whole, second = made.operations
     assert (whole.id, whole.stream, whole.after) == ("r1-whole", False, ["r1.end"])
     assert first.expect == Expect(status="4xx", json_schema=SCHEMA, same_as="r1-whole")
-    assert second.expect == Expect(status="4xx", tokens=[1, 2], only=[5, "a"], ends_after=["r1"])
-    for wrong in ("status", "r9:status=200", "status=9", "odd=1", "text=(", "same-as=r9"):
+    assert second.expect == Expect(
+        status="4xx", tokens=[1, 2], only=[5, "a"], ends_after=["r1"]
+    )
+    for wrong in (
+        "status",
+        "r9:status=200",
+        "status=9",
+        "odd=1",
+        "text=(",
+        "same-as=r9",
+    ):
         with pytest.raises(UsageError, match="--expect"):
             expecting(case, [wrong])
 
@@ -367,15 +469,24 @@ def test_expectations_as_they_are_typed(tmp_path: Path) -> None:
     [
         ({"type": "string", "pattern": "b"}, '"a"'),
         ({"oneOf": [{"type": "integer"}]}, '"a"'),
-        ({"type": "array", "prefixItems": [{"type": "integer"}], "items": False}, "[1]"),
-        ({"type": "object", "patternProperties": {"a": {}}, "additionalProperties": False},
-         '{"a": 1}'),
+        (
+            {"type": "array", "prefixItems": [{"type": "integer"}], "items": False},
+            "[1]",
+        ),
+        (
+            {
+                "type": "object",
+                "patternProperties": {"a": {}},
+                "additionalProperties": False,
+            },
+            '{"a": 1}',
+        ),
         ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "number", "maximum": 1}}}, "3"),
         ({"not": {"type": "string"}}, '"a"'),
         ({"$ref": "https://elsewhere.example/schema"}, "1"),
         ({"type": "no type"}, "1"),
     ],
-)  # fmt: skip
+)
 def test_a_schema_is_asked_only_for_what_every_backend_holds_to(
     schema: dict[str, Any], sound: str
 ) -> None:

@@ -100,20 +100,38 @@ MALFORMED = {
     "length-plus": (HEAD + b"Content-Length: +5\r\n\r\nabcde", 400),
     "length-empty": (HEAD + b"Content-Length: \r\n\r\n", 400),
     "length-digits-of-others": (HEAD + "Content-Length: ٣\r\n\r\nabc".encode(), 400),
-    "length-of-4000-digits": (HEAD + b"Content-Length: " + b"9" * 4000 + b"\r\n\r\n", 400),
-    "length-twice": (HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", 400),
+    "length-of-4000-digits": (
+        HEAD + b"Content-Length: " + b"9" * 4000 + b"\r\n\r\n",
+        400,
+    ),
+    "length-twice": (
+        HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+        400,
+    ),
     "length-list": (HEAD + b"Content-Length: 5, 6\r\n\r\nabcdef", 400),
     "length-beyond": (HEAD + b"Content-Length: 1600000000\r\n\r\n", 413),
     "coding": (HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
     "coding-like": (HEAD + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 501),
     "chunk-word": (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
-    "chunk-negative": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n-5\r\nabcde\r\n", 400),
+    "chunk-negative": (
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n-5\r\nabcde\r\n",
+        400,
+    ),
     "chunk-empty": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n\r\n", 400),
     "chunk-beyond": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n60000000\r\nabc", 413),
-    "chunk-long-line": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n5;" + b"x" * 70_000, 400),
-    "chunk-too-long": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nabcdef\r\n0\r\n\r\n", 400),
+    "chunk-long-line": (
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n5;" + b"x" * 70_000,
+        400,
+    ),
+    "chunk-too-long": (
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nabcdef\r\n0\r\n\r\n",
+        400,
+    ),
     "trailer": (
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 20_000 + b"\r\n",
+        HEAD
+        + b"Transfer-Encoding: chunked\r\n\r\n0\r\n"
+        + b"a: b\r\n" * 20_000
+        + b"\r\n",
         431,
     ),
     "address": (b"GET http://[::1/ HTTP/1.1\r\nHost: a\r\n\r\n", 400),
@@ -176,7 +194,9 @@ def test_many_bodies_take_no_memory_and_are_written_byte_for_byte(
     other = bytes(range(256)) * (16 << 10)
     tracemalloc.start()
     for _ in range(5):
-        status, answer = post(port, iter([text[at : at + MIB] for at in range(0, 9 * MIB, MIB)]))
+        status, answer = post(
+            port, iter([text[at : at + MIB] for at in range(0, 9 * MIB, MIB)])
+        )
         assert (status, json.loads(answer)["length"]) == (200, len(text) + 3)
         assert json.loads(answer)["head"].startswith('{"model": "tiny", "prompt"')
     post(port, other)
@@ -202,13 +222,17 @@ def test_a_recording_is_bounded_in_all(
         kinds = [post(port, b"x" * MIB)[0] for _ in range(4)]
         assert kinds == [200, 200, 413, 413]
         assert any("recording holds" in note for note in proxy.notes)
-        status, answer = post(port, b"x", "/long")  # passes whole, and is not recorded whole
+        status, answer = post(
+            port, b"x", "/long"
+        )  # passes whole, and is not recorded whole
         assert (status, len(answer)) == (200, 3 * MIB)
         assert proxy.recording.spool.held <= 3 * MIB
         assert any("only the beginning" in note for note in proxy.notes)
 
 
-def test_a_full_disk_is_told_and_the_proxy_goes_on(proxied: tuple[RecordingProxy, int]) -> None:
+def test_a_full_disk_is_told_and_the_proxy_goes_on(
+    proxied: tuple[RecordingProxy, int],
+) -> None:
     proxy, port = proxied
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -288,9 +312,9 @@ def test_hosts_are_bounded(proxied: tuple[RecordingProxy, int]) -> None:
         b"{}" * 300_000,
         b'--b\r\ncontent-disposition: form-data; name="model"' * 10_000,
         b"--b\r\n" + b'content-disposition: name="x"\r\n' * 20_000,
-        b"--b\r\n" + b'content-disposition: ' + b'name="model"' * 40_000,
+        b"--b\r\n" + b"content-disposition: " + b'name="model"' * 40_000,
     ],
-)  # fmt: skip
+)
 def test_a_name_is_looked_for_in_linear_time(text: bytes) -> None:
     proxy = RecordingProxy(0, "tiny")
     began = time.process_time()

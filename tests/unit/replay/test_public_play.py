@@ -9,7 +9,9 @@ from mmrepro.search.replay.pursue import PUBLIC
 from mmrepro.traffic.case.files import read_case
 from mmrepro.traffic.case.model import Case
 
-CASE = fake_case([fake_op(f"r{n}", text=f"the patient Mustermann, visit {n}") for n in range(6)])
+CASE = fake_case(
+    [fake_op(f"r{n}", text=f"the patient Mustermann, visit {n}") for n in range(6)]
+)
 
 
 def found(tmp_path: Path, engine: Answers) -> tuple[Finding, Path]:
@@ -32,17 +34,24 @@ def test_the_other_words_are_kept_where_they_fail_too(tmp_path: Path) -> None:
 
 def test_and_not_where_they_do_not(tmp_path: Path) -> None:
     def of_words(case: Case) -> dict[str, str]:
-        return answered_until(case, "r3" if "Mustermann" in case.model_dump_json() else None)
+        return answered_until(
+            case, "r3" if "Mustermann" in case.model_dump_json() else None
+        )
 
     finding, folder = found(tmp_path, of_words)
     assert not folder.exists()
     assert (finding.steps[-1].what, finding.steps[-1].kept) == (PUBLIC, False)
-    assert any("what leaves this machine may not fail" in limit for limit in finding.limits)
+    assert any(
+        "what leaves this machine may not fail" in limit for limit in finding.limits
+    )
 
 
 def test_what_was_random_already_is_not_played_again(tmp_path: Path) -> None:
     session, _ = replaying(
-        CASE, tmp_path, FakePlayer(lambda case: answered_until(case, "r3")), anonymise=True
+        CASE,
+        tmp_path,
+        FakePlayer(lambda case: answered_until(case, "r3")),
+        anonymise=True,
     )
     (finding,) = session.execute().findings
     assert PUBLIC not in [step.what for step in finding.steps]

@@ -22,10 +22,16 @@ from mmrepro.search.replay.confirm import (
 @pytest.mark.parametrize(
     ("failed", "plays", "low", "high"),
     # Clopper and Pearson, as R's binom.test gives them
-    [(3, 3, 0.2924018, 1.0), (0, 3, 0.0, 0.7075982), (6, 12, 0.2109446, 0.7890554),
-     (1, 10, 0.002528579, 0.4450161)],
-)  # fmt: skip
-def test_the_interval_is_the_exact_one(failed: int, plays: int, low: float, high: float) -> None:
+    [
+        (3, 3, 0.2924018, 1.0),
+        (0, 3, 0.0, 0.7075982),
+        (6, 12, 0.2109446, 0.7890554),
+        (1, 10, 0.002528579, 0.4450161),
+    ],
+)
+def test_the_interval_is_the_exact_one(
+    failed: int, plays: int, low: float, high: float
+) -> None:
     rate = rate_of(failed, plays)
     assert (rate.low, rate.high) == pytest.approx((low, high), abs=1e-6)
 
@@ -39,7 +45,9 @@ def test_it_holds_the_share_and_mirrors(counts: tuple[int, int]) -> None:
 
 
 @given(st.floats(0.01, 1), st.integers(1, 100), st.integers(1, 50))
-def test_so_many_repeats_that_luck_is_rare_in_all_steps(rate: float, steps: int, most: int) -> None:
+def test_so_many_repeats_that_luck_is_rare_in_all_steps(
+    rate: float, steps: int, most: int
+) -> None:
     needed = repeats(rate, steps, most)
     assert 1 <= needed <= most
     if needed < most:
@@ -55,11 +63,23 @@ def test_what_always_fails_is_played_once() -> None:
 
 @pytest.mark.parametrize(
     ("failed", "plays", "enough"),
-    [(3, 3, True), (2, 2, False), (0, 3, False), (0, GIVE_UP, True), (2, 3, False),
-     (6, 11, True), (1, 11, False), (5, 10, False), (3, MOST, True), (2, MOST, False),
-     (2, SELDOM, True)],
-)  # fmt: skip
-def test_when_further_plays_tell_nothing_more(failed: int, plays: int, enough: bool) -> None:
+    [
+        (3, 3, True),
+        (2, 2, False),
+        (0, 3, False),
+        (0, GIVE_UP, True),
+        (2, 3, False),
+        (6, 11, True),
+        (1, 11, False),
+        (5, 10, False),
+        (3, MOST, True),
+        (2, MOST, False),
+        (2, SELDOM, True),
+    ],
+)
+def test_when_further_plays_tell_nothing_more(
+    failed: int, plays: int, enough: bool
+) -> None:
     assert decided(failed, plays, 3) is enough
 
 
@@ -80,8 +100,8 @@ def test_it_ends_and_names_no_more_than_it_saw(chance: float, seed: int) -> None
 
 
 def test_every_second_play_is_seen_three_times_and_the_interval_holds() -> None:
-    """2.4 % were unproven where twelve plays were the end of all; what is left (0.8 %) showed
-    nothing in seven plays in a row."""
+    """2.4 % were unproven where twelve plays were the end of all; what is left (0.8 %)
+    showed nothing in seven plays in a row."""
     rolls = random.Random(1)
     rated, ends = functools.cache(rate_of), functools.cache(decided)
     proven = covered = 0
@@ -103,7 +123,9 @@ def test_a_failure_of_every_second_play_is_given_up_in_one_of_a_hundred() -> Non
 
 def test_the_first_sighting_counts_for_nothing() -> None:
     case = fake_plays.fake_case([fake_plays.fake_op("r1")])
-    plays = [fake_plays.fake_seen(case, {"r1": answer}) for answer in ("500", "200", "stuck")]
+    plays = [
+        fake_plays.fake_seen(case, {"r1": answer}) for answer in ("500", "200", "stuck")
+    ]
     assert tally(plays) == {"fake hang": (0, 2), "fake error": (0, 2)}
     plays.append(fake_plays.fake_seen(case, {"r1": "500"}))
     assert tally(plays) == {"fake hang": (0, 3), "fake error": (1, 3)}

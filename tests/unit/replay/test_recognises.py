@@ -46,7 +46,9 @@ IMAGES: dict[str, Image] = {
 KV, EMBEDDING = "kv-cache", "embedding-cache"
 
 
-def asks(id: str, *parts: str, after: Sequence[str] = (), **parameters: Any) -> Operation:
+def asks(
+    id: str, *parts: str, after: Sequence[str] = (), **parameters: Any
+) -> Operation:
     """A request with pictures by name, and texts that begin with a quote."""
     content = [Part(text=p[1:]) if p[:1] == "'" else Part(image=p) for p in parts]
     return Operation(
@@ -83,12 +85,15 @@ def alias(*operations: Operation, variant: str = KV, **more: Any) -> Truth:
 
 @pytest.mark.parametrize(("first", "second"), [("W", "T"), ("T", "W")])
 @pytest.mark.parametrize(
-    "kind", [FindingClass.CACHE_BOUND, FindingClass.WRONG_ANSWER, FindingClass.CROSS_TALK]
+    "kind",
+    [FindingClass.CACHE_BOUND, FindingClass.WRONG_ANSWER, FindingClass.CROSS_TALK],
 )
 def test_the_same_bytes_in_another_layout_are_recognised(
     first: str, second: str, kind: FindingClass
 ) -> None:
-    one = failure(asks("r1", "'see", first, "'a"), asks("r2", "'see", second, "'b"), kind=kind)
+    one = failure(
+        asks("r1", "'see", first, "'a"), asks("r2", "'see", second, "'b"), kind=kind
+    )
     found = asked("shape-alias", one, KV)
     assert found.truth is Truth.MET
     assert f"r2: its picture {second} and {first} of r1" in found.observed
@@ -113,7 +118,9 @@ def test_other_tiles_or_the_same_grid_are_not(second: str) -> None:
 )
 def test_what_stands_before_the_picture_counts(first: Operation) -> None:
     start, second = asks("r0", "'hi"), asks("r2", "'see", "T", "'a")
-    order = [start, second, first] if "r2.end" in first.after else [start, first, second]
+    order = (
+        [start, second, first] if "r2.end" in first.after else [start, first, second]
+    )
     assert alias(*order) is Truth.NOT_MET
     same = asks("r1", "'see", "W", "'a")
     assert alias(start, same, second) is Truth.MET
@@ -130,7 +137,9 @@ def test_each_wrong_answer_needs_a_reason() -> None:
     assert alias(*both, shows=[]) is Truth.UNKNOWN
 
 
-LOUD = [k for k in FindingClass if k not in ("cross-talk", "cache-bound", "wrong-answer")]
+LOUD = [
+    k for k in FindingClass if k not in ("cross-talk", "cache-bound", "wrong-answer")
+]
 
 
 @pytest.mark.parametrize(
@@ -141,22 +150,38 @@ LOUD = [k for k in FindingClass if k not in ("cross-talk", "cache-bound", "wrong
         {"server": SGLANG.model_copy(update={"engine": "vllm"})},
         {"server": SGLANG.model_copy(update={"release": "0.4.5"})},
         {"server": SGLANG.model_copy(update={"args": ["--disable-radix-cache"]})},
-        {"server": SGLANG.model_copy(update={"mitigation": "shape-alias/disable-radix-cache"})},
+        {
+            "server": SGLANG.model_copy(
+                update={"mitigation": "shape-alias/disable-radix-cache"}
+            )
+        },
         {"server": SGLANG.model_copy(update={"model": "/a/model"})},
-        {"images": {**IMAGES, "W": Tiles(seed=7, rows=8, columns=64),
-                    "T": Tiles(seed=7, rows=64, columns=8)}},
+        {
+            "images": {
+                **IMAGES,
+                "W": Tiles(seed=7, rows=8, columns=64),
+                "T": Tiles(seed=7, rows=64, columns=8),
+            }
+        },
     ],
-)  # fmt: skip
-def test_another_class_server_or_a_picture_that_is_resized_is_not(more: dict[str, Any]) -> None:
+)
+def test_another_class_server_or_a_picture_that_is_resized_is_not(
+    more: dict[str, Any],
+) -> None:
     assert alias(asks("r1", "W", "'a"), asks("r2", "T", "'a"), **more) is not Truth.MET
 
 
 def test_features_are_kept_whatever_stands_before_a_picture() -> None:
-    wrong: dict[str, Any] = {"kind": FindingClass.WRONG_ANSWER, "bucket": "wrong-answer/text"}
+    wrong: dict[str, Any] = {
+        "kind": FindingClass.WRONG_ANSWER,
+        "bucket": "wrong-answer/text",
+    }
     two = asks("r1", "'read", "W"), asks("r2", "'see", "N", "T")
     assert alias(*two, **wrong) is Truth.NOT_MET
     assert alias(*two, variant=EMBEDDING, **wrong) is Truth.MET
-    assert alias(*two, variant=EMBEDDING) is Truth.NOT_MET  # more tokens than are shared
+    assert (
+        alias(*two, variant=EMBEDDING) is Truth.NOT_MET
+    )  # more tokens than are shared
     off = SGLANG.model_copy(update={"env": {"SGLANG_VLM_CACHE_SIZE_MB": "0"}})
     assert alias(*two, variant=EMBEDDING, server=off, **wrong) is Truth.NOT_MET
     others = asks("r1", "'read", "other"), two[1]
@@ -183,22 +208,30 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def made(pad: str) -> Place:
         folder = write_engine(tmp_path / "engine", pad=pad)
         env = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-        place = Place("sglang", "0.0", "cpu", Path(sys.executable), env, folder / "model")
+        place = Place(
+            "sglang", "0.0", "cpu", Path(sys.executable), env, folder / "model"
+        )
         monkeypatch.setattr(worker, "place_for", lambda *_, **__: place)
         return place
 
     return made
 
 
-def colliding(place: Place, folder: Path) -> tuple[dict[str, Image], tuple[str, str], str]:
+def colliding(
+    place: Place, folder: Path
+) -> tuple[dict[str, Image], tuple[str, str], str]:
     """Noise, two of whom have one pad value, and one that has another."""
-    images: dict[str, Image] = {f"p{n}": Noise(seed=n, size=(56, 56)) for n in range(18)}
+    images: dict[str, Image] = {
+        f"p{n}": Noise(seed=n, size=(56, 56)) for n in range(18)
+    }
     made = pictures(Case(server=OLD, images=images), None)
     for name, picture in made.items():
         (folder / name).write_bytes(picture.png)
     known = identify(place, {name: folder / name for name in made})[1]
     pair = next(
-        (a, b) for a, b in combinations(made, 2) if known[a].pad_value == known[b].pad_value
+        (a, b)
+        for a, b in combinations(made, 2)
+        if known[a].pad_value == known[b].pad_value
     )
     apart = next(n for n in made if known[n].pad_value != known[pair[0]].pad_value)
     return images, pair, apart
@@ -208,14 +241,23 @@ def collides(one: Failure) -> Finding:
     return asked("pad-value-collision", one)
 
 
-def test_one_pad_value_of_two_pictures_is_recognised(tmp_path: Path, engine: Any) -> None:
+def test_one_pad_value_of_two_pictures_is_recognised(
+    tmp_path: Path, engine: Any
+) -> None:
     images, (a, b), apart = colliding(engine("self.hash % (1 << 4)"), tmp_path)
     given: dict[str, Any] = {"server": OLD, "images": images}
     met = collides(failure(asks("r1", a, "'x"), asks("r2", b, "'x"), **given))
     assert met.truth is Truth.MET
     assert "one pad value by the engine's own code" in met.observed
-    for first in (asks("r1", apart, "'x"), asks("r1", "'text", a, "'x"), asks("r1", b, "'x")):
-        assert collides(failure(first, asks("r2", b, "'x"), **given)).truth is Truth.NOT_MET
+    for first in (
+        asks("r1", apart, "'x"),
+        asks("r1", "'text", a, "'x"),
+        asks("r1", b, "'x"),
+    ):
+        assert (
+            collides(failure(first, asks("r2", b, "'x"), **given)).truth
+            is Truth.NOT_MET
+        )
     engine("self.hash")
     wide = collides(failure(asks("r1", a, "'x"), asks("r2", b, "'x"), **given))
     assert wide.truth is Truth.NOT_MET
@@ -224,7 +266,9 @@ def test_one_pad_value_of_two_pictures_is_recognised(tmp_path: Path, engine: Any
 def test_the_layout_explains_it_without_the_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker, "place_for", lambda *_, **__: pytest.fail("it was asked"))
+    monkeypatch.setattr(
+        worker, "place_for", lambda *_, **__: pytest.fail("it was asked")
+    )
     one = failure(asks("r1", "W", "'a"), asks("r2", "T", "'a"), server=OLD)
     assert collides(one).truth is Truth.NOT_MET
     for more in (
@@ -236,7 +280,9 @@ def test_the_layout_explains_it_without_the_engine(
         assert collides(two).truth is Truth.NOT_MET
 
 
-@pytest.mark.parametrize("error", [InfrastructureError("no wheel"), EngineStartError("no wheel")])
+@pytest.mark.parametrize(
+    "error", [InfrastructureError("no wheel"), EngineStartError("no wheel")]
+)
 def test_an_engine_that_cannot_be_asked_leaves_it_open(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -248,8 +294,11 @@ def test_an_engine_that_cannot_be_asked_leaves_it_open(
     assert (found.truth, "no wheel" in found.observed) == (Truth.UNKNOWN, True)
 
 
-def test_the_engine_lays_pictures_out_as_was_computed(tmp_path: Path, engine: Any) -> None:
-    """The made-up engine's processor was written after transformers', and for another test."""
+def test_the_engine_lays_pictures_out_as_was_computed(
+    tmp_path: Path, engine: Any
+) -> None:
+    """The made-up engine's processor was written after transformers', and for another
+    test."""
     place = engine("self.hash")
     made = pictures(Case(server=SGLANG, images=IMAGES), None)
     for name, picture in made.items():
@@ -262,7 +311,7 @@ def test_the_engine_lays_pictures_out_as_was_computed(tmp_path: Path, engine: An
         assert (mine.values == other.values) == (known[a].hash == known[b].hash), (a, b)
 
 
-# ---------------------------------------------------------------------- minivllm's pad value
+# ----------------------------------------------------------------- minivllm's pad value
 
 
 @pytest.fixture(scope="module")
@@ -290,12 +339,26 @@ def noises() -> tuple[Picture, Picture, Picture]:
         (["c", "a"], ["b", "a"], ["--fault", "pad-value-key"], Truth.NOT_MET),
         (["a", "'x"], ["b", "'x"], ["--fault", "kv-budget"], Truth.NOT_MET),
         (["a", "'x"], ["b", "'x"], [], Truth.UNKNOWN),
-        (["a"], ["b"], ["--fault", "pad-value-key", "--no-prefix-caching"], Truth.NOT_MET),
-        (["a"], ["b"], ["--fault", "pad-value-key", "--fix", "pad-value-key"], Truth.NOT_MET),
+        (
+            ["a"],
+            ["b"],
+            ["--fault", "pad-value-key", "--no-prefix-caching"],
+            Truth.NOT_MET,
+        ),
+        (
+            ["a"],
+            ["b"],
+            ["--fault", "pad-value-key", "--fix", "pad-value-key"],
+            Truth.NOT_MET,
+        ),
     ],
 )
 def test_minivllms_keys_are_digests_of_a_few_bits(
-    noises: tuple[Picture, ...], first: list[str], second: list[str], args: list[str], truth: Truth
+    noises: tuple[Picture, ...],
+    first: list[str],
+    second: list[str],
+    args: list[str],
+    truth: Truth,
 ) -> None:
     images: dict[str, Image] = {p.name: Noise(seed=1, size=(84, 84)) for p in noises}
     one = failure(

@@ -29,7 +29,12 @@ from mmrepro.traffic.capture.client import (
     with_plain_addresses,
     with_plain_commands,
 )
-from mmrepro.traffic.capture.proxy import CLIENT_LEFT, NO_ANSWER, SERVER_CLOSED, RecordingProxy
+from mmrepro.traffic.capture.proxy import (
+    CLIENT_LEFT,
+    NO_ANSWER,
+    SERVER_CLOSED,
+    RecordingProxy,
+)
 from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.capture.recording_box import BoxedRecording
 
@@ -63,7 +68,11 @@ class Server(BaseHTTPRequestHandler):
             return
         if self.path == "/silence":
             time.sleep(3)
-        said = {"path": self.path, "key": self.headers.get("Authorization"), "got": body.decode()}
+        said = {
+            "path": self.path,
+            "key": self.headers.get("Authorization"),
+            "got": body.decode(),
+        }
         self._answer(json.dumps(said).encode())
 
     def do_GET(self) -> None:
@@ -104,7 +113,9 @@ def proxied(server: int) -> Iterator[tuple[RecordingProxy, int]]:
         yield proxy, port
 
 
-def ask(port: int, path: str, body: bytes = b"", method: str = "POST", **headers: str) -> bytes:
+def ask(
+    port: int, path: str, body: bytes = b"", method: str = "POST", **headers: str
+) -> bytes:
     one = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     one.request(method, path, body or None, headers)
     return one.getresponse().read()
@@ -130,13 +141,22 @@ def test_any_request_passes_and_is_recorded(
 @pytest.mark.parametrize(
     ("body", "sent"),
     [
-        (b'{"x": {"model": "in"}, "model":"a"}', b'{"x": {"model": "in"}, "model":"tiny"}'),
+        (
+            b'{"x": {"model": "in"}, "model":"a"}',
+            b'{"x": {"model": "in"}, "model":"tiny"}',
+        ),
         (b'{"text": "\\"model\\": \\"no\\""}', b'{"text": "\\"model\\": \\"no\\""}'),
         (b'{"model": "a", broken', b'{"model": "tiny", broken'),
         (b'{"prompt": "\xff"}', b'{"prompt": "\xff"}'),
         (
-            b'--B\r\nContent-Disposition: form-data; name="model"\r\n\r\nw\r\n--B--\r\n',
-            b'--B\r\nContent-Disposition: form-data; name="model"\r\n\r\ntiny\r\n--B--\r\n',
+            (
+                b'--B\r\nContent-Disposition: form-data; name="model"\r\n\r\nw\r\n'
+                b"--B--\r\n"
+            ),
+            (
+                b'--B\r\nContent-Disposition: form-data; name="model"\r\n\r\ntiny\r\n'
+                b"--B--\r\n"
+            ),
         ),
     ],
 )
@@ -144,7 +164,9 @@ def test_only_the_models_name_is_replaced(body: bytes, sent: bytes) -> None:
     assert RecordingProxy(0, "tiny").served_name(body) == sent
 
 
-def test_a_stream_comes_piece_by_piece(proxied: tuple[RecordingProxy, int], tmp_path: Path) -> None:
+def test_a_stream_comes_piece_by_piece(
+    proxied: tuple[RecordingProxy, int], tmp_path: Path
+) -> None:
     proxy, port = proxied
     one = http.client.HTTPConnection("127.0.0.1", port, timeout=50)
     one.request("POST", "/stream", b"{}")
@@ -170,15 +192,24 @@ def test_who_broke_off_is_told_apart(proxied: tuple[RecordingProxy, int]) -> Non
         time.sleep(0.02)
     assert proxy.entries[1]["response"]["_error"] == NO_ANSWER
     client.close()
-    while proxy.entries[1]["response"]["_error"] != CLIENT_LEFT and time.monotonic() < end:
+    while (
+        proxy.entries[1]["response"]["_error"] != CLIENT_LEFT and time.monotonic() < end
+    ):
         time.sleep(0.02)
     assert proxy.entries[1]["response"]["_error"] == CLIENT_LEFT
 
 
-def test_what_a_library_repeats_is_not_recorded(proxied: tuple[RecordingProxy, int]) -> None:
+def test_what_a_library_repeats_is_not_recorded(
+    proxied: tuple[RecordingProxy, int],
+) -> None:
     proxy, port = proxied
     for number in range(3):
-        ask(port, "/v1/chat/completions", b"{}", **{"X-Stainless-Retry-Count": str(number)})
+        ask(
+            port,
+            "/v1/chat/completions",
+            b"{}",
+            **{"X-Stainless-Retry-Count": str(number)},
+        )
     assert (len(proxy.entries), proxy.retried) == (1, 2)
     assert "2 requests" in proxy.notes[0]
 
@@ -201,7 +232,7 @@ def test_the_recording_is_read_as_a_case(
     assert (op.path, op.prompt) == ("/v1/completions", "hi")
 
 
-# ------------------------------------------------------------------------------------- a client
+# ----------------------------------------------------------------------------- a client
 
 
 def test_addresses_of_servers_are_found_and_those_of_pictures_are_not() -> None:
@@ -213,24 +244,33 @@ def test_addresses_of_servers_are_found_and_those_of_pictures_are_not() -> None:
     """
     found = called(script)
     assert set(found.ports) == {8001, 9000, 7000, 30001}
-    assert (found.names, found.numbers, found.variables) == (("gpu-box",), ("10.1.2.3",), ("HOST",))
+    assert (found.names, found.numbers, found.variables) == (
+        ("gpu-box",),
+        ("10.1.2.3",),
+        ("HOST",),
+    )
 
 
 def test_variables_and_ports_that_a_script_reads() -> None:
     found = called(
-        "import os\nfor p in (8000, 8101): ask(os.environ['A_URL'], os.getenv(\"B\"), p)\n"
+        "import os\nfor p in (8000, 8101): ask(os.environ['A_URL'], os.getenv(\"B\"), "
+        "p)\n"
         "os.getenv('C', 'http://localhost:8000')"
     )
     assert found.reads == ("A_URL", "B")
     assert 8101 in found.guessed
-    shell = 'for i in 1 2; do curl 10.0.0.5:8102/v1/models "$D_URL/v1" $i; done\nE=1; echo $E'
+    shell = (
+        'for i in 1 2; do curl 10.0.0.5:8102/v1/models "$D_URL/v1" $i; done\n'
+        "E=1; echo $E"
+    )
     assert called(shell).reads == ("D_URL",)
     assert (called(shell).ports, called(shell).numbers) == ((8102,), ("10.0.0.5",))
 
 
 def test_what_prepares_an_environment_is_left_out() -> None:
     shell = (
-        "pip install -q openai && uv run --with x python a.py\nuv pip install y\nuv run b.py 1\n"
+        "pip install -q openai && uv run --with x python a.py\nuv pip install "
+        "y\nuv run b.py 1\n"
     )
     assert with_plain_commands(shell) == ":&& python a.py\n:\npython3 b.py 1\n"
     assert with_plain_commands("echo pip; python a.py") == "echo pip; python a.py"
@@ -243,8 +283,8 @@ def test_pictures_of_a_script() -> None:
 
 @pytest.fixture
 def door(tmp_path: Path) -> Iterator[Path]:
-    """A Unix socket that leads to the port that a connection's first line names: as a server's box
-    has one."""
+    """A Unix socket that leads to the port that a connection's first line names: as a
+    server's box has one."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "door"))
         (tmp_path / "door").chmod(0o666)
@@ -256,7 +296,12 @@ def door(tmp_path: Path) -> Iterator[Path]:
 
 def wanted(folder: Path, script: str, *words: str, **more: Any) -> ClientWanted:
     return ClientWanted(
-        words, folder, script=script, python=PYTHON, readable=(PYTHON.parent.parent,), **more
+        words,
+        folder,
+        script=script,
+        python=PYTHON,
+        readable=(PYTHON.parent.parent,),
+        **more,
     )
 
 
@@ -298,7 +343,9 @@ def test_a_client_finds_what_it_reads_and_has_a_tmp_of_its_own(
 
 
 def test_what_no_proxy_can_answer_for_is_replaced() -> None:
-    text, said = with_plain_addresses("curl https://my.host/v1/models http://<server-ip>:8000/v1/x")
+    text, said = with_plain_addresses(
+        "curl https://my.host/v1/models http://<server-ip>:8000/v1/x"
+    )
     assert text == "curl http://127.0.0.1:443/v1/models http://127.0.0.1:8000/v1/x"
     assert len(said) == 2
     same = "image: https://example.com/cat.png"
@@ -349,7 +396,11 @@ def test_a_client_reaches_the_server_and_nothing_else(
 @needs_box
 @pytest.mark.parametrize(
     ("script", "code", "ended"),
-    [("exit 3", 3, ""), ("sleep 60", None, "it had not ended after 1 s"), ("nope", 127, "")],
+    [
+        ("exit 3", 3, ""),
+        ("sleep 60", None, "it had not ended after 1 s"),
+        ("nope", 127, ""),
+    ],
 )
 def test_how_a_client_ended(
     server: int, door: Path, script: str, code: int | None, ended: str
@@ -358,7 +409,9 @@ def test_how_a_client_ended(
         beside(None, script, "client.sh") as folder,
         BoxedRecording(door, server, "tiny") as recording,
     ):
-        limit_s = 60.0 if code is not None else 1.0  # a busy machine takes seconds to begin
+        limit_s = (
+            60.0 if code is not None else 1.0
+        )  # a busy machine takes seconds to begin
         asked = wanted(folder, script, "bash", "client.sh", limit_s=limit_s)
         made = run_client(asked, recording)
     assert (made.code, made.ended) == (code, ended)
@@ -400,7 +453,9 @@ def test_nothing_of_a_home_and_no_link_comes_along(
     (tmp_path / "data.json").write_text("{}")
     monkeypatch.setenv("HOME", str(tmp_path))
     with beside(tmp_path / "client.py", "2", "client.py") as folder:
-        assert [file.name for file in folder.iterdir()] == ["client.py"], "of a home nothing"
+        assert [file.name for file in folder.iterdir()] == ["client.py"], (
+            "of a home nothing"
+        )
 
 
 def test_folders_of_any_depth_and_size_are_no_trouble(tmp_path: Path) -> None:
@@ -425,7 +480,7 @@ def test_folders_of_any_depth_and_size_are_no_trouble(tmp_path: Path) -> None:
         assert len(list(folder.iterdir())) == 1
 
 
-# --------------------------------------------------------------- where the user trusts the report
+# ----------------------------------------------------- where the user trusts the report
 
 
 def free_port() -> int:
@@ -435,11 +490,18 @@ def free_port() -> int:
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="no curl here")
-def test_a_trusted_client_calls_a_proxy_that_listens_where_it_calls(server: int) -> None:
+def test_a_trusted_client_calls_a_proxy_that_listens_where_it_calls(
+    server: int,
+) -> None:
     port = free_port()
     script = f"curl -s http://localhost:{port}/v1/models"
-    with beside(None, script, "client.sh") as folder, RecordingProxy(server, "tiny") as proxy:
-        made = run_trusted(ClientWanted(("bash", "client.sh"), folder, script=script), proxy)
+    with (
+        beside(None, script, "client.sh") as folder,
+        RecordingProxy(server, "tiny") as proxy,
+    ):
+        made = run_trusted(
+            ClientWanted(("bash", "client.sh"), folder, script=script), proxy
+        )
     assert "this machine's network" in made.isolation
     assert "tiny" in made.output
     assert len(proxy.entries) == 1
@@ -470,7 +532,11 @@ case $1 in run) exec sleep 60;; esac
 @needs_box
 @pytest.mark.parametrize("program", ["docker", "podman"])
 def test_a_container_has_no_network_and_only_the_clients_folder(
-    server: int, door: Path, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: int,
+    door: Path,
+    program: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = tmp_path / "calls"
     for name in {"docker", "podman"} - {program}:
@@ -486,7 +552,9 @@ def test_a_container_has_no_network_and_only_the_clients_folder(
     ):
         aside = str(folder.parent)
         words = ("bash", "client.sh")
-        asked = ClientWanted(words, folder, script=script, image="python:3.12", limit_s=0.3)
+        asked = ClientWanted(
+            words, folder, script=script, image="python:3.12", limit_s=0.3
+        )
         monkeypatch.setattr(os, "getuid", lambda: 1000)
         made = run_client(asked, recording)
         assert "http://127.0.0.1:8000/health" in (folder / "client.sh").read_text()
@@ -503,4 +571,8 @@ def test_a_container_has_no_network_and_only_the_clients_folder(
     assert ("--userns keep-id" in text) is (program == "podman")
     assert "--socket /recording.sock" in text
     assert command[-2:] == ["bash", "client.sh"]
-    assert removal.split()[1:] == ["rm", "--force", command[command.index("--name") + 1]]
+    assert removal.split()[1:] == [
+        "rm",
+        "--force",
+        command[command.index("--name") + 1],
+    ]

@@ -17,7 +17,13 @@ from mmrepro.search.oracle.reference import (
     reference_limits,
     with_logprobs,
 )
-from mmrepro.traffic.case.model import COMPLETIONS, Case, Message, Operation, ServerWanted
+from mmrepro.traffic.case.model import (
+    COMPLETIONS,
+    Case,
+    Message,
+    Operation,
+    ServerWanted,
+)
 from mmrepro.traffic.case.sending import Played, PlayState
 from mmrepro.traffic.evidence import ChoiceSeen, Evidence, RequestRecord
 
@@ -28,7 +34,9 @@ def operation(number: int, **changed: object) -> Operation:
     op = Operation(
         id=f"r{number}",
         after=["running<=7"],
-        messages=[Message(role="user", content=f"prompt {number}" + "!" * (number % 7))],
+        messages=[
+            Message(role="user", content=f"prompt {number}" + "!" * (number % 7))
+        ],
         parameters={"temperature": 0, "max_tokens": 8},
     )
     return op.model_copy(update=changed)
@@ -36,7 +44,9 @@ def operation(number: int, **changed: object) -> Operation:
 
 def case_of(count: int = 40, engine: str = "vllm", *args: str) -> Case:
     server = ServerWanted(engine=engine, release="0.23.0", args=list(args))
-    return Case(server=server, operations=[operation(number) for number in range(count)])
+    return Case(
+        server=server, operations=[operation(number) for number in range(count)]
+    )
 
 
 def classes(judged: Judged) -> list[FindingClass]:
@@ -53,7 +63,9 @@ def test_the_same_requests_one_after_another(engine: str) -> None:
     made = reference_case(case, get_engine(engine))
     assert [op.after for op in made.operations] == [[], ["r0.end"], ["r1.end"]]
     assert [op.leave for op in made.operations] == ["", "", ""]
-    assert [op.messages for op in made.operations] == [op.messages for op in case.operations]
+    assert [op.messages for op in made.operations] == [
+        op.messages for op in case.operations
+    ]
     assert made.server.release == case.server.release
     Case.model_validate(made.model_dump())
 
@@ -63,7 +75,9 @@ def test_options_of_the_case_that_contradict_come_off_or_are_overruled() -> None
     case = case_of(1, "lmdeploy", *given)
     args = reference_case(case, get_engine("lmdeploy")).server.args
     assert args[:3] == ["--max-num-seqs", "64", "--quantization=x"]
-    case = case_of(1, "vllm", "--max-num-partial-prefills", "4", "--dtype=half", "--seed", "1")
+    case = case_of(
+        1, "vllm", "--max-num-partial-prefills", "4", "--dtype=half", "--seed", "1"
+    )
     args = reference_case(case, get_engine("vllm")).server.args
     assert args[:3] == ["--dtype=half", "--seed", "1"]
     assert args[-1] == "--dtype=float32"
@@ -73,7 +87,9 @@ def test_options_of_the_case_that_contradict_come_off_or_are_overruled() -> None
 def test_the_mitigation_and_variables_of_the_case_stay() -> None:
     case = case_of(1, "sglang")
     server = case.server.model_copy(update={"env": {"A": "1"}, "mitigation": "x/y"})
-    made = reference_case(case.model_copy(update={"server": server}), get_engine("sglang")).server
+    made = reference_case(
+        case.model_copy(update={"server": server}), get_engine("sglang")
+    ).server
     assert made.env == {"A": "1", "SGLANG_VLM_CACHE_SIZE_MB": "0"}
     assert made.mitigation == "x/y"
 
@@ -87,7 +103,9 @@ def test_logprobs_are_asked_for() -> None:
     case = case_of(1, "sglang")
     case.operations += [
         operation(1, path=COMPLETIONS, prompt="p", messages=None),
-        operation(2, parameters={"temperature": 0, "top_logprobs": 9, "logprobs": False}),
+        operation(
+            2, parameters={"temperature": 0, "top_logprobs": 9, "logprobs": False}
+        ),
         operation(3, path="/v1/embeddings", messages=None),
     ]
     chat, plain, more, other = (op.parameters for op in comparable(case).operations)
@@ -110,10 +128,17 @@ def test_what_is_compared_is_asked_for_greedily() -> None:
         {"temperature": 0, "top_p": 0.9},
         {"input": "an embedding"},
     ]
-    case.operations = [operation(number, parameters=p) for number, p in enumerate(given)]
-    case.operations[5] = operation(5, parameters=given[5], path="/v1/embeddings", messages=None)
+    case.operations = [
+        operation(number, parameters=p) for number, p in enumerate(given)
+    ]
+    case.operations[5] = operation(
+        5, parameters=given[5], path="/v1/embeddings", messages=None
+    )
     asked = [op.parameters for op in comparable(case).operations]
-    assert asked[:2] == [{"max_tokens": 3, "temperature": 0}, {"stop": ["x"], "temperature": 0}]
+    assert asked[:2] == [
+        {"max_tokens": 3, "temperature": 0},
+        {"stop": ["x"], "temperature": 0},
+    ]
     assert asked[2:] == given[2:]
 
 
@@ -129,7 +154,9 @@ def test_logprobs_are_all_that_is_added_for_two_sides() -> None:
     assert greedy.parameters == case.operations[0].parameters | added
     assert sampled == case.operations[1]
     assert told.server == case.server
-    assert with_logprobs(case_of(2, "minivllm")) == case_of(2, "minivllm")  # it has none
+    assert with_logprobs(case_of(2, "minivllm")) == case_of(
+        2, "minivllm"
+    )  # it has none
 
 
 def test_noise_is_counted_and_no_sighting() -> None:
@@ -153,16 +180,22 @@ def test_a_swapped_answer_is_named_after_its_owner() -> None:
     case = case_of(100)
     prompts = {op.id: prompt_of(op) for op in case.operations}
     swapped = {"r7": prompts["r20"], "r20": prompts["r7"]}
-    judged = compare_with_reference(case, play(case, noise=0.02, answers=swapped), play(case))
+    judged = compare_with_reference(
+        case, play(case, noise=0.02, answers=swapped), play(case)
+    )
     assert classes(judged) == [FindingClass.CROSS_TALK]
     assert judged.sightings[0].operations == ["r7", "r20"]
-    assert "r7 got the answer to r20; r20 got the answer to r7" in judged.sightings[0].said
+    assert (
+        "r7 got the answer to r20; r20 got the answer to r7" in judged.sightings[0].said
+    )
 
 
-@pytest.mark.parametrize("foreign", [False, True], ids=["its own prompt", "another's prompt"])
+@pytest.mark.parametrize(
+    "foreign", [False, True], ids=["its own prompt", "another's prompt"]
+)
 def test_an_answer_that_several_have_is_nobodys_own(foreign: bool) -> None:
-    """Three requests are declined in the same words, and now a fourth one is: no cross-talk, unless
-    its prompt has another one's length."""
+    """Three requests are declined in the same words, and now a fourth one is: no
+    cross-talk, unless its prompt has another one's length."""
     case = case_of(40)
     declined = dict.fromkeys(("r3", "r20", "r31"), "the same words for all of these")
     right = play(case, answers=declined)
@@ -171,7 +204,9 @@ def test_an_answer_that_several_have_is_nobodys_own(foreign: bool) -> None:
     wrong.evidence.requests[7].prompt_tokens = own[20] if foreign else own[7]
     found = compare_with_reference(case, wrong, right)
     ours = [s.finding_class for s in found.sightings if s.operations == ["r7"]]
-    assert ours[0] is (FindingClass.CROSS_TALK if foreign else FindingClass.WRONG_ANSWER)
+    assert ours[0] is (
+        FindingClass.CROSS_TALK if foreign else FindingClass.WRONG_ANSWER
+    )
     one = {"r3": declined["r3"]}
     alone = play(case, answers=one | {"r7": one["r3"]})
     alone.evidence.requests[7].prompt_tokens = own[7]
@@ -194,25 +229,32 @@ def test_an_answer_that_several_have_is_nobodys_own(foreign: bool) -> None:
     ],
 )
 def test_a_refusal_that_another_got_as_well_is_nobodys_own(words: str) -> None:
-    """Of two requests the reference declines one in these words, and the server the other."""
+    """Of two requests the reference declines one in these words, and the server the
+    other."""
     case = case_of(40)
     for said, seen in ((words, FindingClass.WRONG_ANSWER), (f"Well: {words}", None)):
 
-        def worded(op: Operation, one: RequestRecord, said: str = said) -> RequestRecord:
+        def worded(
+            op: Operation, one: RequestRecord, said: str = said
+        ) -> RequestRecord:
             if op.id in ("r3", "r7"):
                 one.choices[0].text = one.text = said
             return one
 
         right = play(case, answers={"r3": "declined"}, change=worded)
         wrong = play(case, answers={"r3": "declined", "r7": "declined"}, change=worded)
-        wrong.evidence.requests[7].prompt_tokens = right.evidence.requests[7].prompt_tokens
+        wrong.evidence.requests[7].prompt_tokens = right.evidence.requests[
+            7
+        ].prompt_tokens
         found = compare_with_reference(case, wrong, right)
         ours = [s.finding_class for s in found.sightings if "r7" in s.operations]
         assert ours == [seen or FindingClass.CROSS_TALK]
 
 
 @pytest.mark.parametrize(("tokens", "seen"), [(2, "WRONG_ANSWER"), (6, "CROSS_TALK")])
-def test_a_short_answer_that_is_anothers_may_be_so_by_chance(tokens: int, seen: str) -> None:
+def test_a_short_answer_that_is_anothers_may_be_so_by_chance(
+    tokens: int, seen: str
+) -> None:
     case = case_of(40)
     wrong = play(case, answers={"r7": prompt_of(case.operations[20])}, tokens=tokens)
     wrong.evidence.requests[7].prompt_tokens = len(prompt_of(case.operations[7]))
@@ -227,8 +269,12 @@ def test_swaps_are_flagged() -> None:
     chance = random.Random(17)
     order = chance.sample(list(prompts), 200)
     pairs = dict(zip(order[:100], order[100:], strict=True))
-    swapped = {a: prompts[b] for a, b in pairs.items()} | {b: prompts[a] for a, b in pairs.items()}
-    judged = compare_with_reference(case, play(case, noise=0.05, answers=swapped), play(case))
+    swapped = {a: prompts[b] for a, b in pairs.items()} | {
+        b: prompts[a] for a, b in pairs.items()
+    }
+    judged = compare_with_reference(
+        case, play(case, noise=0.05, answers=swapped), play(case)
+    )
     flagged = {id for sighting in judged.sightings for id in sighting.operations}
     assert flagged <= swapped.keys()
     assert len(flagged) >= 0.95 * len(swapped)
@@ -238,15 +284,19 @@ def test_swaps_are_flagged() -> None:
 def test_a_foreign_prompt_length_tells_a_swap_where_the_answer_is_a_near_tie(
     foreign: bool,
 ) -> None:
-    """The answer alone would pass: it parts from its own at a near-tie, and by chance it is that of
-    a request that is much alike. The prompt's length tells which."""
+    """The answer alone would pass: it parts from its own at a near-tie, and by chance
+    it is that of a request that is much alike. The prompt's length tells which."""
     case = case_of(2)
 
     def spelled(text: str, likely: str) -> ChoiceSeen:
         first = (likely, -1.0), ("x" if likely == "a" else "a", -1.01)
         top = [list(first), *([(letter, -0.1), ("?", -4.0)] for letter in text[1:])]
-        logprobs = [dict(places)[letter] for letter, places in zip(text, top, strict=True)]
-        return ChoiceSeen(index=0, text=text, tokens=list(text), logprobs=logprobs, top=top)
+        logprobs = [
+            dict(places)[letter] for letter, places in zip(text, top, strict=True)
+        ]
+        return ChoiceSeen(
+            index=0, text=text, tokens=list(text), logprobs=logprobs, top=top
+        )
 
     def played(first: str, length: int) -> Played:
         choices = spelled(first, first[0]), spelled("xyz", "x")
@@ -254,7 +304,9 @@ def test_a_foreign_prompt_length_tells_a_swap_where_the_answer_is_a_near_tie(
         records = map(record, case.operations, choices, lengths)
         return Played(state=PlayState.ENDED, evidence=Evidence(requests=list(records)))
 
-    judged = compare_with_reference(case, played("xyz", 20 if foreign else 10), played("abc", 10))
+    judged = compare_with_reference(
+        case, played("xyz", 20 if foreign else 10), played("abc", 10)
+    )
     assert classes(judged) == ([FindingClass.CROSS_TALK] if foreign else [])
     assert judged.counted.get("answers compared: near-tie", 0) == (0 if foreign else 1)
 
@@ -293,14 +345,22 @@ def test_what_is_not_greedy_refused_or_lost_is_not_compared() -> None:
     case.operations[1] = operation(1, parameters=beams)
 
     def failed(op: Operation, seen: RequestRecord) -> RequestRecord:
-        change = {"r2": {"status": 400, "error": "no", "choices": []}, "r3": {"timed_out": True}}
+        change = {
+            "r2": {"status": 400, "error": "no", "choices": []},
+            "r3": {"timed_out": True},
+        }
         return seen.model_copy(update=change.get(op.id, {}))
 
-    played = play(case, answers={op.id: "wrong" for op in case.operations[:4]}, change=failed)
+    played = play(
+        case, answers={op.id: "wrong" for op in case.operations[:4]}, change=failed
+    )
     played.evidence.requests = [r for r in played.evidence.requests if r.label != "r4"]
     judged = compare_with_reference(case, played, play(case))
     assert [(s.finding_class, s.operations) for s in judged.sightings] == [
-        (FindingClass.PROTOCOL, ["r0", "r1"])  # the lengths of their prompts, which is all there is
+        (
+            FindingClass.PROTOCOL,
+            ["r0", "r1"],
+        )  # the lengths of their prompts, which is all there is
     ]
     assert judged.counted == {
         "answers not compared: not greedy": 2,
@@ -326,7 +386,10 @@ def test_a_reference_that_does_not_start_is_said() -> None:
     judged = compare_with_reference(case, play(case), failed)
     assert judged.sightings == []
     assert judged.unseen == [
-        "The reference's server did not start (it needs more memory): no answer was compared."
+        (
+            "The reference's server did not start (it needs more memory): no answer "
+            "was compared."
+        )
     ]
 
 
@@ -368,7 +431,9 @@ def test_without_logprobs_an_exact_engine_is_compared_all_the_same() -> None:
 def test_a_play_of_fewer_requests_is_held_against_the_same_reference() -> None:
     case = case_of(40)
     right, fewer = play(case), case.keeping(["r3", "r7"])
-    judged = compare_with_reference(fewer, play(fewer, answers={"r7": "wrong 7"}), right)
+    judged = compare_with_reference(
+        fewer, play(fewer, answers={"r7": "wrong 7"}), right
+    )
     assert judged.sightings[0].operations == ["r7"]
 
 
@@ -377,7 +442,10 @@ def test_a_play_of_fewer_requests_is_held_against_the_same_reference() -> None:
 
 def wrong(kind: FindingClass, *operations: str) -> Judged:
     sighting = Sighting(
-        finding_class=kind, bucket=f"{kind}/x", operations=list(operations), said="it differs"
+        finding_class=kind,
+        bucket=f"{kind}/x",
+        operations=list(operations),
+        said="it differs",
     )
     return Judged(sightings=[sighting])
 
@@ -452,7 +520,9 @@ def test_anothers_answer_in_such_a_stream_is_seen() -> None:
     ]
 
 
-def test_where_streams_mislead_only_those_that_somebody_waits_for_are_compared_as_streams() -> None:
+def test_where_streams_mislead_only_those_that_somebody_waits_for_are_compared_as_streams() -> (
+    None
+):
     case = case_of(5, "sglang")
     case.operations[1:5] = [
         operation(1, stream=True),
@@ -460,7 +530,13 @@ def test_where_streams_mislead_only_those_that_somebody_waits_for_are_compared_a
         operation(3, stream=True, after=["r1.end"]),
         operation(4, stream=True, after=["r3.first-token"]),
     ]
-    assert [op.stream for op in comparable(case).operations] == [False, False, True, True, False]
+    assert [op.stream for op in comparable(case).operations] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
     plain = reference_case(case, get_engine("sglang"))
     assert not any(op.stream for op in plain.operations)
     other = case.model_copy(update={"server": case_of(1).server})

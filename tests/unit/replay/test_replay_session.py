@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 from fake_player import NO_START, NOW, FakePlayer, FlakyEngine, replaying
-from fake_plays import BUCKET, OTHER, SERVER, FakeGhostKey, answered_until, fake_case, fake_op
+from fake_plays import (
+    BUCKET,
+    OTHER,
+    SERVER,
+    FakeGhostKey,
+    answered_until,
+    fake_case,
+    fake_op,
+)
 from grids import grid
 from mmrepro.base.errors import InfrastructureError, UsageError
 from mmrepro.base.records import FindingClass
@@ -45,7 +53,11 @@ def test_the_ghost_key_in_forty_starts(tmp_path: Path, jobs: int) -> None:
     replay = session.execute()
     assert replay.state == "complete"
     assert replay.exit_code == 1
-    assert len(replay.plays) == player.plays + player.calibrated <= 40 * (1 + (jobs > 1) / 2)
+    assert (
+        len(replay.plays)
+        == player.plays + player.calibrated
+        <= 40 * (1 + (jobs > 1) / 2)
+    )
     hang, error = replay.findings
     assert (hang.finding_class, error.finding_class) == (
         FindingClass.HANG,
@@ -70,7 +82,9 @@ def test_the_ghost_key_in_forty_starts(tmp_path: Path, jobs: int) -> None:
 
 def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path) -> None:
     case = fake_case([fake_op(f"r{n}") for n in range(5)])
-    session, _ = replaying(case, tmp_path, FakePlayer(lambda c: answered_until(c, None)))
+    session, _ = replaying(
+        case, tmp_path, FakePlayer(lambda c: answered_until(c, None))
+    )
     replay = session.execute()
     assert (replay.exit_code, replay.findings, replay.unconfirmed) == (0, [], [])
     told = [play.what for play in replay.plays]
@@ -78,7 +92,9 @@ def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path) -> None:
     assert len(told) == 10, "and the reference, and what is held against it"
 
 
-def test_traffic_that_takes_minutes_is_not_played_again_for_nothing(tmp_path: Path) -> None:
+def test_traffic_that_takes_minutes_is_not_played_again_for_nothing(
+    tmp_path: Path,
+) -> None:
     class FakeSlow(FakePlayer):
         def play(self, *args: Any, **more: Any) -> Played:
             return super().play(*args, **more).model_copy(update={"seconds": 70.0})
@@ -91,7 +107,8 @@ def test_traffic_that_takes_minutes_is_not_played_again_for_nothing(tmp_path: Pa
 
 
 class FakeLeak(FakePlayer):
-    """Each request with a picture leaves a thread behind; blocks are cut as a player does."""
+    """Each request with a picture leaves a thread behind; blocks are cut as a player
+    does."""
 
     def play(
         self, case: Case, contents: Path | None, options: Any, folder: Path, **more: Any
@@ -105,10 +122,14 @@ class FakeLeak(FakePlayer):
         return made.model_copy(update={"before": idle, "after": idle, "blocks": ends})
 
 
-def test_a_leak_that_only_blocks_show_is_found_and_shrunk_in_blocks(tmp_path: Path) -> None:
+def test_a_leak_that_only_blocks_show_is_found_and_shrunk_in_blocks(
+    tmp_path: Path,
+) -> None:
     ops = [fake_op(f"r{n}", *["p"] * (n % 2)) for n in range(96)]
     player = FakeLeak(lambda c: answered_until(c, None))
-    session, _ = replaying(fake_case(ops, {"p": 28}), tmp_path, player, judge=quiescence)
+    session, _ = replaying(
+        fake_case(ops, {"p": 28}), tmp_path, player, judge=quiescence
+    )
     replay = session.execute()
     (finding,) = replay.findings
     assert (finding.bucket, finding.confirmed) == ("residue/threads", True)
@@ -124,7 +145,9 @@ def test_seen_once_is_told_and_not_counted(tmp_path: Path) -> None:
     case, test = planted([2, 5], [0] * 8)
     player = FakePlayer(lambda c: {op.id: "200" for op in c.operations})
     player.before = lambda number, _: setattr(
-        player, "engine", test.engine if number == 1 else lambda c: answered_until(c, None)
+        player,
+        "engine",
+        test.engine if number == 1 else lambda c: answered_until(c, None),
     )
     session, _ = replaying(case, tmp_path, player)
     replay = session.execute()
@@ -134,7 +157,9 @@ def test_seen_once_is_told_and_not_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
-def test_what_comes_and_goes_has_a_rate_with_an_interval(tmp_path: Path, seed: int) -> None:
+def test_what_comes_and_goes_has_a_rate_with_an_interval(
+    tmp_path: Path, seed: int
+) -> None:
     case, test = planted([2, 5, 11], [0, 0, 3, 0, 0, 1, 0, 0, 0, 2, 0, 1])
     player = FakePlayer(FlakyEngine(test.engine, 0.5, seed))
     session, states = replaying(case, tmp_path, player, budget=120)
@@ -185,7 +210,9 @@ STOPS = [(0, 1), (1, 1), (5, 1), (17, 1), (30, 1), (24, 2)]
 
 
 @pytest.mark.parametrize(("stop", "jobs"), grid(STOPS, always=[(24, 2)]))
-def test_interrupted_it_goes_on_and_repeats_no_play(tmp_path: Path, stop: int, jobs: int) -> None:
+def test_interrupted_it_goes_on_and_repeats_no_play(
+    tmp_path: Path, stop: int, jobs: int
+) -> None:
     case = ghost_trace(7)
     player = FakePlayer(FakeGhostKey(1000))
     whole, _ = replaying(case, tmp_path / "whole", player, jobs=jobs)
@@ -213,8 +240,14 @@ def test_interrupted_it_goes_on_and_repeats_no_play(tmp_path: Path, stop: int, j
     third = FakePlayer(FakeGhostKey(1000))
     kept = replaying(case, tmp_path, third, resume=True)[0].execute()
     assert (third.plays, third.calibrated) == (0, 0)
-    assert seconds(kept) > kept.kept_s == pytest.approx(sum(play.seconds for play in kept.plays))
-    assert kept.kept_s >= len(kept.plays) - 1, "each took a second, and the deadlines none"
+    assert (
+        seconds(kept)
+        > kept.kept_s
+        == pytest.approx(sum(play.seconds for play in kept.plays))
+    )
+    assert kept.kept_s >= len(kept.plays) - 1, (
+        "each took a second, and the deadlines none"
+    )
 
 
 def told(replay: object) -> object:
@@ -257,12 +290,18 @@ def test_a_machine_that_cannot_play_ends_it_and_it_can_go_on(tmp_path: Path) -> 
     assert ended_once(tmp_path)
 
 
-def hang_known(bucket: str, seen: Observation, case: Case, result: object) -> Observation:
+def hang_known(
+    bucket: str, seen: Observation, case: Case, result: object
+) -> Observation:
     known = "ghost-key-eviction" if bucket == BUCKET else None
-    return seen.model_copy(update={"named": Named(bucket=bucket, known=known, why="a fake")})
+    return seen.model_copy(
+        update={"named": Named(bucket=bucket, known=known, why="a fake")}
+    )
 
 
-def test_a_known_fatal_failure_is_kept_away_to_see_what_it_hides(tmp_path: Path) -> None:
+def test_a_known_fatal_failure_is_kept_away_to_see_what_it_hides(
+    tmp_path: Path,
+) -> None:
     """Behind the hang, where no play of the whole case comes, a request fails."""
     ops = [fake_op(f"r{n}") for n in range(12)]
 
@@ -274,7 +313,9 @@ def test_a_known_fatal_failure_is_kept_away_to_see_what_it_hides(tmp_path: Path)
             answers["r9"] = "500"
         return answers
 
-    session, _ = replaying(fake_case(ops), tmp_path, FakePlayer(engine), name=hang_known)
+    session, _ = replaying(
+        fake_case(ops), tmp_path, FakePlayer(engine), name=hang_known
+    )
     replay = session.execute()
     hang, error = replay.findings
     assert (hang.known, error.known) == ("ghost-key-eviction", None)
@@ -283,7 +324,9 @@ def test_a_known_fatal_failure_is_kept_away_to_see_what_it_hides(tmp_path: Path)
         "ghost-key-eviction/disable-mm-cache",
     )
     assert [list(f.observed) for f in (hang, error)] == [["r4"], ["r9"]]
-    assert any("ghost-key-eviction/disable-mm-cache on" in limit for limit in error.limits)
+    assert any(
+        "ghost-key-eviction/disable-mm-cache on" in limit for limit in error.limits
+    )
     assert (hang.limits, error.bucket) == ([], OTHER)
     assert replay.exit_code == 1
 
@@ -300,17 +343,27 @@ def test_a_known_failure_alone_is_no_unknown_one(tmp_path: Path) -> None:
     assert [f.known for f in replay.findings] == ["ghost-key-eviction"]
 
 
-def test_what_the_same_requests_show_besides_is_no_further_finding(tmp_path: Path) -> None:
+def test_what_the_same_requests_show_besides_is_no_further_finding(
+    tmp_path: Path,
+) -> None:
     """Nor does it get the name of the first."""
 
     def engine(case: Case) -> dict[str, str]:
         ids = [op.id for op in case.operations]
         both = {"r2", "r5"} <= set(ids)
-        return {id: STUCK if both and id == "r5" else "500" if both and id == "r2" else "200"
-                for id in ids}  # fmt: skip
+        return {
+            id: STUCK
+            if both and id == "r5"
+            else "500"
+            if both and id == "r2"
+            else "200"
+            for id in ids
+        }
 
     ops = [fake_op(f"r{n}") for n in range(8)]
-    session, _ = replaying(fake_case(ops), tmp_path, FakePlayer(engine), name=hang_known)
+    session, _ = replaying(
+        fake_case(ops), tmp_path, FakePlayer(engine), name=hang_known
+    )
     replay = session.execute()
     (hang,) = replay.findings
     assert list(hang.observed) == ["r2", "r5"]
@@ -325,7 +378,9 @@ def test_a_server_that_does_not_start_needs_no_request(tmp_path: Path) -> None:
     case = fake_case(ops).model_copy(update={"server": server})
 
     def engine(c: Case) -> dict[str, str]:
-        return {NO_START: ""} if "--broken" in c.server.args else answered_until(c, None)
+        return (
+            {NO_START: ""} if "--broken" in c.server.args else answered_until(c, None)
+        )
 
     session, _ = replaying(case, tmp_path, FakePlayer(engine), server=server)
     (finding,) = session.execute().findings
@@ -336,16 +391,24 @@ def test_a_server_that_does_not_start_needs_no_request(tmp_path: Path) -> None:
     assert [needed.what for needed in finding.needed] == ["--broken"]
 
 
-def test_a_start_that_fails_for_want_of_an_option_left_out_is_no_finding(tmp_path: Path) -> None:
-    server = SERVER.model_copy(update={"args": ["--adapters", "--adapter-names", "--other"]})
-    case = fake_case([fake_op(f"r{n}") for n in range(4)]).model_copy(update={"server": server})
+def test_a_start_that_fails_for_want_of_an_option_left_out_is_no_finding(
+    tmp_path: Path,
+) -> None:
+    server = SERVER.model_copy(
+        update={"args": ["--adapters", "--adapter-names", "--other"]}
+    )
+    case = fake_case([fake_op(f"r{n}") for n in range(4)]).model_copy(
+        update={"server": server}
+    )
     refused = []
 
     def engine(c: Case) -> dict[str, str]:
         if "--adapter-names" in c.server.args and "--adapters" not in c.server.args:
             refused.append(c.server.args)
             return {NO_START: ""}
-        both = {"r1", "r3"} <= {op.id for op in c.operations} and "--adapters" in c.server.args
+        both = {"r1", "r3"} <= {
+            op.id for op in c.operations
+        } and "--adapters" in c.server.args
         return answered_until(c, "r3" if both else None)
 
     session, _ = replaying(case, tmp_path, FakePlayer(engine), server=server)
@@ -367,9 +430,11 @@ def test_options_that_make_no_sense_are_refused() -> None:
 
 def test_the_command_names_the_whole_server() -> None:
     server = fake_case([fake_op("r1")]).server
-    options = ReplayCommand(file=Path("a b.har"), server=server, budget=60, shrink=False)
+    options = ReplayCommand(
+        file=Path("a b.har"), server=server, budget=60, shrink=False
+    )
     assert options.command_line(resume=Path("replays/x")) == (
         "mmrepro replay 'a b.har' --engine vllm --release 0.23.0 --model qwen2-vl "
-        "--max-model-len 2048 --server-arg=--cache --server-arg=10 --no-shrink --resume replays/x "
-        "--budget 60"
+        "--max-model-len 2048 --server-arg=--cache --server-arg=10 --no-shrink "
+        "--resume replays/x --budget 60"
     )

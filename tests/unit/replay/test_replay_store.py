@@ -19,7 +19,9 @@ HERE = Path(__file__).parent
 
 
 def seen(number: int) -> Observation:
-    facts = PlayFacts(number=number, what="a play", requests=3, state="ended", buckets=["b"])
+    facts = PlayFacts(
+        number=number, what="a play", requests=3, state="ended", buckets=["b"]
+    )
     return Observation(play=facts, answers={"r1": "200"}, folder=f"plays/{number:04d}")
 
 
@@ -33,7 +35,11 @@ def digest(number: int) -> str:
 
 def ended(number: int, of: Observation | None = None) -> Ended:
     return Ended(
-        number=number, digest=digest(number), how="shrink", index=1, seen=of or seen(number)
+        number=number,
+        digest=digest(number),
+        how="shrink",
+        index=1,
+        seen=of or seen(number),
     )
 
 
@@ -45,12 +51,23 @@ def in_it(journal: Journal) -> set[str]:
 def test_what_ended_is_there_again_and_what_only_began_is_not(tmp_path: Path) -> None:
     with journal(tmp_path) as first:
         for number in (1, 2):
-            began = {"digest": digest(number), "how": "shrink", "index": 1, "requests": 3}
+            began = {
+                "digest": digest(number),
+                "how": "shrink",
+                "index": 1,
+                "requests": 3,
+            }
             first.append(Began(number=number, what="a play", **began))  # type: ignore[arg-type]
         first.append(ended(1))
         limits = Deadlines(6.0, 2.4, "a rule")
-        told = {"answer_s": limits.answer_s, "suspect_s": limits.suspect_s, "rule": limits.rule}
-        measured = Ended(number=3, digest="", how="calibration", index=1, seen=seen(3), **told)  # type: ignore[arg-type]
+        told = {
+            "answer_s": limits.answer_s,
+            "suspect_s": limits.suspect_s,
+            "rule": limits.rule,
+        }
+        measured = Ended(
+            number=3, digest="", how="calibration", index=1, seen=seen(3), **told
+        )  # type: ignore[arg-type]
         first.append(measured)
     with journal(tmp_path) as again:
         assert again.kept[-2:] == [ended(1), measured]
@@ -132,7 +149,9 @@ def test_no_secret_is_kept(tmp_path: Path) -> None:
     with journal(tmp_path) as first:
         kept = first.append(ended(1, told))
     assert secret not in (tmp_path / VERDICTS_FILE).read_text()
-    assert secret not in kept.seen.observed["r1"], "this call sees what a later one will see"
+    assert secret not in kept.seen.observed["r1"], (
+        "this call sees what a later one will see"
+    )
 
 
 def test_a_resumed_folder_without_a_replay_is_refused(tmp_path: Path) -> None:
@@ -154,7 +173,9 @@ def test_another_server_is_not_gone_on_with(tmp_path: Path) -> None:
     case = ghost_trace(1, 60)
     replaying(case, tmp_path, FakePlayer(FakeGhostKey(1000)))[0].execute()
     server = SERVER.model_copy(update={"release": "0.24.0"})
-    other, _ = replaying(case, tmp_path, FakePlayer(FakeGhostKey(1000)), resume=True, server=server)
+    other, _ = replaying(
+        case, tmp_path, FakePlayer(FakeGhostKey(1000)), resume=True, server=server
+    )
     with pytest.raises(UsageError, match="another case"):
         other.execute()
     assert case_digest(case) != case_digest(case.model_copy(update={"server": server}))

@@ -1,5 +1,5 @@
-"""A report of any text is read in time and memory that grow as the text does, or is refused in a
-sentence."""
+"""A report of any text is read in time and memory that grow as the text does, or is
+refused in a sentence."""
 
 import contextlib
 import os
@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 from mmrepro.base.errors import UsageError
-from mmrepro.base.machine.limited import OverLimit, WorkFailed, WorkLimits, within_limits
+from mmrepro.base.machine.limited import (
+    OverLimit,
+    WorkFailed,
+    WorkLimits,
+    within_limits,
+)
 from mmrepro.cli import main
 from mmrepro.search.repro import issue as issues
 from mmrepro.search.repro.issue import read_here, read_issue
@@ -28,12 +33,16 @@ def python(text: str) -> str:
 
 NASTY: dict[str, Callable[[int], str]] = {
     "backticks": lambda n: "`" * n,
-    "fences in fences": lambda n: "".join("`" * (3 + k) + "\n" for k in range(int((2 * n) ** 0.5))),
+    "fences in fences": lambda n: "".join(
+        "`" * (3 + k) + "\n" for k in range(int((2 * n) ** 0.5))
+    ),
     "blocks": lambda n: "```\na\n```\n" * (n // 10),
     "blanks": lambda n: " " * n,
     "blanks in lines": lambda n: (" " * 100 + "\\\n") * (n // 102),
     "heredocs": lambda n: sh("curl x <<A\n" * (n // 11)),
-    "heredocs of many names": lambda n: sh("".join(f"curl x <<A{k}\n" for k in range(n // 15))),
+    "heredocs of many names": lambda n: sh(
+        "".join(f"curl x <<A{k}\n" for k in range(n // 15))
+    ),
     "heredoc of a long name": lambda n: sh("curl x <<" + "A" * n),
     "expansions": lambda n: sh("vllm serve " + "${a:-" * (n // 5)),
     "subshells": lambda n: sh("curl x " + "$(" * (n // 2)),
@@ -52,7 +61,9 @@ NASTY: dict[str, Callable[[int], str]] = {
     "engines": lambda n: "vllm" * (n // 4) + " " * n,
     "equals": lambda n: "vllm" + "==v" * (n // 3),
     "images": lambda n: sh("vllm@" * (n // 5)),
-    "files sent": lambda n: sh("curl " + "@" * n + "".join(f" a{k}.json" for k in range(n // 9))),
+    "files sent": lambda n: sh(
+        "curl " + "@" * n + "".join(f" a{k}.json" for k in range(n // 9))
+    ),
     "names": lambda n: python("a = a\n" * (n // 6)),
 }
 
@@ -70,28 +81,32 @@ def test_time_grows_as_the_text_does(name: str) -> None:
     assert took[1] < 0.15 or took[1] / took[0] < 9, took
 
 
-@pytest.mark.parametrize("text", [
-    python("x = " + "-" * 60_000 + "1"),
-    python("x = 1" + "+1" * 30_000),
-    python("x = a" + ".a" * 30_000),
-    python("x = a" + "()" * 30_000),
-    python("x = " + "(" * 60_000),
-    python("x = " + "0x" + "f" * 60_000),
-    python("a = 'vllm serve m '\n" + "a = f'{a}{a}'\n" * 60),
-    python("a = '" + "vllm serve " * 170 + "'\nx = [" + "a, " * 15_000 + "]"),
-    python("a = '" + "vllm serve " * 170 + "'\n" + "a;" * 20_000),
-    '```json\n' + '{"messages":' * 5000 + "\n```",
-    '```json\n{"messages":' + "[" * 30_000 + "]" * 30_000 + "}\n```",
-    "```yaml\nimage: vllm/vllm-openai\n" + "[" * 60_000 + "\n```",
-    "```yaml\nimage: vllm/vllm-openai\na: &a [x]\n"
-    + "".join(f"b{k}: &b{k} [*b{k - 1},*b{k - 1}]\n" for k in range(1, 200)) + "\n```",
-    sh("vllm serve m --port " + "9" * 50_000),
-    sh("vllm serve m --port ²"),
-    sh("bash -c 'A=\"" + "b " * 15_000 + "\"\nvllm serve " + "$A " * 9_000 + "'"),
-    "\0" * 65_000,
-    sh("vllm serve m --a \0\ncurl http://localhost:8000/\0"),
-    "```yaml\nimage: vllm/vllm-openai\ncommand: [\"\\ud800\", \"--model\", \"x\"]\n```",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        python("x = " + "-" * 60_000 + "1"),
+        python("x = 1" + "+1" * 30_000),
+        python("x = a" + ".a" * 30_000),
+        python("x = a" + "()" * 30_000),
+        python("x = " + "(" * 60_000),
+        python("x = " + "0x" + "f" * 60_000),
+        python("a = 'vllm serve m '\n" + "a = f'{a}{a}'\n" * 60),
+        python("a = '" + "vllm serve " * 170 + "'\nx = [" + "a, " * 15_000 + "]"),
+        python("a = '" + "vllm serve " * 170 + "'\n" + "a;" * 20_000),
+        "```json\n" + '{"messages":' * 5000 + "\n```",
+        '```json\n{"messages":' + "[" * 30_000 + "]" * 30_000 + "}\n```",
+        "```yaml\nimage: vllm/vllm-openai\n" + "[" * 60_000 + "\n```",
+        "```yaml\nimage: vllm/vllm-openai\na: &a [x]\n"
+        + "".join(f"b{k}: &b{k} [*b{k - 1},*b{k - 1}]\n" for k in range(1, 200))
+        + "\n```",
+        sh("vllm serve m --port " + "9" * 50_000),
+        sh("vllm serve m --port ²"),
+        sh("bash -c 'A=\"" + "b " * 15_000 + '"\nvllm serve ' + "$A " * 9_000 + "'"),
+        "\0" * 65_000,
+        sh("vllm serve m --a \0\ncurl http://localhost:8000/\0"),
+        '```yaml\nimage: vllm/vllm-openai\ncommand: ["\\ud800", "--model", "x"]\n```',
+    ],
+)
 def test_what_is_deep_or_long_ends_in_a_report_or_in_a_sentence(text: str) -> None:
     began = time.monotonic()
     with contextlib.suppress(UsageError):
@@ -162,7 +177,9 @@ def test_work_beyond_a_limit_ends(work: Callable[[], object], words: str) -> Non
         within_limits(work, SMALL, expected=UsageError)
 
 
-def test_work_hands_back_plain_values_and_what_it_raises_on_purpose(tmp_path: Path) -> None:
+def test_work_hands_back_plain_values_and_what_it_raises_on_purpose(
+    tmp_path: Path,
+) -> None:
     assert within_limits(lambda: {"a": ["\ud800", 1]}, SMALL, expected=UsageError) == {
         "a": ["?", 1]
     }
@@ -172,7 +189,9 @@ def test_work_hands_back_plain_values_and_what_it_raises_on_purpose(tmp_path: Pa
     with pytest.raises(WorkFailed, match="KeyError"):
         within_limits(wrong, SMALL, expected=UsageError)
     with pytest.raises(WorkFailed):  # it can write no file
-        within_limits(lambda: (tmp_path / "x").write_bytes(b"x"), SMALL, expected=UsageError)
+        within_limits(
+            lambda: (tmp_path / "x").write_bytes(b"x"), SMALL, expected=UsageError
+        )
 
 
 @pytest.mark.parametrize(
@@ -198,7 +217,8 @@ def test_curl_commands_are_read_in_linear_time(piece: str, tmp_path: Path) -> No
 
 def test_a_heredoc_is_the_body_of_its_curl(tmp_path: Path) -> None:
     script = (
-        "curl http://x/v1/completions -d @- <<-'EOF' -H 'a: b'\n\t{\"prompt\": 1}\n\tEOF\n"
+        "curl http://x/v1/completions -d @- <<-'EOF' -H 'a: b'\n\t{\"prompt\": 1}\n"
+        "\tEOF\n"
         "curl http://x/health\ncat <<OPEN\n"
     )
     first, second = curl_requests(script, tmp_path)

@@ -53,7 +53,9 @@ def test_a_recording_is_not_replayed_without_a_box_either(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.har").write_text('{"log": {"entries": []}}')
-    code, _, error = mmrepro("replay", "a.har", "--engine", "minivllm", "--release", "0.1")
+    code, _, error = mmrepro(
+        "replay", "a.har", "--engine", "minivllm", "--release", "0.1"
+    )
     assert code == 2
     assert "--no-box" in error
 
@@ -69,7 +71,9 @@ def test_only_a_word_of_the_command_line_trusts_a_report() -> None:
 
 
 @pytest.mark.parametrize("words", ["repro ISSUE.md --release 0.1", "replay a.har"])
-def test_resume_goes_on_with_a_replay_and_with_a_report(words: str, tmp_path: Path) -> None:
+def test_resume_goes_on_with_a_replay_and_with_a_report(
+    words: str, tmp_path: Path
+) -> None:
     head = {
         "mmrepro_version": "0",
         "created": {"wall": "2026-01-01T00:00:00+00:00", "mono": 0.0},

@@ -116,26 +116,41 @@ PY = f"import requests\nrequests.post('{URL}', json={{}})"
 @pytest.mark.parametrize(
     "client",
     [
-        f'ask() {{\n  curl -s {URL} -d "$1"\n}}\nask \'{{"a":\n 1}}\'\nask \'{{"b": 2}}\'',
+        (
+            f'ask() {{\n  curl -s {URL} -d "$1"\n}}\nask \'{{"a":\n 1}}\'\nask '
+            f"'{{\"b\": 2}}'"
+        ),
         f'function ask {{ curl -s {URL} -d "$1"; }}\nask x',
         f"python3 - <<'EOF'\n{PY}\nprint(\"it's\")\nEOF",
         f"cat > client.py <<'EOF'\n{PY}\nEOF\npython client.py",
         f"python -c \"import requests; requests.post('{URL}', json={{}})\"",
-        f"# it's a comment\ntimeout 10 curl {URL} # isn't\nfor i in 1 2; do\n  curl {URL} &\ndone",
-        f"if curl -sf {URL}; then\n  date\nelse\n  exit 1\nfi\nwget -qO- --post-data='{{}}' {URL}",
+        (
+            f"# it's a comment\ntimeout 10 curl {URL} # isn't\nfor i in 1 2; do\n  "
+            f"curl {URL} &\ndone"
+        ),
+        (
+            f"if curl -sf {URL}; then\n  date\nelse\n  exit 1\nfi\nwget -qO- "
+            f"--post-data='{{}}' {URL}"
+        ),
         f"seq 4 | xargs -I{{}} curl {URL} -d @- <<<'{{}}'",
         f"ID=$(curl -s {URL})\nprintf '%s' \"$ID\"",
     ],
 )
 def test_a_shells_own_structure_stays_and_its_output_does_not(client: str) -> None:
     output = (
-        "\nHTTP/1.1 200 OK\nfor more information see the log\nif you like\nTraceback (it's one):"
+        "\nHTTP/1.1 200 OK\nfor more information see the log\nif you like\n"
+        "Traceback (it's one):"
     )
-    assert read_issue(form(kind="bash", client=client + output)).client.strip() == client
+    assert (
+        read_issue(form(kind="bash", client=client + output)).client.strip() == client
+    )
 
 
 def test_commands_and_clients_without_a_fence() -> None:
-    text = "vllm serve dies\n\nlmdeploy serve api_server m/m \\\n  --tp 1\n\nThen:\n\n" + CURL
+    text = (
+        "vllm serve dies\n\nlmdeploy serve api_server m/m \\\n  --tp 1\n\nThen:\n\n"
+        + CURL
+    )
     issue = read_issue(f"# [Bug]: it dies\n\n{text}\n\nif you like")
     assert parse(issue.server).model == "m/m"
     assert (issue.client_kind, issue.client.strip()) == ("shell", CURL)
@@ -157,7 +172,10 @@ def test_what_calls_a_server_is_a_client(line: str) -> None:
 @pytest.mark.parametrize(
     "script",
     [
-        "import subprocess, requests\nsubprocess.Popen(['vllm', 'serve', 'm/m', '--seed', '1'])",
+        (
+            "import subprocess, requests\nsubprocess.Popen(['vllm', 'serve', 'm/m', "
+            "'--seed', '1'])"
+        ),
         "import sys, requests\nM = 'm/m'\nrun([sys.executable, '-m', "
         "'vllm.entrypoints.openai.api_server', '--model', M, '--seed', str(1)])",
         "import requests\nM = 'm/m'\nrun(\n    f'vllm serve {M} --seed 1'\n)",
@@ -167,7 +185,11 @@ def test_a_script_that_starts_its_server(script: str) -> None:
     issue = read_issue(f"```python\n{script}\n```")
     assert (issue.client_kind, issue.client) == ("python", script)
     asked = parse(issue.server)
-    assert (asked.engine, asked.model, asked.options) == ("vllm", "m/m", [("--seed", ["1"])])
+    assert (asked.engine, asked.model, asked.options) == (
+        "vllm",
+        "m/m",
+        [("--seed", ["1"])],
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,7 +197,10 @@ def test_a_script_that_starts_its_server(script: str) -> None:
     [
         ("docker run vllm/vllm-openai:v0.12.0 --model m", "vllm", "0.12.0"),
         (
-            "Tested with SGLang 0.5.20\n`python -m sglang.launch_server --model-path m`",
+            (
+                "Tested with SGLang 0.5.20\n`python -m sglang.launch_server "
+                "--model-path m`"
+            ),
             "sglang",
             "0.5.20",
         ),
@@ -206,7 +231,9 @@ def test_a_bodys_json_is_a_client() -> None:
 
 
 def test_an_engine_in_the_clients_own_process_is_no_client() -> None:
-    issue = read_issue(form(client="from vllm import LLM\nLLM(model='m').generate('x')"))
+    issue = read_issue(
+        form(client="from vllm import LLM\nLLM(model='m').generate('x')")
+    )
     assert (issue.client, issue.offline) == ("", True)
 
 
@@ -234,14 +261,20 @@ CMD = (
 )
 
 
-@pytest.mark.parametrize(("kind", "text"), [("http", HTTP), ("powershell", POWERSHELL), ("", CMD)])
-def test_a_request_in_the_words_of_another_tool_is_one_of_curl(kind: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "text"), [("http", HTTP), ("powershell", POWERSHELL), ("", CMD)]
+)
+def test_a_request_in_the_words_of_another_tool_is_one_of_curl(
+    kind: str, text: str
+) -> None:
     issue = read_issue(form(kind=kind, client=text))
     words = shlex.split(issue.client.replace("\\\n", " "))
     assert (issue.client_kind, words[0]) == ("shell", "curl")
     assert "http://localhost:8000/v1/completions" in words
     assert "X-A: b" in words
-    assert json.loads(words[words.index("--data-raw" if kind == "http" else "-d") + 1]) == {
+    assert json.loads(
+        words[words.index("--data-raw" if kind == "http" else "-d") + 1]
+    ) == {
         "model": "m",
         "prompt": "x",
     }
@@ -251,7 +284,13 @@ def test_a_request_in_the_words_of_another_tool_is_one_of_curl(kind: str, text: 
     ("kind", "text"),
     [
         ("python", "{'model': 'm', 'messages': [{'role': 'user', 'content': None}]}"),
-        ("jsonc", '{"model": "m", // mine\n "messages": [{"role": "user", "content": null},],\n}'),
+        (
+            "jsonc",
+            (
+                '{"model": "m", // mine\n "messages": [{"role": "user", "content": '
+                "null},],\n}"
+            ),
+        ),
     ],
 )
 def test_a_body_that_is_not_quite_json(kind: str, text: str) -> None:
@@ -265,19 +304,29 @@ def test_blocks_may_be_indented() -> None:
         "    vllm serve m/m --seed 3",
         "\n".join(f"    {x}" for x in PYTHON.split("\n")),
     )
-    issue = read_issue(f"vLLM 0.12.0 dies.\n\nStart\n\n{server}\n\nand run\n\n{client}\n\nDone.")
+    issue = read_issue(
+        f"vLLM 0.12.0 dies.\n\nStart\n\n{server}\n\nand run\n\n{client}\n\nDone."
+    )
     assert (issue.server, issue.client) == ("vllm serve m/m --seed 3", PYTHON)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "from langchain_openai import ChatOpenAI\nChatOpenAI(base_url='http://localhost:8000/v1')",
-        "from pydantic_ai import Agent\nAgent('x', base_url='http://127.0.0.1:8000/v1')",
+        (
+            "from langchain_openai import ChatOpenAI\n"
+            "ChatOpenAI(base_url='http://localhost:8000/v1')"
+        ),
+        (
+            "from pydantic_ai import Agent\nAgent('x', "
+            "base_url='http://127.0.0.1:8000/v1')"
+        ),
         "import socket\nsocket.create_connection(('localhost', 8000))",
     ],
 )
-def test_a_script_that_names_a_server_is_a_client_whatever_it_imports(text: str) -> None:
+def test_a_script_that_names_a_server_is_a_client_whatever_it_imports(
+    text: str,
+) -> None:
     assert read_issue(form(client=text)).client_kind == "python"
 
 
@@ -297,7 +346,17 @@ def test_a_server_s_own_file_of_options() -> None:
 
 
 def test_a_script_without_a_fence_and_words_before_a_fence() -> None:
-    text = f"vLLM 0.12.0\n\nvllm serve m/m --seed 1\n\n{PYTHON}\n\nIt dies then.\n\n### Environment"
+    text = (
+        "vLLM 0.12.0\n"
+        "\n"
+        "vllm serve m/m --seed 1\n"
+        "\n"
+        f"{PYTHON}\n"
+        "\n"
+        "It dies then.\n"
+        "\n"
+        "### Environment"
+    )
     issue = read_issue(text)
     assert (issue.client_kind, issue.client) == ("python", PYTHON)
     ends = read_issue("vllm 0.12.0\n```\nvllm serve m/m\n```\nIt is a crash")
@@ -336,7 +395,9 @@ def test_files_that_a_report_shows_lie_beside_its_client() -> None:
     client = "curl http://localhost:8000/v1/completions -d @in.json"
     issue = read_issue(form(kind="bash", client=client, told=told))
     assert issue.files == {"in.json": BODY}
-    script = "import requests, sys\nrequests.get('http://localhost:8000/' + sys.argv[2])"
+    script = (
+        "import requests, sys\nrequests.get('http://localhost:8000/' + sys.argv[2])"
+    )
     run = "as\n```sh\n$ python3 scripts/repro.py --path v1/models\n```"
     issue = read_issue(form(client=script, told=run))
     assert issue.client_kind == "shell"
@@ -364,7 +425,10 @@ def test_the_release_in_which_it_fails(text: str, release: str) -> None:
 @pytest.mark.parametrize(
     ("told", "classes"),
     [
-        ("服务崩溃,应该返回 400 而不是崩溃", [FindingClass.DEATH, FindingClass.FAILING]),
+        (
+            "服务崩溃,应该返回 400 而不是崩溃",
+            [FindingClass.DEATH, FindingClass.FAILING],
+        ),
         ("请求后服务卡死,没有响应", [FindingClass.HANG]),
         ("报错 500 内部错误,期望 400", [FindingClass.SERVER_ERROR]),
         ("引擎进程直接退出", [FindingClass.DEATH, FindingClass.FAILING]),
@@ -378,7 +442,10 @@ def test_a_report_in_chinese_claims_as_one_in_english(
 
 
 def test_a_report_of_another_engine_is_named() -> None:
-    text = "Ollama 0.5 dies, vLLM is fine.\n\n```sh\nollama serve\ncurl localhost:11434/api\n```"
+    text = (
+        "Ollama 0.5 dies, vLLM is fine.\n\n```sh\nollama serve\ncurl "
+        "localhost:11434/api\n```"
+    )
     issue = read_issue(text)
     assert (issue.other_engine, issue.engine) == ("Ollama", "")
     assert not read_issue(form()).other_engine

@@ -43,14 +43,17 @@ class RecordingPlayer(FakePlayer):
         headers = [("Content-Type", "application/json")]
         url = "http://localhost:8000/v1/completions"
         entries = [
-            entry_of("POST", url, headers, json.dumps(BODY).encode()) for _ in range(self.sent)
+            entry_of("POST", url, headers, json.dumps(BODY).encode())
+            for _ in range(self.sent)
         ]
         for one in entries:
             one["response"] = {"status": 200, "content": {"text": "{}"}}
         folder.mkdir(parents=True)
         har = {"log": {"version": "1.2", "creator": {"name": "x"}, "entries": entries}}
         (folder / RECORDED).write_text(json.dumps(har))
-        return Deadlines(6.0, 2.4), ClientRun(code=0, isolation="alone", output=self.output)
+        return Deadlines(6.0, 2.4), ClientRun(
+            code=0, isolation="alone", output=self.output
+        )
 
 
 class Faked(Fakes, Reproducing):
@@ -59,7 +62,9 @@ class Faked(Fakes, Reproducing):
 
 @pytest.fixture(autouse=True)
 def _releases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_here", lambda engine, device: ["0.12.0", "0.23.0", "0.32.0"])
+    monkeypatch.setattr(
+        sessions, "_here", lambda engine, device: ["0.12.0", "0.23.0", "0.32.0"]
+    )
     monkeypatch.setattr(sessions, "existing", lambda spec: None)
 
 
@@ -95,7 +100,10 @@ def test_a_client_becomes_a_case_and_the_case_a_verdict(tmp_path: Path) -> None:
     assert "Reproduced" in told
     assert "Llama" in told
     stored = json.loads((out / REPLAY_FILE).read_text())
-    assert (stored["$id"], stored["report"]["verdict"]) == ("urn:mmrepro:replay:1", "reproduced")
+    assert (stored["$id"], stored["report"]["verdict"]) == (
+        "urn:mmrepro:replay:1",
+        "reproduced",
+    )
     assert KIND.compose(made).badge.label == "Reproduced"
 
 
@@ -119,19 +127,29 @@ def test_what_is_answered_is_sent_in_a_row_on_one_more_server(tmp_path: Path) ->
 
 def test_a_race_shows_in_a_row(tmp_path: Path) -> None:
     def racing(case: Case) -> dict[str, str]:
-        return {op.id: "500" if n == 4 else "200" for n, op in enumerate(case.operations)}
+        return {
+            op.id: "500" if n == 4 else "200" for n, op in enumerate(case.operations)
+        }
 
     player = RecordingPlayer(racing, sent=2)
-    _, made, _ = reproducing(tmp_path, player, release="0.23.0", reported="500", shrink=False)
+    _, made, _ = reproducing(
+        tmp_path, player, release="0.23.0", reported="500", shrink=False
+    )
     assert made.report is not None
     assert made.report.verdict == "reproduced"
     assert made.findings[0].operations == ["r1-3"]
 
 
-def test_what_comes_and_goes_is_confirmed_and_its_rate_is_not_measured(tmp_path: Path) -> None:
+def test_what_comes_and_goes_is_confirmed_and_its_rate_is_not_measured(
+    tmp_path: Path,
+) -> None:
     plays = chain(["500", "200", "500", "500"], repeat("200"))
-    player = RecordingPlayer(lambda case: {op.id: next(plays) for op in case.operations})
-    _, made, _ = reproducing(tmp_path, player, release="0.23.0", reported="500", shrink=False)
+    player = RecordingPlayer(
+        lambda case: {op.id: next(plays) for op in case.operations}
+    )
+    _, made, _ = reproducing(
+        tmp_path, player, release="0.23.0", reported="500", shrink=False
+    )
     assert made.report is not None
     assert made.report.verdict == "reproduced"
     assert (made.findings[0].rate.failed, made.findings[0].rate.plays) == (2, 4)
@@ -140,13 +158,25 @@ def test_what_comes_and_goes_is_confirmed_and_its_rate_is_not_measured(tmp_path:
 
 def test_in_a_row_each_waits_for_all_before_it() -> None:
     first = {"id": "r1", "path": "/open_session", "body": "{}"}
-    then = {"id": "r2", "path": "/generate", "body": "${s}", "after": ["r1.first-token"]}
+    then = {
+        "id": "r2",
+        "path": "/generate",
+        "body": "${s}",
+        "after": ["r1.first-token"],
+    }
     operations = [first, {**then, "values": {"s": "r1.id"}}]
     case = Case.model_validate(
         {"server": {"engine": "vllm", "release": "0.23.0"}, "operations": operations}
     )
     made = Case.model_validate(in_a_row(case, 3).model_dump())  # sound
-    assert [op.id for op in made.operations] == ["r1", "r2", "r1-2", "r2-2", "r1-3", "r2-3"]
+    assert [op.id for op in made.operations] == [
+        "r1",
+        "r2",
+        "r1-2",
+        "r2-2",
+        "r1-3",
+        "r2-3",
+    ]
     assert made.operations[4].after == ["r1-2.end", "r2-2.end"]
     assert made.operations[5].after == ["r1-3.first-token"]
     assert made.operations[5].values == {"s": "r1-3.id"}
@@ -164,7 +194,9 @@ def test_what_is_found_is_held_against_another_release(
         return {op.id: said for op in case.operations}
 
     player = RecordingPlayer(answers)
-    _, made, _ = reproducing(tmp_path, player, release="0.23.0", reported="500", fixed=fixed)
+    _, made, _ = reproducing(
+        tmp_path, player, release="0.23.0", reported="500", fixed=fixed
+    )
     assert made.report is not None
     (other,) = made.report.fixed
     assert (other.release, other.state) == (release, state)
@@ -181,10 +213,23 @@ def test_a_client_that_sends_nothing_tests_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "last",
-    ["ImportError: velmortin", "velmortin", "AcmeError: velmortin", "x\nvelmortin: x", "Velmortin"],
+    [
+        "ImportError: velmortin",
+        "velmortin",
+        "AcmeError: velmortin",
+        "x\nvelmortin: x",
+        "Velmortin",
+    ],
 )
-def test_nothing_that_a_client_prints_is_in_the_comment(last: str, tmp_path: Path) -> None:
-    lines = [*(f"line {n}" for n in range(100)), "HF_TOKEN is set to hunterly", "w" * 9000, last]
+def test_nothing_that_a_client_prints_is_in_the_comment(
+    last: str, tmp_path: Path
+) -> None:
+    lines = [
+        *(f"line {n}" for n in range(100)),
+        "HF_TOKEN is set to hunterly",
+        "w" * 9000,
+        last,
+    ]
     player = RecordingPlayer(engine("200"), sent=0, output="\n".join(lines))
     _, _, out = reproducing(tmp_path, player, release="0.23.0")
     comment = (out / COMMENT_FILE).read_text()
@@ -197,10 +242,14 @@ def test_nothing_that_a_client_prints_is_in_the_comment(last: str, tmp_path: Pat
     assert "w" * 300 not in report
 
 
-def test_a_comment_is_bounded_and_nothing_in_it_is_markdown_of_others(tmp_path: Path) -> None:
+def test_a_comment_is_bounded_and_nothing_in_it_is_markdown_of_others(
+    tmp_path: Path,
+) -> None:
     _, made, _ = reproducing(tmp_path, RecordingPlayer(engine("403")), release="0.23.0")
     assert made.report is not None
-    foreign = "</details> ![x](http://h/x) HF_TOKEN is set to velmortin " + "word " * 9000
+    foreign = (
+        "</details> ![x](http://h/x) HF_TOKEN is set to velmortin " + "word " * 9000
+    )
     made.report.said = foreign
     made.answers[0].words, made.answers[0].path = foreign, "/v1/` ![x](http://h/x)"
     comment = comment_of(made)
@@ -214,7 +263,8 @@ def test_a_comment_is_bounded_and_nothing_in_it_is_markdown_of_others(tmp_path: 
 def test_a_report_that_only_a_gpu_can_show_starts_nothing(tmp_path: Path) -> None:
     issue = tmp_path / "ISSUE.md"
     issue.write_text(
-        "# crash\nvLLM Version: 0.23.0\n```\nvllm serve m/m\n```\n```\ncurl localhost:8000/v1/x\n"
+        "# crash\nvLLM Version: 0.23.0\n```\nvllm serve m/m\n```\n```\ncurl "
+        "localhost:8000/v1/x\n"
         "```\nRuntimeError: CUDA error: an illegal memory access was encountered\n"
     )
     player = RecordingPlayer(engine("500"))
@@ -225,7 +275,9 @@ def test_a_report_that_only_a_gpu_can_show_starts_nothing(tmp_path: Path) -> Non
     assert (made.report.verdict, made.exit_code) == ("needs-hardware", 3)
 
 
-def test_a_report_of_code_that_runs_on_a_gpu_is_tried_and_not_called_sound(tmp_path: Path) -> None:
+def test_a_report_of_code_that_runs_on_a_gpu_is_tried_and_not_called_sound(
+    tmp_path: Path,
+) -> None:
     report = tmp_path / "ISSUE.md"
     report.write_text("OverflowError in vllm/v1/worker/gpu/states.py: it dies.")
     player = RecordingPlayer(engine("200"))
@@ -236,24 +288,36 @@ def test_a_report_of_code_that_runs_on_a_gpu_is_tried_and_not_called_sound(tmp_p
     assert "worker/gpu/states.py" in made.report.said
 
 
-def test_what_a_report_shows_and_what_it_lacks_lies_beside_its_client(tmp_path: Path) -> None:
+def test_what_a_report_shows_and_what_it_lacks_lies_beside_its_client(
+    tmp_path: Path,
+) -> None:
     report = tmp_path / "issue.md"
     report.write_text(
-        f"vllm 0.23.0\n\n```sh\n{SERVER}\n```\n\nb.json:\n```json\n{json.dumps(BODY)}\n```\n\n"
-        "```sh\ncurl localhost:8000/v1/completions -d @b.json -F a=@/data/cat.png -F b=@x/d.jpg\n"
+        f"vllm 0.23.0\n\n```sh\n{SERVER}\n```\n\nb.json:\n```json\n{json.dumps(BODY)}\n"
+        f"```\n\n"
+        "```sh\ncurl localhost:8000/v1/completions -d @b.json -F a=@/data/cat.png -F "
+        "b=@x/d.jpg\n"
         "```"
     )
     player = Looking(engine("500"))
-    _, made, _ = reproducing(tmp_path, player, file=report, server_command="", client="")
+    _, made, _ = reproducing(
+        tmp_path, player, file=report, server_command="", client=""
+    )
     assert made.report is not None
     assert made.report.verdict == "reproduced", made.report.said
     assert player.files == ["b.json", "cat.png", "client.sh", "x/d.jpg"]
     assert "@cat.png" in player.script
-    assert [one.what for one in made.report.replaced[1:]] == ["/data/cat.png", "x/d.jpg"]
+    assert [one.what for one in made.report.replaced[1:]] == [
+        "/data/cat.png",
+        "x/d.jpg",
+    ]
 
 
 def test_what_is_expected_of_a_client_s_requests_is_put_to_them(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"release": "0.23.0", "expect": ("r1:status=400", "tokens=<=4")}
+    options: dict[str, Any] = {
+        "release": "0.23.0",
+        "expect": ("r1:status=400", "tokens=<=4"),
+    }
     *_, out = reproducing(tmp_path, RecordingPlayer(engine("400")), **options)
     (op,) = json.loads((out / "case.json").read_text())["operations"]
     assert op["expect"] == {"status": "400", "tokens": "<=4"}
@@ -261,7 +325,10 @@ def test_what_is_expected_of_a_client_s_requests_is_put_to_them(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("expect", "words", "clients"),
-    [("text=[", "no regular expression", 0), ("r7:status=400", "there is no request r7", 1)],
+    [
+        ("text=[", "no regular expression", 0),
+        ("r7:status=400", "there is no request r7", 1),
+    ],
 )
 def test_an_expectation_that_is_none_is_no_verdict(
     expect: str, words: str, clients: int, tmp_path: Path
@@ -274,7 +341,9 @@ def test_an_expectation_that_is_none_is_no_verdict(
 
 def test_a_server_may_be_a_file_and_a_client_a_runner_s(tmp_path: Path) -> None:
     server, script = tmp_path / "compose.yml", tmp_path / "c.py"
-    server.write_text("services:\n  a:\n    image: vllm/vllm-openai:v0.23.0\n    command: m/m\n")
+    server.write_text(
+        "services:\n  a:\n    image: vllm/vllm-openai:v0.23.0\n    command: m/m\n"
+    )
     script.write_text("import requests")
     for runner in ("uv run", "/usr/bin/python3.11", "poetry run python"):
         client = f"{runner} {script} --n 4"
@@ -287,14 +356,18 @@ def test_a_server_may_be_a_file_and_a_client_a_runner_s(tmp_path: Path) -> None:
 def test_a_client_s_file_in_the_words_of_another_tool(tmp_path: Path) -> None:
     def client(name: str, text: str) -> str:
         (tmp_path / name).write_text(text)
-        asked = ReproCommand(server_command=SERVER, release="0.23.0", client=str(tmp_path / name))
+        asked = ReproCommand(
+            server_command=SERVER, release="0.23.0", client=str(tmp_path / name)
+        )
         return asked_for(asked).client.text
 
     body = json.dumps(BODY)
-    assert client("a.http", f"POST http://localhost:8000/v1/completions\n\n{body}").startswith(
-        "curl"
+    assert client(
+        "a.http", f"POST http://localhost:8000/v1/completions\n\n{body}"
+    ).startswith("curl")
+    assert "\\\n" in client(
+        "a.ps1", "curl.exe http://localhost:8000/v1/models `\n -H 'a: b'"
     )
-    assert "\\\n" in client("a.ps1", "curl.exe http://localhost:8000/v1/models `\n -H 'a: b'")
     with pytest.raises(UsageError, match="is JavaScript"):
         client("a.js", 'await fetch("http://localhost:8000/v1/models")')
 
@@ -310,7 +383,10 @@ def test_a_report_of_another_engine_or_tool_is_refused_by_name(tmp_path: Path) -
     report = tmp_path / "issue.md"
     for text, words in (
         ("Ollama 0.5 dies\n\n```sh\nollama serve\n```", "of Ollama; mmrepro starts"),
-        (f"vllm 0.23.0\n\n```sh\n{SERVER}\n```\n\n```\nhttp POST :8000/v1\n```", "is HTTPie"),
+        (
+            f"vllm 0.23.0\n\n```sh\n{SERVER}\n```\n\n```\nhttp POST :8000/v1\n```",
+            "is HTTPie",
+        ),
     ):
         report.write_text(text)
         with pytest.raises(UsageError, match=words):
@@ -344,7 +420,7 @@ def test_interrupted_it_goes_on_without_the_client(tmp_path: Path) -> None:
     assert resumed.report.isolation == "alone"
 
 
-# --------------------------------------------------------------------------------- what is missing
+# ---------------------------------------------------------------------- what is missing
 
 
 @pytest.mark.parametrize(
@@ -352,13 +428,24 @@ def test_interrupted_it_goes_on_without_the_client(tmp_path: Path) -> None:
     [
         ({"server_command": "vllm serve m"}, "no client"),
         ({"client": "python nowhere.py"}, "no such file"),
-        ({"server_command": "ls", "client": "curl localhost:8000"}, "No server's command"),
+        (
+            {"server_command": "ls", "client": "curl localhost:8000"},
+            "No server's command",
+        ),
         ({"client": "curl localhost:8000/v1/models"}, "no server's command"),
-        ({"server_command": "vllm serve m", "client": "curl x", "engine": "sglang"}, "--engine"),
-        ({"server_command": "vllm serve m", "client": "curl x", "reported": "x"}, "--reported x"),
+        (
+            {"server_command": "vllm serve m", "client": "curl x", "engine": "sglang"},
+            "--engine",
+        ),
+        (
+            {"server_command": "vllm serve m", "client": "curl x", "reported": "x"},
+            "--reported x",
+        ),
     ],
 )
-def test_what_is_missing_is_asked_for_in_a_sentence(options: dict[str, Any], words: str) -> None:
+def test_what_is_missing_is_asked_for_in_a_sentence(
+    options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(UsageError) as error:
         asked_for(ReproCommand(**options))
     assert words in error.value.message
@@ -368,8 +455,12 @@ def test_what_is_missing_is_asked_for_in_a_sentence(options: dict[str, Any], wor
 
 def test_a_report_without_a_release_is_asked_for_it(tmp_path: Path) -> None:
     issue = tmp_path / "ISSUE.md"
-    issue.write_text("# x\n```\nvllm serve m/m\n```\n```\ncurl localhost:8000/v1/models\n```\n")
-    with pytest.raises(UsageError, match=r"names no release of vllm; here are 0\.12\.0, 0\.23\.0"):
+    issue.write_text(
+        "# x\n```\nvllm serve m/m\n```\n```\ncurl localhost:8000/v1/models\n```\n"
+    )
+    with pytest.raises(
+        UsageError, match=r"names no release of vllm; here are 0\.12\.0, 0\.23\.0"
+    ):
         asked_for(ReproCommand(file=issue))
     asked = asked_for(ReproCommand(file=issue, release="0.12.0"))
     assert asked.server.release == "0.12.0"
@@ -379,7 +470,8 @@ def test_a_report_without_a_release_is_asked_for_it(tmp_path: Path) -> None:
 def test_the_nearest_release_is_taken_and_told(tmp_path: Path) -> None:
     issue = tmp_path / "ISSUE.md"
     issue.write_text(
-        'vLLM 0.12.1\n```\ncurl localhost:8000/v1/completions -d \'{"model": "a/b"}\'\n```\n'
+        'vLLM 0.12.1\n```\ncurl localhost:8000/v1/completions -d \'{"model": "a/b"}\'\n'
+        "```\n"
     )
     asked = asked_for(ReproCommand(file=issue))
     assert asked.server.release == "0.12.0"
@@ -387,9 +479,13 @@ def test_the_nearest_release_is_taken_and_told(tmp_path: Path) -> None:
     assert any("vllm serve a/b is taken" in note for note in asked.facts.notes)
 
 
-def test_what_the_client_saw_and_a_replay_does_not_is_looked_for_again(tmp_path: Path) -> None:
+def test_what_the_client_saw_and_a_replay_does_not_is_looked_for_again(
+    tmp_path: Path,
+) -> None:
     class Died(RecordingPlayer):
-        def record(self, wanted: ClientWanted, folder: Path) -> tuple[Deadlines, ClientRun]:
+        def record(
+            self, wanted: ClientWanted, folder: Path
+        ) -> tuple[Deadlines, ClientRun]:
             deadlines, run = super().record(wanted, folder)
             return deadlines, run.model_copy(update={"died": True})
 
@@ -404,7 +500,9 @@ def test_a_server_that_does_not_start_is_not_shrunk_unless_that_is_the_report(
     tmp_path: Path,
 ) -> None:
     class Broken(RecordingPlayer):
-        def record(self, wanted: ClientWanted, folder: Path) -> tuple[Deadlines, ClientRun]:
+        def record(
+            self, wanted: ClientWanted, folder: Path
+        ) -> tuple[Deadlines, ClientRun]:
             return Deadlines(6.0, 2.4), ClientRun(ran=False)
 
     player = Broken(lambda case: {NO_START: ""})
@@ -422,7 +520,9 @@ def test_a_server_that_does_not_start_is_not_shrunk_unless_that_is_the_report(
 
 def test_only_what_is_reported_is_pursued_where_it_shows(tmp_path: Path) -> None:
     def answers(case: Case) -> dict[str, str]:
-        return dict(zip([op.id for op in case.operations], ["500", "stuck"], strict=False))
+        return dict(
+            zip([op.id for op in case.operations], ["500", "stuck"], strict=False)
+        )
 
     player = RecordingPlayer(answers, sent=2)
     _, made, _ = reproducing(tmp_path, player, release="0.23.0", reported="500")

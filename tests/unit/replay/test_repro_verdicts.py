@@ -35,13 +35,28 @@ D, F, S, H = (
 @pytest.mark.parametrize(
     ("title", "text", "status", "classes"),
     [
-        ("Invalid response_format leads in 500 errors", "It should return HTTP 400.", 500, [S]),
-        ("", "The server returns HTTP 500 (Internal Server Error) instead of 422.", 500, [S]),
+        (
+            "Invalid response_format leads in 500 errors",
+            "It should return HTTP 400.",
+            500,
+            [S],
+        ),
+        (
+            "",
+            "The server returns HTTP 500 (Internal Server Error) instead of 422.",
+            500,
+            [S],
+        ),
         ("", "results in an HTTP 500 response, expected 400 Bad Request", 500, [S]),
         ("x", "EngineCore encountered a fatal error.\nEngineDeadError", None, [D, F]),
         ("n>1 crashes engine", "", None, [D, F, S]),
         ("", "Scheduler hit an exception: Traceback", None, [D, F]),
-        ("", "The client gets a disconnected connection and the server exits.", None, [D, F]),
+        (
+            "",
+            "The client gets a disconnected connection and the server exits.",
+            None,
+            [D, F],
+        ),
         ("Requests hang forever", "", None, [H]),
         ("", 'I get {"error": ..., "code": 400}', 400, []),
         ("", "The request gets HTTP 500 and EngineCore dies.", 500, [D, F]),
@@ -72,7 +87,9 @@ def test_what_only_a_gpu_shows_is_noticed(text: str) -> None:
 
 
 def test_exceptions_of_clients_name_no_cause() -> None:
-    text = "openai.InternalServerError: 500\nTypeError: '<' not supported\nEngineDeadError"
+    text = (
+        "openai.InternalServerError: 500\nTypeError: '<' not supported\nEngineDeadError"
+    )
     assert read_claim("", text).exceptions == ["TypeError"]
 
 
@@ -83,7 +100,7 @@ def test_words_of_the_command_line() -> None:
         claim_of("nonsense")
 
 
-# --------------------------------------------------------------------------------------- verdicts
+# ----------------------------------------------------------------------------- verdicts
 
 
 def finding(kind: FindingClass, cause: str = "", **more: Any) -> Finding:
@@ -104,7 +121,9 @@ def finding(kind: FindingClass, cause: str = "", **more: Any) -> Finding:
 
 
 def answer(status: str, words: str = "") -> Answer:
-    return Answer(operation="r1", path="/v1/x", status=status, words=f"{status} {words}".strip())
+    return Answer(
+        operation="r1", path="/v1/x", status=status, words=f"{status} {words}".strip()
+    )
 
 
 def replay(claim: Claim, **more: Any) -> Replay:
@@ -131,7 +150,9 @@ def replay(claim: Claim, **more: Any) -> Replay:
 LLAMA = Replaced(what="meta-llama/Llama-3.1-8B", by="x", why="x", model=True)
 FLAG = Replaced(what="--quantization fp8", why="it needs a GPU", essential=True)
 ONCE = Sighting(finding_class=D, bucket="b", said="it died")
-LOOK = Answer(operation="r0", method="GET", path="/v1/models", status="200", words="200 {}")
+LOOK = Answer(
+    operation="r0", method="GET", path="/v1/models", status="200", words="200 {}"
+)
 TYPE = Claim(classes=[D, F], exceptions=["TypeError"])
 
 
@@ -140,9 +161,19 @@ TYPE = Claim(classes=[D, F], exceptions=["TypeError"])
     [
         (TYPE, {"findings": [finding(D, "TypeError: x")]}, "reproduced", "2 of 2"),
         (TYPE, {"findings": [finding(S, "TypeError: x")]}, "reproduced", "TypeError"),
-        (TYPE, {"findings": [finding(D, "NotImplementedError: op")]}, "different", "not the death"),
+        (
+            TYPE,
+            {"findings": [finding(D, "NotImplementedError: op")]},
+            "different",
+            "not the death",
+        ),
         (TYPE, {"findings": [finding(D, "EngineDeadError: x")]}, "reproduced", ""),
-        (TYPE, {"findings": [finding(D, "TypeError: x", confirmed=False)]}, "unproven", ""),
+        (
+            TYPE,
+            {"findings": [finding(D, "TypeError: x", confirmed=False)]},
+            "unproven",
+            "",
+        ),
         (TYPE, {"unconfirmed": [ONCE]}, "unproven", "it died"),
         (
             read_claim("", "The request gets HTTP 500 and EngineCore dies."),
@@ -158,7 +189,12 @@ TYPE = Claim(classes=[D, F], exceptions=["TypeError"])
             "not-reproduced",
             "what is wrong is another class (metrics)",
         ),
-        (Claim(classes=[D]), {"findings": [finding(FindingClass.EXPECTATION)]}, "reproduced", ""),
+        (
+            Claim(classes=[D]),
+            {"findings": [finding(FindingClass.EXPECTATION)]},
+            "reproduced",
+            "",
+        ),
         (
             read_claim("logit_bias of -100 is ignored", ""),
             {"findings": [finding(FindingClass.PROTOCOL)]},
@@ -191,20 +227,30 @@ TYPE = Claim(classes=[D, F], exceptions=["TypeError"])
         ),
         (
             Claim(classes=[D]),
-            {"answers": [answer("400", "token id 151645 is out of vocabulary, below 1446")]},
+            {
+                "answers": [
+                    answer("400", "token id 151645 is out of vocabulary, below 1446")
+                ]
+            },
             "nothing-tested",
             "151645",
         ),
         (
             Claim(classes=[D]),
-            {"answers": [answer("400", "token_id(s) [1151645] are out-of-vocab; [0, 1446)")]},
+            {
+                "answers": [
+                    answer("400", "token_id(s) [1151645] are out-of-vocab; [0, 1446)")
+                ]
+            },
             "not-reproduced",
             "400, not the death of the report",
         ),
         (
             Claim(classes=[D]),
             {
-                "answers": [answer("400", "token_id(s) [191222, 99999] are out-of-vocab; 1446")],
+                "answers": [
+                    answer("400", "token_id(s) [191222, 99999] are out-of-vocab; 1446")
+                ],
                 "replaced": [LLAMA],
             },
             "not-reproduced",
@@ -213,7 +259,9 @@ TYPE = Claim(classes=[D, F], exceptions=["TypeError"])
         (
             Claim(classes=[D]),
             {
-                "answers": [answer("400", "token_id(s) [99999] are out-of-vocab; [0, 1446)")],
+                "answers": [
+                    answer("400", "token_id(s) [99999] are out-of-vocab; [0, 1446)")
+                ],
                 "replaced": [LLAMA],
             },
             "nothing-tested",
@@ -231,16 +279,36 @@ TYPE = Claim(classes=[D, F], exceptions=["TypeError"])
             "not-reproduced",
             "-1",
         ),
-        (Claim(), {"answers": [answer("400", "bad")]}, "nothing-tested", "r1 got 400 bad"),
-        (Claim(status=400), {"answers": [answer("400", "bad")]}, "reproduced", "as in the report"),
-        (Claim(), {"answers": [answer("200", "fine")]}, "not-reproduced", "1 request answered"),
+        (
+            Claim(),
+            {"answers": [answer("400", "bad")]},
+            "nothing-tested",
+            "r1 got 400 bad",
+        ),
+        (
+            Claim(status=400),
+            {"answers": [answer("400", "bad")]},
+            "reproduced",
+            "as in the report",
+        ),
+        (
+            Claim(),
+            {"answers": [answer("200", "fine")]},
+            "not-reproduced",
+            "1 request answered",
+        ),
         (
             Claim(classes=[D]),
             {"answers": [LOOK, answer("200", "fine"), answer("403", "no")]},
             "nothing-tested",
             "r1 got 403 no",
         ),
-        (Claim(classes=[D]), {"answers": [LOOK, answer("404", "no")]}, "nothing-tested", "404"),
+        (
+            Claim(classes=[D]),
+            {"answers": [LOOK, answer("404", "no")]},
+            "nothing-tested",
+            "404",
+        ),
         (
             Claim(classes=[D]),
             {"answers": [answer("200"), answer("400", "bad seed")]},
@@ -253,7 +321,12 @@ TYPE = Claim(classes=[D, F], exceptions=["TypeError"])
             "nothing-tested",
             "no request was sent; its client ended with ModuleNotFoundError",
         ),
-        (Claim(), {"answers": [answer("200")], "replaced": [FLAG]}, "needs-hardware", "fp8"),
+        (
+            Claim(),
+            {"answers": [answer("200")], "replaced": [FLAG]},
+            "needs-hardware",
+            "fp8",
+        ),
         (Claim(), {"findings": [finding(S)], "replaced": [FLAG]}, "reproduced", ""),
         (
             Claim(),
@@ -261,7 +334,12 @@ TYPE = Claim(classes=[D, F], exceptions=["TypeError"])
             "needs-hardware",
             "fp8",
         ),
-        (Claim(), {"findings": [finding(FindingClass.START_FAILURE)]}, "nothing-tested", ""),
+        (
+            Claim(),
+            {"findings": [finding(FindingClass.START_FAILURE)]},
+            "nothing-tested",
+            "",
+        ),
         (
             Claim(hardware="device-side assert", classes=[D]),
             {"answers": [answer("200")]},
@@ -286,7 +364,10 @@ def test_verdicts(claim: Claim, seen: dict[str, Any], verdict: str, words: str) 
 def test_a_replay_of_refusals_alone_tested_nothing() -> None:
     made = replay(Claim(), answers=[answer("403", "no"), answer("400", "no")])
     made.report = None
-    assert made.nothing_tested == "nothing was tested: r1 got 403 no, and 1 more were refused"
+    assert (
+        made.nothing_tested
+        == "nothing was tested: r1 got 403 no, and 1 more were refused"
+    )
     assert made.exit_code == 3
     made.answers.append(LOOK)
     assert made.nothing_tested, "a look tests nothing"

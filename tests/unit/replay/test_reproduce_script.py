@@ -1,4 +1,5 @@
-"""``reproduce.py``: it sends what the case says, tells what came of it, and needs nothing."""
+"""``reproduce.py``: it sends what the case says, tells what came of it, and needs
+nothing."""
 
 import ast
 import base64
@@ -25,7 +26,16 @@ from mmrepro.engines.models.tiny import TINY
 from mmrepro.reports.replay_script import literal, script
 from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.files import pictures
-from mmrepro.traffic.case.model import Case, Collision, Content, Image, Near, Noise, Solid, Tiles
+from mmrepro.traffic.case.model import (
+    Case,
+    Collision,
+    Content,
+    Image,
+    Near,
+    Noise,
+    Solid,
+    Tiles,
+)
 from mmrepro.traffic.case.typed import in_order, server_steps
 from mmrepro.traffic.drive import noise
 from PIL import Image as Pillow
@@ -100,8 +110,11 @@ def run(text: str, port: int, folder: Path, *more: str) -> tuple[int, str]:
     file.write_text(text)
     done = subprocess.run(
         [sys.executable, "-I", "-S", str(file), "--port", str(port), *more],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout
 
@@ -110,7 +123,9 @@ def run(text: str, port: int, folder: Path, *more: str) -> tuple[int, str]:
 def generator() -> Callable[[int, int], bytes]:
     """The script's own."""
     tree = ast.parse(text_of(ghost_case()))
-    made = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "noise")
+    made = next(
+        n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "noise"
+    )
     space: dict[str, Any] = {}
     exec(compile(ast.Module([made], []), "reproduce.py", "exec"), space)
     return space["noise"]
@@ -118,7 +133,9 @@ def generator() -> Callable[[int, int], bytes]:
 
 @given(st.integers(0, 2**128 - 1), st.integers(1, 99))
 def test_its_noise_is_numpys(seed: int, count: int) -> None:
-    expected = np.random.default_rng(seed).integers(0, 256, count, dtype=np.uint8).tobytes()
+    expected = (
+        np.random.default_rng(seed).integers(0, 256, count, dtype=np.uint8).tobytes()
+    )
     assert generator()(seed, count) == expected
 
 
@@ -155,7 +172,9 @@ def with_pixels(value: Any) -> Any:
     if isinstance(value, list):
         return [with_pixels(item) for item in value]
     if isinstance(value, str) and value.startswith("data:"):
-        with Pillow.open(io.BytesIO(base64.b64decode(value.partition(",")[2]))) as opened:
+        with Pillow.open(
+            io.BytesIO(base64.b64decode(value.partition(",")[2]))
+        ) as opened:
             return opened.size, opened.convert("RGB").tobytes()
     return value
 
@@ -183,7 +202,10 @@ def test_pictures_by_content_are_in_it_or_beside_it(
         with serving(well) as (port, bodies):
             assert run(text, port, tmp_path)[0] == 0
         url = bodies[0]["messages"][0]["content"][0]["image_url"]["url"]
-        assert url == "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+        assert (
+            url
+            == "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+        )
 
 
 def test_a_hang_shows_and_ends_the_play(tmp_path: Path) -> None:
@@ -235,7 +257,9 @@ KINDS: list[tuple[FindingClass, Answer, str]] = [
     ),
     (
         FindingClass.PROTOCOL,
-        lambda fake, sent: fake.reply(200, completion(completion_tokens=3, total_tokens=8)),
+        lambda fake, sent: fake.reply(
+            200, completion(completion_tokens=3, total_tokens=8)
+        ),
         "3 tokens of 4, finish_reason length",
     ),
     (
@@ -246,14 +270,18 @@ KINDS: list[tuple[FindingClass, Answer, str]] = [
     (
         FindingClass.DEATH,
         lambda fake, sent: (
-            fake.reply(200, completion()) if len(fake.bodies) < 7 else fake.reply(500, {})
+            fake.reply(200, completion())
+            if len(fake.bodies) < 7
+            else fake.reply(500, {})
         ),
         "DEATH reproduced: a small request is not answered any more",
     ),
     (
         FindingClass.FAILING,
         lambda fake, sent: (
-            fake.reply(200, completion()) if len(fake.bodies) < 7 else fake.reply(500, {})
+            fake.reply(200, completion())
+            if len(fake.bodies) < 7
+            else fake.reply(500, {})
         ),
         "FAILING reproduced: a small request is not answered any more",
     ),
@@ -281,7 +309,11 @@ def test_each_kind_shows_and_its_absence_too(
             Expectation(operation="r2", cached_at_most=16),
             completion(prompt_tokens_details={"cached_tokens": 32}),
         ),
-        (FindingClass.WRONG_ANSWER, Expectation(operation="r2", text="a b"), completion("a c")),
+        (
+            FindingClass.WRONG_ANSWER,
+            Expectation(operation="r2", text="a b"),
+            completion("a c"),
+        ),
     ],
 )
 def test_numbers_are_held_against_answers(
@@ -298,7 +330,9 @@ def test_numbers_are_held_against_answers(
     assert (code, "is judged by: mmrepro replay" in said) == (3, True)
 
 
-@pytest.mark.parametrize("kind", [FindingClass.SERVER_ERROR, FindingClass.DEATH, FindingClass.HANG])
+@pytest.mark.parametrize(
+    "kind", [FindingClass.SERVER_ERROR, FindingClass.DEATH, FindingClass.HANG]
+)
 @pytest.mark.parametrize("status", [401, 404, 503])
 def test_what_the_engine_never_worked_on_tested_nothing(
     tmp_path: Path, kind: FindingClass, status: int
@@ -310,7 +344,9 @@ def test_what_the_engine_never_worked_on_tested_nothing(
     text = text_of(ghost_case(), kind)
     with serving(refuses) as (port, _):
         code, said = run(text, port, tmp_path)
-    assert (code, f"Nothing was tested: request r1: {status}" in said) == (3, True), said
+    assert (code, f"Nothing was tested: request r1: {status}" in said) == (3, True), (
+        said
+    )
     as_found = {op.id: f"{status} no" for op in ghost_case().operations}
     with serving(refuses) as (port, _):  # as it was when the failure was found
         code, said = run(text_of(ghost_case(), kind, observed=as_found), port, tmp_path)
@@ -320,15 +356,24 @@ def test_what_the_engine_never_worked_on_tested_nothing(
 def test_a_server_that_wants_a_key_tested_nothing(tmp_path: Path) -> None:
     with serving(lambda fake, sent: fake.reply(401, {"error": "no key"})) as (port, _):
         code, said = run(text_of(ghost_case(), FindingClass.DEATH), port, tmp_path)
-    assert (code, "Nothing was tested: a small request is not answered" in said) == (3, True), said
+    assert (code, "Nothing was tested: a small request is not answered" in said) == (
+        3,
+        True,
+    ), said
 
 
 def test_it_names_what_stands_in(tmp_path: Path) -> None:
     case = ghost_case()
-    kernels = StandIn(name="kernels", replaces="all kernels, by torch", why="there is no GPU")
-    text = script(finding(case), case, None, settings=[], deadline_s=1.0, stand_ins=[kernels])
+    kernels = StandIn(
+        name="kernels", replaces="all kernels, by torch", why="there is no GPU"
+    )
+    text = script(
+        finding(case), case, None, settings=[], deadline_s=1.0, stand_ins=[kernels]
+    )
     assert "(qwen2-vl), a stand-in" in text
-    assert "the stand-in kernels replaced all kernels, by torch: there is no GPU." in text
+    assert (
+        "the stand-in kernels replaced all kernels, by torch: there is no GPU." in text
+    )
     assert "needs a GPU" in text
     assert "needs a GPU" not in text_of(case)
 
@@ -340,10 +385,18 @@ def sse(fake: FakeOpenAI, pieces: int, done: bool = True) -> None:
         choice = {"index": 0, "delta": {"content": "x"}, "finish_reason": None}
         if number == pieces - 1:
             choice["finish_reason"] = "length"
-        fake.wfile.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+        fake.wfile.write(
+            b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+        )
         fake.wfile.flush()
-    usage = {"prompt_tokens": 1, "completion_tokens": pieces, "total_tokens": 1 + pieces}
-    fake.wfile.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n")
+    usage = {
+        "prompt_tokens": 1,
+        "completion_tokens": pieces,
+        "total_tokens": 1 + pieces,
+    }
+    fake.wfile.write(
+        b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
+    )
     if done:
         fake.wfile.write(b"data: [DONE]\n\n")
 
@@ -358,7 +411,10 @@ def test_streams_are_read_and_left(tmp_path: Path) -> None:
     )
     assert in_order(case)
     for done, told in ((False, "the stream has no [DONE]"), (True, "Not reproduced")):
-        with serving(lambda fake, sent, done=done: sse(fake, 4, done)) as (port, bodies):
+        with serving(lambda fake, sent, done=done: sse(fake, 4, done)) as (
+            port,
+            bodies,
+        ):
             code, said = run(text_of(case, FindingClass.PROTOCOL), port, tmp_path)
         assert (code, told in said) == (int(not done), True), said
         assert "a  the client went away" in said
@@ -366,7 +422,8 @@ def test_streams_are_read_and_left(tmp_path: Path) -> None:
 
 
 def test_barriers_hold_back_what_waits(tmp_path: Path) -> None:
-    """b runs beside a; c comes when a has two tokens; d after both; e is beside nothing."""
+    """b runs beside a; c comes when a has two tokens; d after both; e is beside
+    nothing."""
     case = Case(
         server=SERVER,
         operations=[
@@ -384,7 +441,8 @@ def test_barriers_hold_back_what_waits(tmp_path: Path) -> None:
     def slowly(fake: FakeOpenAI, sent: dict[str, Any]) -> None:
         name = sent["messages"][0]["content"][-1]["text"]
         begun.append((name, list(ended)))
-        # Noted before the last bytes: with them in its hands the client may send the next one.
+        # Noted before the last bytes: with them in its hands the client may send the
+        # next one.
         if name == "a":
             together.wait(10)  # until b is there as well: they run beside each other
             sse(fake, 4, done=False)
@@ -415,7 +473,11 @@ def test_what_waits_for_a_hanging_request_is_not_sent(tmp_path: Path) -> None:
 
     case = Case(
         server=SERVER,
-        operations=[operation("a", text="slow"), operation("b"), operation("c", "a.end")],
+        operations=[
+            operation("a", text="slow"),
+            operation("b"),
+            operation("c", "a.end"),
+        ],
     )
     with serving(hangs) as (port, bodies):
         code, said = run(impatient(text_of(case)), port, tmp_path)
@@ -428,7 +490,9 @@ def test_what_waits_for_a_hanging_request_is_not_sent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", list(FindingClass))
 @pytest.mark.parametrize("concurrent", [False, True])
-def test_it_is_python_of_3_9_for_every_kind(kind: FindingClass, concurrent: bool) -> None:
+def test_it_is_python_of_3_9_for_every_kind(
+    kind: FindingClass, concurrent: bool
+) -> None:
     case = ghost_case()
     if concurrent:
         case.operations[1].after = ["r1.sent"]
@@ -460,14 +524,26 @@ def test_the_model_that_it_writes_is_the_tiny_one(tmp_path: Path, name: str) -> 
     case.server = SERVER.model_copy(update={"model": name})
     assert "python3 reproduce.py --write-model ./tiny-model" in server_steps(case, [])
     file.write_text(text_of(case))
-    asked = [sys.executable, "-I", "-S", str(file), "--write-model", str(tmp_path / "m")]
+    asked = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(file),
+        "--write-model",
+        str(tmp_path / "m"),
+    ]
     subprocess.run(asked, check=True, capture_output=True)
     own = TINY[name].write(tmp_path)
-    assert {f.name for f in own.iterdir()} == {f.name for f in (tmp_path / "m").iterdir()}
+    assert {f.name for f in own.iterdir()} == {
+        f.name for f in (tmp_path / "m").iterdir()
+    }
     for f in own.iterdir():
         if f.suffix != ".safetensors":
             assert f.read_bytes() == (tmp_path / "m" / f.name).read_bytes()
-    mine, theirs = header(own / "model.safetensors"), header(tmp_path / "m/model.safetensors")
+    mine, theirs = (
+        header(own / "model.safetensors"),
+        header(tmp_path / "m/model.safetensors"),
+    )
     mine.pop("__metadata__")
     theirs.pop("__metadata__")
     assert {k: (v["dtype"], v["shape"]) for k, v in mine.items()} == {
@@ -475,7 +551,9 @@ def test_the_model_that_it_writes_is_the_tiny_one(tmp_path: Path, name: str) -> 
     }
     deviations = []
     for folder in (own, tmp_path / "m"):
-        values = np.frombuffer((folder / "model.safetensors").read_bytes()[-200_000:], "<u2")
+        values = np.frombuffer(
+            (folder / "model.safetensors").read_bytes()[-200_000:], "<u2"
+        )
         deviations.append((values.astype("<u4") << 16).view("<f4").std())
     assert abs(deviations[0] - deviations[1]) < 0.01
 
@@ -486,7 +564,9 @@ def header(file: Path) -> dict[str, Any]:
 
 
 @given(
-    st.recursive(st.text() | st.integers(), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
+    st.recursive(
+        st.text() | st.integers(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
 )
 def test_a_literal_is_read_back(value: Any) -> None:
     assert ast.literal_eval(literal([{"v": value}])) == [{"v": value}]

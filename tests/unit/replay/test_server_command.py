@@ -17,42 +17,90 @@ from mmrepro.search.repro.server_command import (
 
 COMMANDS = {
     "vllm serve Qwen/Qwen3-0.6B --scheduling-policy=priority": (
-        *("vllm", "Qwen/Qwen3-0.6B", "", None),
+        "vllm",
+        "Qwen/Qwen3-0.6B",
+        "",
+        None,
         ["--scheduling-policy", "priority"],
     ),
-    "$ vllm serve --trust-remote-code m/m --max_num_seqs 8 -tp 1 --port 8001 > log 2>&1 &": (
-        *("vllm", "m/m", "", 8001),
+    (
+        "$ vllm serve --trust-remote-code m/m --max_num_seqs 8 -tp 1 --port 8001 > "
+        "log 2>&1 &"
+    ): (
+        "vllm",
+        "m/m",
+        "",
+        8001,
         ["--trust-remote-code", "--max-num-seqs", "8"],
     ),
-    "export MODEL=m/m\nexport N=4\nuv run vllm serve $MODEL --max-num-seqs ${N:-2} | tee log": (
-        *("vllm", "m/m", "", None),
+    (
+        "export MODEL=m/m\nexport N=4\nuv run vllm serve $MODEL --max-num-seqs "
+        "${N:-2} | tee log"
+    ): (
+        "vllm",
+        "m/m",
+        "",
+        None,
         ["--max-num-seqs", "4"],
     ),
     "docker run --gpus all -p 8000:8000 --ipc=host \\\n  vllm/vllm-openai:v0.11.2 \\\n"
     "  m/m --limit-mm-per-prompt '{\"image\": 2}'\n": (
-        *("vllm", "m/m", "0.11.2", None),
+        "vllm",
+        "m/m",
+        "0.11.2",
+        None,
         ["--limit-mm-per-prompt", '{"image": 2}'],
     ),
     "sudo podman run --rm vllm/vllm-openai:latest --model m/m --seed -1": (
-        *("vllm", "m/m", "", None),
+        "vllm",
+        "m/m",
+        "",
+        None,
         ["--seed", "-1"],
     ),
     "python3 -m vllm.entrypoints.openai.api_server --model m/m --host 0.0.0.0": (
-        *("vllm", "m/m", "", None),
+        "vllm",
+        "m/m",
+        "",
+        None,
         [],
     ),
-    "docker run lmsysorg/sglang:v0.5.6.post2 python3 -m sglang.launch_server --model m/m "
-    "--port 30000 --page-size 16": ("sglang", "m/m", "0.5.6.post2", 30000, ["--page-size", "16"]),
-    "python -m sglang.launch_server \\\n --model-path m/m \\\n --disable-radix-cache --tp 1": (
-        *("sglang", "m/m", "", None),
+    "docker run lmsysorg/sglang:v0.5.6.post2 python3 -m sglang.launch_server --model "
+    "m/m --port 30000 --page-size 16": (
+        "sglang",
+        "m/m",
+        "0.5.6.post2",
+        30000,
+        ["--page-size", "16"],
+    ),
+    (
+        "python -m sglang.launch_server \\\n --model-path m/m \\\n "
+        "--disable-radix-cache --tp 1"
+    ): (
+        "sglang",
+        "m/m",
+        "",
+        None,
         ["--disable-radix-cache"],
     ),
-    "lmdeploy serve api_server m/m --backend pytorch --server-port 23333 --max-batch-size 4": (
-        *("lmdeploy", "m/m", "", 23333),
+    (
+        "lmdeploy serve api_server m/m --backend pytorch --server-port 23333 "
+        "--max-batch-size 4"
+    ): (
+        "lmdeploy",
+        "m/m",
+        "",
+        23333,
         ["--max-batch-size", "4"],
     ),
-    "cd x && . venv/bin/activate && nohup vllm serve m/m --no-enable-prefix-caching &": (
-        *("vllm", "m/m", "", None),
+    (
+        "cd x && . venv/bin/activate && nohup vllm serve m/m "
+        "--no-enable-prefix-caching &"
+    ): (
+        "vllm",
+        "m/m",
+        "",
+        None,
         ["--no-enable-prefix-caching"],
     ),
 }
@@ -62,23 +110,41 @@ COMMANDS = {
 def test_a_command_is_read_whole(command: str) -> None:
     engine, model, release, port, args = COMMANDS[command]
     asked = parse(command)
-    assert (asked.engine, asked.model, asked.release, asked.port) == (engine, model, release, port)
+    assert (asked.engine, asked.model, asked.release, asked.port) == (
+        engine,
+        model,
+        release,
+        port,
+    )
     made = translated(asked, None, "")
     assert list(made.args) == args
     assert not [one for one in made.replaced if one.essential]
 
 
 def test_variables_go_to_the_server_and_secrets_and_paths_do_not() -> None:
-    text = "HF_TOKEN=x CUDA_VISIBLE_DEVICES=0 VLLM_API_KEY=k VLLM_LOG_STATS_INTERVAL=2 vllm serve m"
-    assert dict(translated(parse(text), None, "").env) == {"VLLM_LOG_STATS_INTERVAL": "2"}
+    text = (
+        "HF_TOKEN=x CUDA_VISIBLE_DEVICES=0 VLLM_API_KEY=k "
+        "VLLM_LOG_STATS_INTERVAL=2 vllm serve m"
+    )
+    assert dict(translated(parse(text), None, "").env) == {
+        "VLLM_LOG_STATS_INTERVAL": "2"
+    }
 
 
 @pytest.mark.parametrize(
     "option",
     [
-        *("--quantization fp8", "-tp 8", "--tensor-parallel-size=2", "--kv-cache-dtype fp8"),
-        *("--enable-expert-parallel", "-O3", "--speculative-config '{}'", "-dp 4"),
-        *("--kv-transfer-config '{}'", "--enable-lora", "--attention-backend FLASHINFER"),
+        "--quantization fp8",
+        "-tp 8",
+        "--tensor-parallel-size=2",
+        "--kv-cache-dtype fp8",
+        "--enable-expert-parallel",
+        "-O3",
+        "--speculative-config '{}'",
+        "-dp 4",
+        "--kv-transfer-config '{}'",
+        "--enable-lora",
+        "--attention-backend FLASHINFER",
     ],
 )
 def test_what_a_failure_may_hang_on_is_left_out_and_marked(option: str) -> None:
@@ -88,9 +154,18 @@ def test_what_a_failure_may_hang_on_is_left_out_and_marked(option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", ["--gpu-memory-utilization 0.9", "--host ::", "--api-key k", "-pp 1", "--dtype half"]
+    "option",
+    [
+        "--gpu-memory-utilization 0.9",
+        "--host ::",
+        "--api-key k",
+        "-pp 1",
+        "--dtype half",
+    ],
 )
-def test_what_sizes_a_gpu_or_names_a_place_is_left_out_and_not_marked(option: str) -> None:
+def test_what_sizes_a_gpu_or_names_a_place_is_left_out_and_not_marked(
+    option: str,
+) -> None:
     made = translated(parse(f"vllm serve m/m {option}"), None, "")
     assert made.args == ()
     assert not [one for one in made.replaced if one.essential]
@@ -119,7 +194,9 @@ def test_the_model_becomes_the_tiny_one_that_comes_nearest(
 
 def test_a_model_of_sounds_has_no_stand_in() -> None:
     made = translated(parse("vllm serve openai/whisper-large-v3"), None, "")
-    assert [one.what for one in made.replaced if one.essential] == ["openai/whisper-large-v3"]
+    assert [one.what for one in made.replaced if one.essential] == [
+        "openai/whisper-large-v3"
+    ]
 
 
 def test_a_long_context_is_kept_only_where_answers_end() -> None:
@@ -134,19 +211,28 @@ def test_what_the_parser_of_a_release_lacks_is_reported(tmp_path: Path) -> None:
     parser = tmp_path / "vllm" / "engine" / "arg_utils.py"
     parser.parent.mkdir(parents=True)
     parser.write_text(
-        "class EngineArgs:\n    max_num_seqs: int = 1\n    async_scheduling: bool = False\n"
+        "class EngineArgs:\n    max_num_seqs: int = 1\n    async_scheduling: bool = "
+        "False\n"
         'group.add_argument("--scheduling-policy", **more)\n'
     )
     known = options_of("vllm", tmp_path)
     assert known["--async-scheduling"]
-    text = "vllm serve m --max-num-seqz 2 --no-async-scheduling --scheduling-policy fcfs"
+    text = (
+        "vllm serve m --max-num-seqz 2 --no-async-scheduling --scheduling-policy fcfs"
+    )
     (note,) = translated(parse(text), known, "").notes
     assert "--max-num-seqz." in note
     assert "Did you mean --max-num-seqs?" in note
 
 
 @pytest.mark.parametrize(
-    "text", ["vllm bench serve", "docker run --gpus all me/my:latest", "pip install vllm", "serve"]
+    "text",
+    [
+        "vllm bench serve",
+        "docker run --gpus all me/my:latest",
+        "pip install vllm",
+        "serve",
+    ],
 )
 def test_other_commands_are_none(text: str) -> None:
     assert not is_server_command(text)
@@ -176,7 +262,10 @@ def test_without_a_command_the_model_of_the_requests_is_served() -> None:
     "words",
     [
         "command: --model m/m --seed 3 --x '{\"a\": 1}'\n    ports: []\n",
-        "command: >\n      --model m/m\n      --seed 3 --x '{\"a\": 1}'\n    ports: []\n",
+        (
+            "command: >\n      --model m/m\n      --seed 3 --x '{\"a\": 1}'\n    "
+            "ports: []\n"
+        ),
         'command: ["vllm", "serve"]\n    args: ["m/m",\n      "--seed", "3",'
         """ "--x", '{"a": 1}']\n""",
         "command:\n    - /bin/sh\n    - -c\n"
@@ -194,31 +283,51 @@ def test_a_compose_file_or_a_pod_is_a_server(words: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['docker run --entrypoint sh vllm/vllm-openai -c "vllm serve m/m"', "sh -c 'vllm serve m/m'"],
+    [
+        'docker run --entrypoint sh vllm/vllm-openai -c "vllm serve m/m"',
+        "sh -c 'vllm serve m/m'",
+    ],
 )
 def test_a_shells_word_holds_a_command(text: str) -> None:
     assert (parse(text).engine, parse(text).model) == ("vllm", "m/m")
 
 
 WRITTEN = {  # --max-num-seqs 2 --enable-prefix-caching of m/m, each in another way
-    "powershell": "PS C:\\x> vllm serve m/m `\n  --max-num-seqs 2 `\n  --enable-prefix-caching",
-    "cmd": "C:\\Users\\me> vllm serve m/m ^\n  --max-num-seqs 2 ^\n  --enable-prefix-caching",
+    "powershell": (
+        "PS C:\\x> vllm serve m/m `\n  --max-num-seqs 2 `\n  --enable-prefix-caching"
+    ),
+    "cmd": (
+        "C:\\Users\\me> vllm serve m/m ^\n  --max-num-seqs 2 ^\n  "
+        "--enable-prefix-caching"
+    ),
     "array": "ARGS=(\n  --max-num-seqs 2  # few\n  --enable-prefix-caching\n)\n"
     'vllm serve m/m "${ARGS[@]}"',
-    "options in a variable": 'A="--max-num-seqs 2 --enable-prefix-caching"\nvllm serve m/m $A',
+    "options in a variable": (
+        'A="--max-num-seqs 2 --enable-prefix-caching"\nvllm serve m/m $A'
+    ),
     "an option taken out": "vllm serve m/m \\\n  --max-num-seqs 2 \\\n  # --seed 3 \\\n"
     "  --enable-prefix-caching",
-    "a text program's dashes": "vllm serve m/m \u2013-max-num-seqs 2 \u2014enable-prefix-caching",
-    "unit": "[Service]\nExecStart=/usr/bin/vllm serve m/m --max-num-seqs 2 --enable-prefix-caching",
+    "a text program's dashes": (
+        "vllm serve m/m \u2013-max-num-seqs 2 \u2014enable-prefix-caching"
+    ),
+    "unit": (
+        "[Service]\nExecStart=/usr/bin/vllm serve m/m --max-num-seqs 2 "
+        "--enable-prefix-caching"
+    ),
     "notebook": "!vllm serve m/m --max-num-seqs 2 --enable-prefix-caching &",
     "root": "# vllm serve m/m --max-num-seqs 2 --enable-prefix-caching",
     "commented": "# vllm serve x/y --seed 1\n"
     "vllm serve m/m --max-num-seqs 2 --enable-prefix-caching",
-    "module's file": "PYTHONPATH=. python vllm/entrypoints/openai/api_server.py --model m/m "
-    "--max-num-seqs 2 --enable-prefix-caching",
-    "screen": "screen -dm bash -lc 'vllm serve m/m --max-num-seqs 2 --enable-prefix-caching'",
-    "script of a pod": "docker run vllm/vllm-openai sh -c 'export A=1\nvllm serve m/m \\\n"
-    "  --max-num-seqs 2 \\\n  --enable-prefix-caching\n'",
+    "module's file": "PYTHONPATH=. python vllm/entrypoints/openai/api_server.py "
+    "--model m/m --max-num-seqs 2 --enable-prefix-caching",
+    "screen": (
+        "screen -dm bash -lc 'vllm serve m/m --max-num-seqs 2 --enable-prefix-caching'"
+    ),
+    "script of a pod": "docker run vllm/vllm-openai sh -c 'export A=1\n"
+    "vllm serve m/m \\\n"
+    "  --max-num-seqs 2 \\\n"
+    "  --enable-prefix-caching\n"
+    "'",
 }
 
 
@@ -253,10 +362,17 @@ def test_the_release_that_a_command_installs(text: str) -> None:
 
 def test_variables_of_a_manifest_reach_the_server() -> None:
     image = "image: vllm/vllm-openai:v0.12.0\n"
-    compose = f"services:\n  a:\n    {image}    command: --model m/m\n    environment:\n"
+    compose = (
+        f"services:\n  a:\n    {image}    command: --model m/m\n    environment:\n"
+    )
     for given in ("      - VLLM_X=1\n", "      VLLM_X: 1\n"):
         assert parse(of_manifest(compose + given)).env == {"VLLM_X": "1"}
-    pod = f"  - name: v\n    {image}    args: [m/m]\n    env:\n    - {{name: VLLM_X, value: '1'}}\n"
+    pod = (
+        "  - name: v\n"
+        f"    {image}    args: [m/m]\n"
+        "    env:\n"
+        f"    - {{name: VLLM_X, value: '1'}}\n"
+    )
     assert parse(of_manifest(pod)).env == {"VLLM_X": "1"}
     assert of_manifest("a: [1\n" + pod.replace("vllm", "{{ x }}")) == ""
 
@@ -264,8 +380,10 @@ def test_variables_of_a_manifest_reach_the_server() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("lmdeploy serve api_server m/m", "lmdeploy serve api_server m/m --backend turbomind"),
-        *("VLLM_USE_V1=0 vllm serve m/m", "vllm serve m/m --speculative-config.method ngram"),
+        "lmdeploy serve api_server m/m",
+        "lmdeploy serve api_server m/m --backend turbomind",
+        "VLLM_USE_V1=0 vllm serve m/m",
+        "vllm serve m/m --speculative-config.method ngram",
         "vllm serve m/m --config server.yaml",
     ],
 )
@@ -275,7 +393,9 @@ def test_what_a_cpu_or_a_release_of_today_lacks_is_marked(text: str) -> None:
     assert made.args == ()
 
 
-def test_a_text_model_s_family_has_its_tiny_one_where_the_release_serves_it(tmp_path: Path) -> None:
+def test_a_text_model_s_family_has_its_tiny_one_where_the_release_serves_it(
+    tmp_path: Path,
+) -> None:
     registry = tmp_path / "vllm" / "model_executor" / "models" / "registry.py"
     registry.parent.mkdir(parents=True)
     registry.write_text('{"Qwen3ForCausalLM": 1, "Qwen3MoeForCausalLM": 2}')
@@ -291,13 +411,17 @@ def test_a_text_model_s_family_has_its_tiny_one_where_the_release_serves_it(tmp_
     assert model("Qwen/Qwen3-30B-A3B", release="0.23.0") == "text", "not tried on a CPU"
     assert model("Qwen/Qwen3-Next-80B-A3B") == "text", "its architecture is not there"
     assert model("meta-llama/Llama-3.1-8B") == "text"
-    assert not serves("sglang", "0.5.23", tmp_path, "Qwen3ForCausalLM"), "its kernel is not there"
+    assert not serves("sglang", "0.5.23", tmp_path, "Qwen3ForCausalLM"), (
+        "its kernel is not there"
+    )
     assert model("Qwen/Qwen3-VL-8B") == "qwen2-vl"
-    assert model("Qwen/Qwen3-0.6B", '"logit_bias": {"5": 1}') == "text", "it has more token ids"
+    assert model("Qwen/Qwen3-0.6B", '"logit_bias": {"5": 1}') == "text", (
+        "it has more token ids"
+    )
     assert translated(parse("vllm serve Qwen/Qwen3-0.6B"), None, "").model == "text"
 
 
-# ---------------------------------------------------------------- YAML that nobody means
+# --------------------------------------------------------------- YAML that nobody means
 
 POD = "image: vllm/vllm-openai:v0.24.0\nargs: [--model, m]\n"
 BOMB = "a0: &a0 [x, x]\n" + "".join(
@@ -311,12 +435,24 @@ MERGED = "a0: &a0 {x: 1}\n" + "".join(
 @pytest.mark.parametrize(
     "bad",
     [
-        "[" * 40_000, "{" * 40_000, "a: " + "[" * 30 + "]" * 30, BOMB, MERGED, "a: &a [*a]",
-        f"a: {'9' * 5000}", "a: 2026-13-45", "a: 2026-02-30T10:00:00Z", "a: *b", "a: 0x", "? [a]",
-        "a: !!python/object:os.system x", "- x\n" * 20_001, "a: \x01",
+        "[" * 40_000,
+        "{" * 40_000,
+        "a: " + "[" * 30 + "]" * 30,
+        BOMB,
+        MERGED,
+        "a: &a [*a]",
+        f"a: {'9' * 5000}",
+        "a: 2026-13-45",
+        "a: 2026-02-30T10:00:00Z",
+        "a: *b",
+        "a: 0x",
+        "? [a]",
+        "a: !!python/object:os.system x",
+        "- x\n" * 20_001,
+        "a: \x01",
     ],
     ids=lambda text: text[:24],
-)  # fmt: skip
+)
 def test_yaml_that_nobody_means_is_no_manifest(bad: str) -> None:
     assert of_manifest(f"{bad}\n---\n{POD}") in ("", of_manifest(POD))
     for key in ("command", "environment", "env"):
@@ -325,7 +461,8 @@ def test_yaml_that_nobody_means_is_no_manifest(bad: str) -> None:
 
 def test_an_alias_of_a_few_values_is_read() -> None:
     text = (
-        "x: &common {image: 'vllm/vllm-openai:v0.24.0'}\na:\n  <<: *common\n  command: --model m\n"
+        "x: &common {image: 'vllm/vllm-openai:v0.24.0'}\na:\n  <<: *common\n  "
+        "command: --model m\n"
     )
     assert "vllm/vllm-openai:v0.24.0" in of_manifest(text)
     assert of_manifest(POD)

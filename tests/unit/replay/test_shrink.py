@@ -32,7 +32,8 @@ def shrunk(case: Case, test: FakeTest) -> Shrinking:
 
 
 def ghost_trace(seed: int, n: int = 200) -> Case:
-    """As the checker's: the refused picture, it again, and new ones, among ordinary requests."""
+    """As the checker's: the refused picture, it again, and new ones, among ordinary
+    requests."""
     chance = random.Random(seed)
     sizes = {f"p{i}": chance.choice((50, 60, 100)) for i in range(3)} | {"x": 100}
     trigger = chance.randint(n // 5, n // 3)
@@ -51,7 +52,9 @@ def ghost_trace(seed: int, n: int = 200) -> Case:
         elif chance.random() < 0.08 and not trigger < number < again:
             ops.append(fake_op(name, chance.choice(("p0", "p1", "p2"))))
         else:
-            ops.append(fake_op(name, text="LONG" if chance.random() < 0.04 else "a" * number))
+            ops.append(
+                fake_op(name, text="LONG" if chance.random() < 0.04 else "a" * number)
+            )
     return fake_case(ops, sizes)
 
 
@@ -71,9 +74,12 @@ def test_the_ghost_key_among_two_hundred_requests(seed: int) -> None:
 
 
 def planted(culprits: list[int], kinds: list[int]) -> tuple[Case, FakeTest]:
-    """Operations of several kinds; the last culprit hangs, if all the others came before it."""
+    """Operations of several kinds; the last culprit hangs, if all the others came
+    before it."""
     ids = [f"r{n}" for n in culprits]
-    sizes = {"shared": 50} | {f"own{n}": 60 for n, kind in enumerate(kinds) if kind == 1}
+    sizes = {"shared": 50} | {
+        f"own{n}": 60 for n, kind in enumerate(kinds) if kind == 1
+    }
     images = {0: (), 1: ("own",), 2: ("shared",), 3: ()}
     ops = []
     for n, kind in enumerate(kinds):
@@ -90,7 +96,8 @@ def planted(culprits: list[int], kinds: list[int]) -> tuple[Case, FakeTest]:
 
 
 def test_two_places_make_the_same_shrink_in_fewer_rounds() -> None:
-    """What is not needed is made for nothing: the walk, its steps and its end are those of one."""
+    """What is not needed is made for nothing: the walk, its steps and its end are those
+    of one."""
     alone = beside = 0
     for seed in range(6):
         case = ghost_trace(seed, 120)
@@ -113,7 +120,9 @@ def traces(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 
 @given(traces())
-def test_exactly_the_culprits_are_left_in_few_plays(trace: tuple[list[int], list[int]]) -> None:
+def test_exactly_the_culprits_are_left_in_few_plays(
+    trace: tuple[list[int], list[int]],
+) -> None:
     culprits, kinds = trace
     case, test = planted(culprits, kinds)
     found = shrunk(case, test)
@@ -123,12 +132,15 @@ def test_exactly_the_culprits_are_left_in_few_plays(trace: tuple[list[int], list
     assert test.plays <= 32
 
 
-# ------------------------------------------------------------------ options and requests together
+# -------------------------------------------------------- options and requests together
 
 
-def bound(needs: dict[str, list[str]], culprits: list[str], total: int) -> tuple[Case, FakeTest]:
-    """The last culprit hangs where all of them are there, and where for each thing that is there
-    (a request, an option) one of those that ``needs`` lists for it is there as well."""
+def bound(
+    needs: dict[str, list[str]], culprits: list[str], total: int
+) -> tuple[Case, FakeTest]:
+    """The last culprit hangs where all of them are there, and where for each thing that
+    is there (a request, an option) one of those that ``needs`` lists for it is there as
+    well."""
     named = {name for thing, wanted in needs.items() for name in (thing, *wanted)}
     options = sorted(name for name in named if name.startswith("--"))
     ops = [fake_op(f"r{n}", text="a" * (n + 1)) for n in range(total)]
@@ -137,7 +149,9 @@ def bound(needs: dict[str, list[str]], culprits: list[str], total: int) -> tuple
 
     def engine(case: Case) -> dict[str, str]:
         there = {op.id for op in case.operations} | set(case.server.args)
-        kept = all(there & set(wanted) for thing, wanted in needs.items() if thing in there)
+        kept = all(
+            there & set(wanted) for thing, wanted in needs.items() if thing in there
+        )
         fails = kept and there >= set(culprits)
         return answered_until(case, culprits[-1] if fails else None)
 
@@ -147,7 +161,9 @@ def bound(needs: dict[str, list[str]], culprits: list[str], total: int) -> tuple
 def without(case: Case, name: str) -> Case:
     if name.startswith("--"):
         args = [arg for arg in case.server.args if arg != name]
-        return case.model_copy(update={"server": case.server.model_copy(update={"args": args})})
+        return case.model_copy(
+            update={"server": case.server.model_copy(update={"args": args})}
+        )
     return case.keeping([op.id for op in case.operations if op.id != name])
 
 
@@ -156,8 +172,8 @@ def holds(case: Case, test: FakeTest) -> bool:
 
 
 def test_an_option_that_only_a_request_needs_goes_after_it() -> None:
-    """``--limit`` keeps r1 from another failure; without r1 nothing needs it. r2 is only there for
-    ``--seed``."""
+    """``--limit`` keeps r1 from another failure; without r1 nothing needs it. r2 is
+    only there for ``--seed``."""
     case, test = bound(
         {"r1": ["--limit"], "--seed": ["r2"], "r3": ["--seed", "--limit"]}, ["r4"], 6
     )

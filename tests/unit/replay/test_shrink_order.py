@@ -7,11 +7,14 @@ from mmrepro.search.replay.simplify import as_it_went
 from mmrepro.search.replay.store import STUCK
 from mmrepro.traffic.case.model import Barrier, Case
 
-SPANS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=14)
+SPANS = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=14
+)
 
 
 def waits(case: Case) -> dict[str, set[str]]:
-    """Of each operation all that end before it is sent, by its barriers and those of others."""
+    """Of each operation all that end before it is sent, by its barriers and those of
+    others."""
     found: dict[str, set[str]] = {}
     for op in case.operations:
         direct = {Barrier.parse(text).op for text in op.after if text.endswith(".end")}
@@ -23,9 +26,12 @@ def waits(case: Case) -> dict[str, set[str]]:
 def test_what_had_ended_is_waited_for_and_nothing_else(
     spans: list[tuple[int, int]], chance: object
 ) -> None:
-    """Also when others are left out: exactly the order of the play, restricted to the rest."""
+    """Also when others are left out: exactly the order of the play, restricted to the
+    rest."""
     spans.sort()
-    case = fake_case([fake_op(f"r{n}", after=["running<=3"]) for n in range(len(spans))])
+    case = fake_case(
+        [fake_op(f"r{n}", after=["running<=3"]) for n in range(len(spans))]
+    )
     seen = fake_seen(case, {op.id: "200" for op in case.operations})
     seen.times = {f"r{n}": (sent, sent + long) for n, (sent, long) in enumerate(spans)}
     ordered = as_it_went(case, seen)
@@ -35,7 +41,11 @@ def test_what_had_ended_is_waited_for_and_nothing_else(
         ids = [op.id for op in some.operations]
         times = seen.times
         assert waits(some) == {
-            op: {o for o in ids if times[o][1] <= times[op][0] and ids.index(o) < ids.index(op)}
+            op: {
+                o
+                for o in ids
+                if times[o][1] <= times[op][0] and ids.index(o) < ids.index(op)
+            }
             for op in ids
         }
 
@@ -44,7 +54,12 @@ def test_what_was_never_sent_comes_after_all_one_by_one() -> None:
     case = fake_case([fake_op(name) for name in ("a", "b", "c", "d")])
     seen = fake_seen(case, {"a": "200", "b": STUCK})
     ordered = as_it_went(case, seen)
-    assert waits(ordered) == {"a": set(), "b": {"a"}, "c": {"a", "b"}, "d": {"a", "b", "c"}}
+    assert waits(ordered) == {
+        "a": set(),
+        "b": {"a"},
+        "c": {"a", "b"},
+        "d": {"a", "b", "c"},
+    }
 
 
 def test_a_long_case_takes_no_long_time() -> None:
@@ -57,8 +72,8 @@ def test_a_long_case_takes_no_long_time() -> None:
 
 
 def test_what_is_left_is_played_in_the_order_of_the_first_play() -> None:
-    """A fake engine that fails only where the first request has ended before the last is sent:
-    what kept them apart, ninety others and eight at a time, goes."""
+    """A fake engine that fails only where the first request has ended before the last
+    is sent: what kept them apart, ninety others and eight at a time, goes."""
 
     def engine(case: Case) -> dict[str, str]:
         apart = "r0" in waits(case).get("r99", set())

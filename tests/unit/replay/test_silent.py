@@ -1,4 +1,5 @@
-"""Answers beside two references: the one in the server's own number format is nobody's failure."""
+"""Answers beside two references: the one in the server's own number format is nobody's
+failure."""
 
 from typing import Any, cast
 
@@ -15,7 +16,9 @@ from mmrepro.search.replay.store import Wanted
 from mmrepro.traffic.case.model import Case, ServerWanted
 from mmrepro.traffic.case.sending import Played, PlayState
 
-SERVER = ServerWanted(engine="sglang", release="0.5.6", args=["--chunked-prefill-size=512"])
+SERVER = ServerWanted(
+    engine="sglang", release="0.5.6", args=["--chunked-prefill-size=512"]
+)
 
 
 class FakePlays:
@@ -46,7 +49,10 @@ def plays(monkeypatch: pytest.MonkeyPatch) -> FakePlays:
     def differs(case: Case, played: Played, reference: Played) -> Judged:
         same = played.said == reference.said
         wrong = Sighting(
-            finding_class=FindingClass.WRONG_ANSWER, bucket="wrong", said="x", operations=["r1"]
+            finding_class=FindingClass.WRONG_ANSWER,
+            bucket="wrong",
+            said="x",
+            operations=["r1"],
         )
         return Judged(sightings=[] if same else [wrong])
 
@@ -62,14 +68,22 @@ def test_a_reference_is_not_held_against_the_other_one(plays: FakePlays) -> None
 
 def test_the_second_reference_is_played_once(plays: FakePlays) -> None:
     plays.silent.compare(plays.case)
-    again = plays.silent.judge(plays.case, Played(state=PlayState.ENDED, said="as it is"))
+    again = plays.silent.judge(
+        plays.case, Played(state=PlayState.ENDED, said="as it is")
+    )
     assert [one.bucket for one in again.sightings] == ["wrong"]
-    rounded = plays.silent.judge(plays.case, Played(state=PlayState.ENDED, said="plain"))
+    rounded = plays.silent.judge(
+        plays.case, Played(state=PlayState.ENDED, said="plain")
+    )
     assert rounded.sightings == [], "what the server's own format answers is no failure"
     assert [said for said, _ in plays.played] == ["float32", "plain", "as it is"]
 
 
-def test_where_the_float32_reference_agrees_no_second_one_is_played(plays: FakePlays) -> None:
+def test_where_the_float32_reference_agrees_no_second_one_is_played(
+    plays: FakePlays,
+) -> None:
     plays.silent.reference = Played(state=PlayState.ENDED, said="as it is")
-    judged = plays.silent.judge(plays.case, Played(state=PlayState.ENDED, said="as it is"))
+    judged = plays.silent.judge(
+        plays.case, Played(state=PlayState.ENDED, said="as it is")
+    )
     assert (judged.sightings, plays.played) == ([], [])

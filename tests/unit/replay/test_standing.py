@@ -8,15 +8,20 @@ from mmrepro.runs.play.looking import standing, stays
 OUTER = ("run", "loop", "put")
 
 
-def thread(*names: str, tid: int = 1, active: bool = True, gil: bool = False) -> ThreadStack:
+def thread(
+    *names: str, tid: int = 1, active: bool = True, gil: bool = False
+) -> ThreadStack:
     """``names``: outermost first."""
     frames = [Frame(function=name, file="f.py", line=1) for name in reversed(names)]
-    return ThreadStack(tid=tid, name=f"t{tid}", active=active, owns_gil=gil, frames=frames)
+    return ThreadStack(
+        tid=tid, name=f"t{tid}", active=active, owns_gil=gil, frames=frames
+    )
 
 
 def samples(*threads: list[ThreadStack]) -> list[StackSample]:
     return [
-        StackSample(pid=1, taken=Moment.now(), blocking=False, threads=seen) for seen in threads
+        StackSample(pid=1, taken=Moment.now(), blocking=False, threads=seen)
+        for seen in threads
     ]
 
 
@@ -27,7 +32,10 @@ def names(stack: ThreadStack) -> list[str]:
 def test_a_loop_stands_where_all_samples_are() -> None:
     turns = [(*OUTER, "pop"), (*OUTER, "pop", "next"), OUTER, (*OUTER, "len")] * 5
     seen = samples(
-        *([thread(*turn, gil=True), thread("wait", tid=2, active=False)] for turn in turns)
+        *(
+            [thread(*turn, gil=True), thread("wait", tid=2, active=False)]
+            for turn in turns
+        )
     )
     first, second = standing(seen)
     assert names(first) == ["put", "loop", "run"]
@@ -59,7 +67,9 @@ def test_an_idle_loop_is_no_place() -> None:
 
 
 def test_a_thread_that_came_or_went_is_not_told() -> None:
-    seen = samples([thread("a"), thread("b", tid=2)], *([thread("a")] for _ in range(5)))
+    seen = samples(
+        [thread("a"), thread("b", tid=2)], *([thread("a")] for _ in range(5))
+    )
     assert [stack.tid for stack in standing(seen)] == [1]
     assert standing([]) == []
 
@@ -68,7 +78,10 @@ def test_a_thread_that_came_or_went_is_not_told() -> None:
 def test_busiest_first(share: float) -> None:
     runs = [number < share * 10 for number in range(10)]
     seen = samples(
-        *([thread("a", active=runs[n]), thread("b", tid=2, active=not runs[n])] for n in range(10))
+        *(
+            [thread("a", active=runs[n]), thread("b", tid=2, active=not runs[n])]
+            for n in range(10)
+        )
     )
     first = standing(seen)[0]
     assert first.tid == (1 if share > 0.5 else 2)

@@ -59,7 +59,8 @@ SURVIVED_THEN_DEAD = """\
 (EngineCore pid=2) ERROR 11-25 08:53:24 [core.py:1197]   File "/x/vllm/grammar.py", line 2, in parse
 (EngineCore pid=2) ERROR 11-25 08:53:24 [core.py:1197] RuntimeError: EBNF parser error
 """
-"""Two exceptions of vLLM 0.23.0's core, shortened: the first one costs one request its answer."""
+"""Two exceptions of vLLM 0.23.0's core, shortened: the first one costs one request its
+answer."""
 
 
 def answer(status: int | None, error: str) -> RequestRecord:
@@ -85,13 +86,20 @@ def test_processes_that_write_in_turn() -> None:
 
 def test_a_traceback_after_a_message_and_without_a_text() -> None:
     (one,) = tracebacks(SGLANG.splitlines())
-    assert (one.error, one.message, one.frames) == ("RuntimeError", "", ["forward", "run"])
+    assert (one.error, one.message, one.frames) == (
+        "RuntimeError",
+        "",
+        ["forward", "run"],
+    )
 
 
 def test_colours_and_groups() -> None:
     lines = (
         "\x1b[1;36m(EngineCore pid=2)\x1b[0;0m Traceback (most recent call last):",
-        '\x1b[1;36m(EngineCore pid=2)\x1b[0;0m   |   File "/x/vllm/c.py", line 1, in outer',
+        (
+            '\x1b[1;36m(EngineCore pid=2)\x1b[0;0m   |   File "/x/vllm/c.py", line 1, '
+            "in outer"
+        ),
         "\x1b[1;36m(EngineCore pid=2)\x1b[0;0m   | KeyError: 'x'",
     )
     (one,) = tracebacks(lines)
@@ -100,16 +108,25 @@ def test_colours_and_groups() -> None:
 
 def test_a_refusal_and_a_client_that_left_tell_nothing() -> None:
     found = tracebacks((REFUSED + TWO).splitlines())
-    refused = answer(400, "Input length (2166) exceeds model's maximum context length (2048).")
+    refused = answer(
+        400, "Input length (2166) exceeds model's maximum context length (2048)."
+    )
     told = telling(found, [refused, answer(500, "Internal server error")])
     assert [one.error for one in told] == ["AssertionError: Expected a cached item"]
-    told = telling(found, [answer(500, "x")])  # without the refusal it may be what failed
+    told = telling(
+        found, [answer(500, "x")]
+    )  # without the refusal it may be what failed
     assert told[0].error.startswith("ValueError: Input length")
 
 
 def test_a_message_with_quotes_is_known_inside_json() -> None:
     found = tracebacks(REFUSED.replace("Input", '"Input"').splitlines())
-    assert telling(found, [answer(400, '{"message": "\\"Input\\" length (2166) exceeds"}')]) == []
+    assert (
+        telling(
+            found, [answer(400, '{"message": "\\"Input\\" length (2166) exceeds"}')]
+        )
+        == []
+    )
 
 
 def test_what_an_answer_names_comes_first() -> None:
@@ -119,7 +136,9 @@ def test_what_an_answer_names_comes_first() -> None:
 
 
 def test_a_start_fails_in_the_engines_own_code() -> None:
-    noise = SGLANG.replace("/x/sglang/srt", "/x/sglang-0.5.6-cpu/venv").replace("Runtime", "OS")
+    noise = SGLANG.replace("/x/sglang/srt", "/x/sglang-0.5.6-cpu/venv").replace(
+        "Runtime", "OS"
+    )
     found = tracebacks((noise + SGLANG).splitlines())
     one = of_engine(found, get_engine("sglang"))
     assert one is not None
@@ -136,7 +155,11 @@ def test_from_a_place_on(tmp_path: Path) -> None:
     assert read_tracebacks(tmp_path / "none.log") == []
 
 
-@given(st.lists(st.sampled_from((REFUSED + TWO + SGLANG).splitlines()) | st.text(max_size=20)))
+@given(
+    st.lists(
+        st.sampled_from((REFUSED + TWO + SGLANG).splitlines()) | st.text(max_size=20)
+    )
+)
 def test_any_lines(lines: list[str]) -> None:
     for one in tracebacks(lines):
         assert one.error
@@ -157,14 +180,18 @@ def test_any_lines(lines: list[str]) -> None:
         ({"status": 500, "left": True}, False),
     ],
 )
-def test_what_failed_is_looked_for_in_the_log(fields: dict[str, Any], told: bool) -> None:
+def test_what_failed_is_looked_for_in_the_log(
+    fields: dict[str, Any], told: bool
+) -> None:
     """Of an exception in vLLM's core a stream shows no more than that it has no end."""
     record = answered(operation("r1"), **fields)
     assert failed(record) is told
 
 
 def test_the_core_comes_before_what_the_server_logged_of_a_request() -> None:
-    other = REFUSED.replace("Input length (2166) exceeds", "max_tokens must be at least 1")
+    other = REFUSED.replace(
+        "Input length (2166) exceeds", "max_tokens must be at least 1"
+    )
     found = tracebacks((other + TWO).splitlines())
     assert telling(found, [answer(None, "ReadError")])[0].error.startswith("ValueError")
     told = telling(found, [answer(None, "ReadError")], "EngineCore")
@@ -174,18 +201,28 @@ def test_the_core_comes_before_what_the_server_logged_of_a_request() -> None:
 BEGIN = "Traceback (most recent call last):"
 
 
-def test_what_the_engine_raised_on_its_own_comes_before_what_one_request_raised() -> None:
-    """LMDeploy 0.6.4: each request raises in its own handler, the loop that ended only once."""
+def test_what_the_engine_raised_on_its_own_comes_before_what_one_request_raised() -> (
+    None
+):
+    """LMDeploy 0.6.4: each request raises in its own handler, the loop that ended only
+    once."""
     web = '  File "/x/site-packages/starlette/routing.py", line 1, in app\n'
     lines = (
         f"{BEGIN}\n{web}"
-        '  File "/x/lmdeploy/serve/openai/api_server.py", line 2, in chat_completions_v1\n'
+        '  File "/x/lmdeploy/serve/openai/api_server.py", line 2, in '
+        "chat_completions_v1\n"
         "ValidationError: 1 validation error\n"
-        f'{BEGIN}\n  File "/x/lmdeploy/pytorch/engine/engine.py", line 3, in _async_loop\n'
+        f'{BEGIN}\n  File "/x/lmdeploy/pytorch/engine/engine.py", line 3, in '
+        f"_async_loop\n"
         "AssertionError\n"
     )
-    told = telling(tracebacks(lines.splitlines()), [answer(500, "Internal Server Error")])
-    assert [one.error for one in told] == ["AssertionError", "ValidationError: 1 validation error"]
+    told = telling(
+        tracebacks(lines.splitlines()), [answer(500, "Internal Server Error")]
+    )
+    assert [one.error for one in told] == [
+        "AssertionError",
+        "ValidationError: 1 validation error",
+    ]
     named = telling(tracebacks(lines.splitlines()), [answer(500, "1 validation error")])
     assert named[0].error.startswith("ValidationError")
 
@@ -195,26 +232,40 @@ def test_what_the_engine_calls_fatal_comes_before_what_it_survived(said: str) ->
     fatal = get_engine("vllm").log_patterns["core-fatal"]
     found = tracebacks(SURVIVED_THEN_DEAD.splitlines(), fatal)
     assert [one.fatal for one in found] == [False, True]
-    assert telling(found, [answer(500, said)], "EngineCore")[0].error.startswith("RuntimeError")
+    assert telling(found, [answer(500, said)], "EngineCore")[0].error.startswith(
+        "RuntimeError"
+    )
 
 
 def test_what_is_called_fatal_on_the_line_itself() -> None:
-    (one,) = tracebacks(SGLANG.splitlines(), get_engine("sglang").log_patterns["core-fatal"])
+    (one,) = tracebacks(
+        SGLANG.splitlines(), get_engine("sglang").log_patterns["core-fatal"]
+    )
     assert one.fatal
 
 
 def test_one_word_is_of_one_traceback_of_its_own_process() -> None:
     core = "(EngineCore pid=2) ERROR 11-25 08:53:24 [core.py:1] "
-    lines = f"{core}EngineCore encountered a fatal error.\n{REFUSED}{TWO}{TWO}".splitlines()
+    lines = (
+        f"{core}EngineCore encountered a fatal error.\n{REFUSED}{TWO}{TWO}".splitlines()
+    )
     found = tracebacks(lines, get_engine("vllm").log_patterns["core-fatal"])
-    assert [one.error for one in found if one.fatal] == ["AssertionError: Expected a cached item"]
+    assert [one.error for one in found if one.fatal] == [
+        "AssertionError: Expected a cached item"
+    ]
     assert len(found) == 5
 
 
 def test_a_prompt_begins_no_traceback() -> None:
     """Nor does it announce one, whatever follows it in the log."""
-    for said in ("Prompt: why Traceback (most recent call last):", "Prompt: the end is near"):
-        lines = [f"(APIServer pid=1) {said}", "(APIServer pid=1) ValueError: an answer to it"]
+    for said in (
+        "Prompt: why Traceback (most recent call last):",
+        "Prompt: the end is near",
+    ):
+        lines = [
+            f"(APIServer pid=1) {said}",
+            "(APIServer pid=1) ValueError: an answer to it",
+        ]
         assert [one.error for one in tracebacks(lines, "the end is near")] == []
     assert tracebacks(["Traceback (most recent call last):", "ValueError: x"])[0].error
 
@@ -222,8 +273,14 @@ def test_a_prompt_begins_no_traceback() -> None:
 def test_a_server_that_ends_its_own_processes_says_so(tmp_path: Path) -> None:
     """SGLang's own line, and not what a client makes it quote."""
     pattern, log = get_engine("sglang").ends_itself, tmp_path / "engine.log"
-    own = "[2026-11-25 12:00:01] kill_process_tree called: parent_pid=7 include_parent=True\n"
-    quoted = "[2026-11-25 12:00:01] Receive: obj=GenerateReqInput(text='SIGQUIT received.')\n"
+    own = (
+        "[2026-11-25 12:00:01] kill_process_tree called: parent_pid=7 "
+        "include_parent=True\n"
+    )
+    quoted = (
+        "[2026-11-25 12:00:01] Receive: obj=GenerateReqInput(text='SIGQUIT "
+        "received.')\n"
+    )
     for text, ends in ((own, True), (quoted, False), ("", False)):
         log.write_text("[2026-11-25 12:00:00] ready\n" + text)
         assert looking.says_it_ends(log, 0, pattern) is ends, text

@@ -1,5 +1,5 @@
-"""A finding as a test for the engine's own tree: what is written, and what is said after it was run
-against made-up engines."""
+"""A finding as a test for the engine's own tree: what is written, and what is said
+after it was run against made-up engines."""
 
 import ast
 import contextlib
@@ -26,10 +26,16 @@ from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.typed import CPU_OPTIONS
 from typer.testing import CliRunner
 
-CASE = Case(title="made up", server=SERVER, operations=[operation("r1"), operation("r2", "r1.end")])
+CASE = Case(
+    title="made up",
+    server=SERVER,
+    operations=[operation("r1"), operation("r2", "r1.end")],
+)
 SGLANG = CASE.model_copy(
     update={
-        "server": SERVER.model_copy(update={"engine": "sglang", "release": "0.5.6", "args": []})
+        "server": SERVER.model_copy(
+            update={"engine": "sglang", "release": "0.5.6", "args": []}
+        )
     }
 )
 FAILS = finding(CASE, FindingClass.SERVER_ERROR)
@@ -37,13 +43,17 @@ FAILS = finding(CASE, FindingClass.SERVER_ERROR)
 
 def text_of(one: Finding = FAILS, case: Case = CASE, checked: str = "") -> str:
     settings = replay().settings
-    return upstream_test(one, case, None, settings=settings, deadline_s=1.0, checked=checked)
+    return upstream_test(
+        one, case, None, settings=settings, deadline_s=1.0, checked=checked
+    )
 
 
 # ------------------------------------------------------------------ what is written
 
 
-@pytest.mark.parametrize("case", [CASE, SGLANG, ghost_case()], ids=["vllm", "sglang", "images"])
+@pytest.mark.parametrize(
+    "case", [CASE, SGLANG, ghost_case()], ids=["vllm", "sglang", "images"]
+)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -68,16 +78,26 @@ def test_it_is_the_engine_s_own_kind_of_file(kind: str, case: Case) -> None:
         for node in ast.walk(tree)
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for name in (
-            [node.module] if isinstance(node, ast.ImportFrom) else [n.name for n in node.names]
+            [node.module]
+            if isinstance(node, ast.ImportFrom)
+            else [n.name for n in node.names]
         )
     }
     assert {name.partition(".")[0] for name in modules} - sys.stdlib_module_names <= {
-        "sglang", "utils",
-    }  # fmt: skip
-    words = {"vllm": "from ...utils import RemoteOpenAIServer", "sglang": "popen_launch_server("}
+        "sglang",
+        "utils",
+    }
+    words = {
+        "vllm": "from ...utils import RemoteOpenAIServer",
+        "sglang": "popen_launch_server(",
+    }
     assert words[case.server.engine] in text
     names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-    used = {n.names[0].name.partition(".")[0] for n in tree.body if isinstance(n, ast.Import)}
+    used = {
+        n.names[0].name.partition(".")[0]
+        for n in tree.body
+        if isinstance(n, ast.Import)
+    }
     assert used <= names  # nothing is imported in vain
     assert max(map(len, text.splitlines())) < 200
 
@@ -85,9 +105,12 @@ def test_it_is_the_engine_s_own_kind_of_file(kind: str, case: Case) -> None:
 def test_options_of_a_cpu_are_given_on_a_cpu_alone() -> None:
     settings = [
         *replay().settings,
-        *(s.model_copy(update={"name": n, "value": v}) for s in replay().settings[:1]
-          for n, v in (("--device", "cpu"), ("--attention-backend", "torch_native"))),
-    ]  # fmt: skip
+        *(
+            s.model_copy(update={"name": n, "value": v})
+            for s in replay().settings[:1]
+            for n, v in (("--device", "cpu"), ("--attention-backend", "torch_native"))
+        ),
+    ]
     text = upstream_test(FAILS, SGLANG, None, settings=settings, deadline_s=1.0)
     always = text.partition("SERVER_ARGS = ")[2].partition("\n#")[0]
     assert "--attention-backend" not in always
@@ -103,17 +126,23 @@ def test_options_of_a_cpu_are_given_on_a_cpu_alone() -> None:
         (FAILS, CASE.model_copy(update={"operations": []}), "no requests"),
         (
             FAILS,
-            CASE.model_copy(update={"server": SERVER.model_copy(update={"engine": "lmdeploy"})}),
+            CASE.model_copy(
+                update={"server": SERVER.model_copy(update={"engine": "lmdeploy"})}
+            ),
             "written for vllm and sglang, not for lmdeploy",
         ),
         (
             FAILS,
-            CASE.model_copy(update={"server": SERVER.model_copy(update={"model": "/my/own"})}),
+            CASE.model_copy(
+                update={"server": SERVER.model_copy(update={"model": "/my/own"})}
+            ),
             "cannot be written by a test",
         ),
     ],
 )
-def test_what_cannot_be_a_test_is_a_sentence(one: Finding, case: Case, says: str) -> None:
+def test_what_cannot_be_a_test_is_a_sentence(
+    one: Finding, case: Case, says: str
+) -> None:
     with pytest.raises(UsageError, match=says):
         text_of(one, case)
 
@@ -217,11 +246,18 @@ def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (package / "srt" / "utils.py").write_text(UTILS)
     (package / "test" / "test_utils.py").write_text(UTILS)
 
-    def variables(environment: Made, server: object, release: str, folder: Path) -> dict[str, str]:
+    def variables(
+        environment: Made, server: object, release: str, folder: Path
+    ) -> dict[str, str]:
         paths = os.pathsep.join([str(folder), str(tmp_path / "packages")])
         programs_first = os.pathsep.join([str(programs), os.environ["PATH"]])
         own = {"MADE_UP": release, "ENGINE": str(engine), "PYTHONPATH": paths}
-        return {**os.environ, **own, "PATH": programs_first, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        return {
+            **os.environ,
+            **own,
+            "PATH": programs_first,
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        }
 
     made = Made(Path(sys.executable), tmp_path)
     monkeypatch.setattr(upstream, "ensure", lambda *_, **__: made)
@@ -267,7 +303,11 @@ def test_red_and_green(engines: None, case: Case, kind: str, bad: str) -> None:
             "fails",
             "is to pass with vllm fails, which is said .* and fails: request r1: 500",
         ),
-        ("does not start", "good", "and cannot be run: RuntimeError: Server exited unexpectedly"),
+        (
+            "does not start",
+            "good",
+            "and cannot be run: RuntimeError: Server exited unexpectedly",
+        ),
     ],
 )
 def test_what_does_not_tell_them_apart_is_not_handed_out(
@@ -280,7 +320,8 @@ def test_what_does_not_tell_them_apart_is_not_handed_out(
 
 
 def test_a_server_that_never_answered_is_no_death(engines: None) -> None:
-    """Where nothing is answered before the requests either, the test says so, and is red."""
+    """Where nothing is answered before the requests either, the test says so, and is
+    red."""
     with pytest.raises(NotConfirmed, match="it answers nothing at all"):
         run(finding(CASE, FindingClass.DEATH), CASE, "never answers", "good")
 
@@ -307,7 +348,10 @@ def test_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compile(done.stdout, "test_upstream.py", "exec")
     for words, says in (
         (("f1", "--no-run"), "are for --format upstream-test"),
-        (("f1", "--format", "md", "--good", "0.24.0"), "are for --format upstream-test"),
+        (
+            ("f1", "--format", "md", "--good", "0.24.0"),
+            "are for --format upstream-test",
+        ),
         (("replays/r", "--format", "upstream-test"), "A test is of one finding"),
     ):
         done = typed(*words)

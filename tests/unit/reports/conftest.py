@@ -1,4 +1,5 @@
-"""Golden files: pages as a whole. ``pytest tests/unit/reports --update`` writes them."""
+"""Golden files: pages as a whole. ``pytest tests/unit/reports --update`` writes
+them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,9 @@ Golden = Callable[[str, str], None]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update", action="store_true", help="write the golden files of reports anew")
+    parser.addoption(
+        "--update", action="store_true", help="write the golden files of reports anew"
+    )
 
 
 @pytest.fixture
@@ -20,6 +23,8 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     def compare(name: str, text: str) -> None:
         if request.config.getoption("--update", default=False):
             (GOLDEN / name).write_text(text, "utf-8")
-        assert text == (GOLDEN / name).read_text("utf-8"), "as it was; --update writes it"
+        assert text == (GOLDEN / name).read_text("utf-8"), (
+            "as it was; --update writes it"
+        )
 
     return compare

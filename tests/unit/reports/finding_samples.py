@@ -1,4 +1,5 @@
-"""MADE UP replays and sessions for reports: no engine was run, nothing here happened."""
+"""MADE UP replays and sessions for reports: no engine was run, nothing here
+happened."""
 
 import sys
 from pathlib import Path
@@ -14,7 +15,12 @@ from made_up_replay import finding, ghost_case, replay, unconfirmed
 
 
 def known(**more: object) -> Finding:
-    told = {"id": "f2", "folder": "f2", "known": "ghost-key-eviction", "known_why": "all fit"}
+    told = {
+        "id": "f2",
+        "folder": "f2",
+        "known": "ghost-key-eviction",
+        "known_why": "all fit",
+    }
     return finding(**{**told, **more})
 
 
@@ -24,7 +30,11 @@ def whole_replay() -> Replay:
 
 
 def whole_fuzz() -> Fuzz:
-    return fuzz(found(), found(2, 8, known(id="f1", folder="f1"), folder="e0008/f1"), once=[once()])
+    return fuzz(
+        found(),
+        found(2, 8, known(id="f1", folder="f1"), folder="e0008/f1"),
+        once=[once()],
+    )
 
 
 def written(folder: Path, *findings: Finding, case: Case | None = None) -> Replay:

@@ -1,4 +1,5 @@
-"""Made-up nights of a realistic matrix: to test the reports of a night, and to look at them."""
+"""Made-up nights of a realistic matrix: to test the reports of a night, and to look at
+them."""
 
 import io
 import random
@@ -33,13 +34,14 @@ from rich.console import Console
 FIRST = datetime(2026, 11, 9, 1, 0, tzinfo=UTC)
 HOST = HostFacts(
     os="Linux", kernel="6.1", cpu="a CPU", cores=2, memory_bytes=8 << 30, python="3.11"
-)  # fmt: skip
+)
 REPRODUCED, HEALTHY = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A scenario of the made-up matrix; ``cure``: a mitigation that it is run with as well."""
+    """A scenario of the made-up matrix; ``cure``: a mitigation that it is run with as
+    well."""
 
     name: str
     engine: str
@@ -50,28 +52,87 @@ class Subject:
     fidelity: Fidelity = Fidelity.CPU
 
 
-VLLM = ("0.11.0", "0.12.0", "0.13.0", "0.14.0", "0.16.0", "0.18.0", "0.20.0", "0.22.0", "0.23.0",
-        "0.24.0", "0.25.0", "0.28.0", "0.30.0", "0.32.0", "0.33.0")  # fmt: skip
+VLLM = (
+    "0.11.0",
+    "0.12.0",
+    "0.13.0",
+    "0.14.0",
+    "0.16.0",
+    "0.18.0",
+    "0.20.0",
+    "0.22.0",
+    "0.23.0",
+    "0.24.0",
+    "0.25.0",
+    "0.28.0",
+    "0.30.0",
+    "0.32.0",
+    "0.33.0",
+)
 SGLANG = ("0.5.6", "0.5.9", "0.5.13", "0.5.17", "0.5.21", "0.5.23")
 LMDEPLOY = ("0.6.4", "0.7.0.post3", "0.10.0", "0.18.0")
 RELEASES = {"vllm": VLLM, "sglang": SGLANG, "lmdeploy": LMDEPLOY, "minivllm": ("0.1",)}
 SUBJECTS = (
-    Subject("ghost-key-eviction", "vllm", ">=0.14.0,<0.24.0",
-            "The engine spins for ever in the eviction of a ghost key", cure="no-mm-cache"),
-    Subject("mm-cache-desync", "vllm", ">=0.22.0",
-            "The caches of two processes disagree: one request fails", variant="rejected"),
-    Subject("chunked-mm-prefill", "vllm", ">=0.11.0,<0.16.0", "A chunk ends within an image"),
-    Subject("encoder-cache-overflow", "vllm", ">=0.11.0,<0.13.0", "An image larger than the cache"),
-    Subject("mm-prefill-contract", "vllm", ">=0.16.0,<0.30.0", "Embeddings of the wrong length"),
-    Subject("pad-value-collision", "sglang", "<0.5.13", "B is answered with A's features",
-            fidelity=Fidelity.CPU_STAND_IN),
-    Subject("shape-alias", "sglang", ">=0.5.6", "One buffer in two layouts",
-            fidelity=Fidelity.CPU_STAND_IN),
-    Subject("kv-growth-crash", "lmdeploy", "<0.10.0", "The cache outgrows the memory: it crashes",
-            cure="small-batch", fidelity=Fidelity.CPU_STAND_IN),
-    Subject("borrowed-faults", "minivllm", "==0.1", "A fault, planted with probability 0.5",
-            variant="coin", fidelity=Fidelity.TEACHING_ENGINE),
-)  # fmt: skip
+    Subject(
+        "ghost-key-eviction",
+        "vllm",
+        ">=0.14.0,<0.24.0",
+        "The engine spins for ever in the eviction of a ghost key",
+        cure="no-mm-cache",
+    ),
+    Subject(
+        "mm-cache-desync",
+        "vllm",
+        ">=0.22.0",
+        "The caches of two processes disagree: one request fails",
+        variant="rejected",
+    ),
+    Subject(
+        "chunked-mm-prefill", "vllm", ">=0.11.0,<0.16.0", "A chunk ends within an image"
+    ),
+    Subject(
+        "encoder-cache-overflow",
+        "vllm",
+        ">=0.11.0,<0.13.0",
+        "An image larger than the cache",
+    ),
+    Subject(
+        "mm-prefill-contract",
+        "vllm",
+        ">=0.16.0,<0.30.0",
+        "Embeddings of the wrong length",
+    ),
+    Subject(
+        "pad-value-collision",
+        "sglang",
+        "<0.5.13",
+        "B is answered with A's features",
+        fidelity=Fidelity.CPU_STAND_IN,
+    ),
+    Subject(
+        "shape-alias",
+        "sglang",
+        ">=0.5.6",
+        "One buffer in two layouts",
+        fidelity=Fidelity.CPU_STAND_IN,
+    ),
+    Subject(
+        "kv-growth-crash",
+        "lmdeploy",
+        "<0.10.0",
+        "The cache outgrows the memory: it crashes",
+        cure="small-batch",
+        fidelity=Fidelity.CPU_STAND_IN,
+    ),
+    Subject(
+        "borrowed-faults",
+        "minivllm",
+        "==0.1",
+        "A fault, planted with probability 0.5",
+        variant="coin",
+        fidelity=Fidelity.TEACHING_ENGINE,
+    ),
+)
 
 
 def moment(when: datetime) -> Moment:
@@ -79,20 +140,37 @@ def moment(when: datetime) -> Moment:
 
 
 def night(
-    name: str, when: datetime = FIRST, state: NightState = NightState.COMPLETE, minutes: float = 41
+    name: str,
+    when: datetime = FIRST,
+    state: NightState = NightState.COMPLETE,
+    minutes: float = 41,
 ) -> Night:
     return Night(
-        id=name, created=moment(when), state=state, mmrepro_version="0.1.0", machine="two-cores",
-        finished=moment(when + timedelta(minutes=minutes)), host=HOST, every_h=24.0,
+        id=name,
+        created=moment(when),
+        state=state,
+        mmrepro_version="0.1.0",
+        machine="two-cores",
+        finished=moment(when + timedelta(minutes=minutes)),
+        host=HOST,
+        every_h=24.0,
         command="mmrepro matrix run --releases boundary,newest --out nightly",
-    )  # fmt: skip
+    )
 
 
 def attempt(
-    cell: Cell, name: str, index: int = 1, outcome: Outcome | None = REPRODUCED,
-    *, expected: Outcome | None = None, lost: Lost | None = None, role: str = "planned",
-    seconds: float = 25.0, fidelity: Fidelity = Fidelity.CPU, key: str = "",
-) -> Attempt:  # fmt: skip
+    cell: Cell,
+    name: str,
+    index: int = 1,
+    outcome: Outcome | None = REPRODUCED,
+    *,
+    expected: Outcome | None = None,
+    lost: Lost | None = None,
+    role: str = "planned",
+    seconds: float = 25.0,
+    fidelity: Fidelity = Fidelity.CPU,
+    key: str = "",
+) -> Attempt:
     said = {
         REPRODUCED: "symptom and cause were seen",
         HEALTHY: "the trigger arrived and nothing failed",
@@ -103,15 +181,28 @@ def attempt(
     if outcome is None:
         lost = lost or Lost.INFRASTRUCTURE
     return Attempt(
-        night=name, cell=cell.id, index=index, role=role, created=moment(FIRST), seconds=seconds,
-        outcome=outcome, expected=expected, explanation=said[outcome], lost=lost,
-        error="the engine's environment could not be built: no space left" if lost else "",
+        night=name,
+        cell=cell.id,
+        index=index,
+        role=role,
+        created=moment(FIRST),
+        seconds=seconds,
+        outcome=outcome,
+        expected=expected,
+        explanation=said[outcome],
+        lost=lost,
+        error="the engine's environment could not be built: no space left"
+        if lost
+        else "",
         conditions={"hang": Truth.MET} if outcome is REPRODUCED else {},
-        key=key or f"{cell.id[-8:]}0123456789abcdef", parts={"engine": cell.release},
-        fidelity=fidelity if outcome else None, start_mode="warm", machine="two-cores",
+        key=key or f"{cell.id[-8:]}0123456789abcdef",
+        parts={"engine": cell.release},
+        fidelity=fidelity if outcome else None,
+        start_mode="warm",
+        machine="two-cores",
         incident=f"incidents/{name}/{cell.id}/run-{index}" if outcome else "",
         command=f"mmrepro run {cell.scenario} --release {cell.release}",
-    )  # fmt: skip
+    )
 
 
 def history_of(records: Iterable[Night | Planned | Attempt | Event]) -> History:
@@ -131,7 +222,8 @@ def realistic(
     subjects: Sequence[Subject] = SUBJECTS,
     releases: dict[str, Sequence[str]] | None = None,
 ) -> History:
-    """Nights in which little happens, and a last one in which something of everything does."""
+    """Nights in which little happens, and a last one in which something of everything
+    does."""
     chosen = releases or RELEASES
     dice = random.Random(7)
     records: list[Night | Planned | Attempt | Event] = []
@@ -141,18 +233,34 @@ def realistic(
         name = when.strftime("%Y-%m-%d")
         records.append(night(name, when))
         squares = [
-            (subject, Cell(scenario=subject.name, variant=subject.variant, engine=subject.engine,
-                           release=release, device="cpu", mitigations=cure), bool(cure))
+            (
+                subject,
+                Cell(
+                    scenario=subject.name,
+                    variant=subject.variant,
+                    engine=subject.engine,
+                    release=release,
+                    device="cpu",
+                    mitigations=cure,
+                ),
+                bool(cure),
+            )
             for subject in subjects
             for cure in ([(), (subject.cure,)] if subject.cure else [()])
             for release in chosen[subject.engine]
             if last or release != "0.33.0"
-        ]  # fmt: skip
+        ]
         for subject, cell, cured in squares:
             wanted = expected_of(subject, cell.release, cured)
             title, affected = subject.title, subject.affected
             records.append(
-                Planned(night=name, cell=cell, expected=wanted, title=title, affected=affected)
+                Planned(
+                    night=name,
+                    cell=cell,
+                    expected=wanted,
+                    title=title,
+                    affected=affected,
+                )
             )
             records += _runs(subject, cell, name, wanted, dice, last)
         if last:
@@ -161,7 +269,12 @@ def realistic(
 
 
 def _runs(
-    subject: Subject, cell: Cell, name: str, wanted: Outcome, dice: random.Random, last: bool
+    subject: Subject,
+    cell: Cell,
+    name: str,
+    wanted: Outcome,
+    dice: random.Random,
+    last: bool,
 ) -> list[Attempt]:
     outcomes: list[tuple[Outcome | None, str]] = [(wanted, "planned")]
     if subject.variant == "coin":
@@ -169,55 +282,135 @@ def _runs(
         outcomes = [(o, "confirm" if n else "planned") for n, o in enumerate(coins)]
     if last:
         planted: dict[tuple[str, str], list[tuple[Outcome | None, str]]] = {
-            ("ghost-key-eviction", "0.33.0"): [(REPRODUCED, "planned"), (REPRODUCED, "confirm"),
-                                               (REPRODUCED, "confirm")],
+            ("ghost-key-eviction", "0.33.0"): [
+                (REPRODUCED, "planned"),
+                (REPRODUCED, "confirm"),
+                (REPRODUCED, "confirm"),
+            ],
             ("mm-cache-desync", "0.33.0"): [(HEALTHY, "planned"), (HEALTHY, "confirm")],
             ("shape-alias", "0.5.17"): [(HEALTHY, "planned"), (HEALTHY, "confirm")],
-            ("mm-prefill-contract", "0.23.0"): [(Outcome.DIFFERENT_FAILURE, "planned"),
-                                                (Outcome.DIFFERENT_FAILURE, "confirm")],
+            ("mm-prefill-contract", "0.23.0"): [
+                (Outcome.DIFFERENT_FAILURE, "planned"),
+                (Outcome.DIFFERENT_FAILURE, "confirm"),
+            ],
             ("kv-growth-crash", "0.18.0"): [(None, "planned"), (None, "retry")],
             ("encoder-cache-overflow", "0.30.0"): [],
             ("chunked-mm-prefill", "0.18.0"): [(Outcome.INCONCLUSIVE, "planned")],
-        }  # fmt: skip
+        }
         if not cell.mitigations:
             outcomes = planted.get((cell.scenario, cell.release), outcomes)
     return [
-        attempt(cell, name, n, o, expected=wanted if o else None, role=role,
-                seconds=round(dice.uniform(18, 41), 1), fidelity=subject.fidelity)
+        attempt(
+            cell,
+            name,
+            n,
+            o,
+            expected=wanted if o else None,
+            role=role,
+            seconds=round(dice.uniform(18, 41), 1),
+            fidelity=subject.fidelity,
+        )
         for n, (o, role) in enumerate(outcomes, 1)
-    ]  # fmt: skip
+    ]
 
 
 def _events(name: str, cells: Sequence[Cell]) -> list[Event]:
     def of(scenario: str, release: str) -> Cell | None:
-        return next((c for c in cells if (c.scenario, c.release) == (scenario, release)
-                     and not c.mitigations), None)  # fmt: skip
+        return next(
+            (
+                c
+                for c in cells
+                if (c.scenario, c.release) == (scenario, release) and not c.mitigations
+            ),
+            None,
+        )
 
     told = [
-        (EventKind.NEW_RELEASE, None, "vllm", "0.33.0", "vllm 0.33.0 is new in the matrix.",
-         "", "", []),
-        (EventKind.BUG_RETURNED, of("ghost-key-eviction", "0.33.0"), "vllm", "0.33.0",
-         "ghost-key-eviction is back in vllm 0.33.0: it was fixed in 0.24.0 (3 of 3 runs).",
-         "not-reproduced", "reproduced", ["engine"]),
-        (EventKind.FIXED_IN, of("mm-cache-desync", "0.33.0"), "vllm", "0.33.0",
-         "mm-cache-desync (rejected) is fixed in vllm 0.33.0 (2 of 2 runs).",
-         "reproduced", "not-reproduced", ["engine"]),
-        (EventKind.DIFFERENT_FAILURE, of("mm-prefill-contract", "0.23.0"), "vllm", "0.23.0",
-         "mm-prefill-contract on vllm 0.23.0 now ends in another failure.",
-         "reproduced", "different-failure", []),
-        (EventKind.DRIFT, of("shape-alias", "0.5.17"), "sglang", "0.5.17",
-         "shape-alias on sglang 0.5.17 has another verdict; its packages changed beside it.",
-         "reproduced", "not-reproduced", ["packages"]),
-        (EventKind.COVERAGE_LOST, of("kv-growth-crash", "0.18.0"), "lmdeploy", "0.18.0",
-         "kv-growth-crash on lmdeploy 0.18.0 had a verdict and has none now.",
-         "not-reproduced", "lost", []),
-    ]  # fmt: skip
+        (
+            EventKind.NEW_RELEASE,
+            None,
+            "vllm",
+            "0.33.0",
+            "vllm 0.33.0 is new in the matrix.",
+            "",
+            "",
+            [],
+        ),
+        (
+            EventKind.BUG_RETURNED,
+            of("ghost-key-eviction", "0.33.0"),
+            "vllm",
+            "0.33.0",
+            (
+                "ghost-key-eviction is back in vllm 0.33.0: it was fixed in 0.24.0 (3 "
+                "of 3 runs)."
+            ),
+            "not-reproduced",
+            "reproduced",
+            ["engine"],
+        ),
+        (
+            EventKind.FIXED_IN,
+            of("mm-cache-desync", "0.33.0"),
+            "vllm",
+            "0.33.0",
+            "mm-cache-desync (rejected) is fixed in vllm 0.33.0 (2 of 2 runs).",
+            "reproduced",
+            "not-reproduced",
+            ["engine"],
+        ),
+        (
+            EventKind.DIFFERENT_FAILURE,
+            of("mm-prefill-contract", "0.23.0"),
+            "vllm",
+            "0.23.0",
+            "mm-prefill-contract on vllm 0.23.0 now ends in another failure.",
+            "reproduced",
+            "different-failure",
+            [],
+        ),
+        (
+            EventKind.DRIFT,
+            of("shape-alias", "0.5.17"),
+            "sglang",
+            "0.5.17",
+            (
+                "shape-alias on sglang 0.5.17 has another verdict; its packages "
+                "changed beside it."
+            ),
+            "reproduced",
+            "not-reproduced",
+            ["packages"],
+        ),
+        (
+            EventKind.COVERAGE_LOST,
+            of("kv-growth-crash", "0.18.0"),
+            "lmdeploy",
+            "0.18.0",
+            "kv-growth-crash on lmdeploy 0.18.0 had a verdict and has none now.",
+            "not-reproduced",
+            "lost",
+            [],
+        ),
+    ]
     return [
-        Event(night=name, what=what, identity=f"{what}:{n}", cell=cell.id if cell else "",
-              engine=engine, release=release, text=text, before=before, now=now, changed=changed)
-        for n, (what, cell, engine, release, text, before, now, changed) in enumerate(told)
+        Event(
+            night=name,
+            what=what,
+            identity=f"{what}:{n}",
+            cell=cell.id if cell else "",
+            engine=engine,
+            release=release,
+            text=text,
+            before=before,
+            now=now,
+            changed=changed,
+        )
+        for n, (what, cell, engine, release, text, before, now, changed) in enumerate(
+            told
+        )
         if cell is not None or what is EventKind.NEW_RELEASE
-    ]  # fmt: skip
+    ]
 
 
 # ------------------------------------------------------------------ one night
@@ -229,20 +422,28 @@ def excused(*cells: tuple[str, str]) -> Quarantine:
     """With an entry for each of these scenarios and releases."""
     return Quarantine(
         tuple(
-            Entry(scenario=scenario, releases=f"=={release}", reason="known drift", issue="#41",
-                  owner="us", expires=date(2026, 12, 1))
+            Entry(
+                scenario=scenario,
+                releases=f"=={release}",
+                reason="known drift",
+                issue="#41",
+                owner="us",
+                expires=date(2026, 12, 1),
+            )
             for scenario, release in cells
         )
-    )  # fmt: skip
+    )
 
 
-def cell(release: str = "0.23.0", scenario: str = "ghost-key-eviction", **more: str) -> Cell:
-    return Cell(
-        scenario=scenario, engine="vllm", release=release, device="cpu", **more
-    )  # fmt: skip
+def cell(
+    release: str = "0.23.0", scenario: str = "ghost-key-eviction", **more: str
+) -> Cell:
+    return Cell(scenario=scenario, engine="vllm", release=release, device="cpu", **more)
 
 
-def one_night(*squares: tuple[Cell, Outcome | None, list[Attempt]], **more: str) -> History:
+def one_night(
+    *squares: tuple[Cell, Outcome | None, list[Attempt]], **more: str
+) -> History:
     """A night of these cells, with what was expected of each and its runs."""
     records: list[object] = [night("n")]
     records += [Planned(night="n", cell=c, expected=e, **more) for c, e, _ in squares]
@@ -254,9 +455,12 @@ def shown(history: History, quarantine: Quarantine = NONE) -> NightView:
     return NightView(history, history.nights[-1], quarantine)
 
 
-def runs_of(c: Cell, expected: Outcome | None, *outcomes: Outcome | None) -> list[Attempt]:
+def runs_of(
+    c: Cell, expected: Outcome | None, *outcomes: Outcome | None
+) -> list[Attempt]:
     return [
-        attempt(c, "n", n, o, expected=expected if o else None) for n, o in enumerate(outcomes, 1)
+        attempt(c, "n", n, o, expected=expected if o else None)
+        for n, o in enumerate(outcomes, 1)
     ]
 
 

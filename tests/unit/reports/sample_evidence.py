@@ -1,6 +1,5 @@
-"""Evidence of a sample incident: made up, modelled on what the lab saw of vLLM 0.23.0. No run made it."""
-
-# ruff: noqa: E501 - rows of data read better whole
+"""Evidence of a sample incident: made up, modelled on what the lab saw of vLLM 0.23.0.
+No run made it."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -37,7 +36,12 @@ def requests() -> list[RequestRecord]:
     out: list[RequestRecord] = []
 
     def add(
-        phase: Any, label: str, when: float, latency: float, status: int | None, **more: Any
+        phase: Any,
+        label: str,
+        when: float,
+        latency: float,
+        status: int | None,
+        **more: Any,
     ) -> None:
         image = ImageSent(
             sha256=f"{len(out):064x}", width=420, height=420, bytes=530_000, name=label
@@ -60,20 +64,60 @@ def requests() -> list[RequestRecord]:
         )
 
     for i in range(4):
-        add("gate", f"gate image {i + 1}", GATE + 0.2 * i, 0.044 - 0.004 * i, 200, text="ok ok")
+        add(
+            "gate",
+            f"gate image {i + 1}",
+            GATE + 0.2 * i,
+            0.044 - 0.004 * i,
+            200,
+            text="ok ok",
+        )
     add(
         "trigger",
         "image X, too long",
         TRIGGER,
         0.012,
         400,
-        error="The decoder prompt (length 2101) is longer than the maximum model length of 2048",
+        error=(
+            "The decoder prompt (length 2101) is longer than the maximum model "
+            "length of 2048"
+        ),
     )
-    add("trigger", "image X again", TRIGGER + 0.1, 0.021, 500, error="Internal Server Error")
+    add(
+        "trigger",
+        "image X again",
+        TRIGGER + 0.1,
+        0.021,
+        500,
+        error="Internal Server Error",
+    )
     for i in range(11):
-        add("trigger", f"fill {i + 1}", TRIGGER + 0.2 + 0.09 * i, 0.031 + 0.002 * i, 200, text="ok")
-    add("trigger", "fill 12", HANG, 15.0, None, timed_out=True, error="no answer in 15.0 s")
-    add("check", "inference", CHECK, 5.0, None, timed_out=True, error="no answer in 5.0 s")
+        add(
+            "trigger",
+            f"fill {i + 1}",
+            TRIGGER + 0.2 + 0.09 * i,
+            0.031 + 0.002 * i,
+            200,
+            text="ok",
+        )
+    add(
+        "trigger",
+        "fill 12",
+        HANG,
+        15.0,
+        None,
+        timed_out=True,
+        error="no answer in 15.0 s",
+    )
+    add(
+        "check",
+        "inference",
+        CHECK,
+        5.0,
+        None,
+        timed_out=True,
+        error="no answer in 5.0 s",
+    )
     return out
 
 
@@ -92,12 +136,26 @@ def events() -> list[Event]:
             "AssertionError: Expected a cached item for mm_hash='3f2a…'",
             "error",
         ),
-        (HANG + 15.0, "trigger", "harness", "request 18 has no answer after 15.0 s", "error"),
+        (
+            HANG + 15.0,
+            "trigger",
+            "harness",
+            "request 18 has no answer after 15.0 s",
+            "error",
+        ),
         (CHECK, "check", "harness", "collecting evidence", "info"),
-        (CHECK + 6.9, "check", "probe", "gpu: unavailable: no NVIDIA driver", "warning"),
+        (
+            CHECK + 6.9,
+            "check",
+            "probe",
+            "gpu: unavailable: no NVIDIA driver",
+            "warning",
+        ),
         (CHECK + 7.2, "stop", "harness", "engine stopped", "info"),
     ]
-    return [Event(at=at(t), phase=p, source=s, text=x, level=lv) for t, p, s, x, lv in rows]
+    return [
+        Event(at=at(t), phase=p, source=s, text=x, level=lv) for t, p, s, x, lv in rows
+    ]
 
 
 def series() -> list[SeriesPoint]:
@@ -148,13 +206,18 @@ def _probe(
 def probes() -> list[ProbeResult[AnyProbeData]]:
     def http(seconds: float) -> HttpData:
         answers = [
-            EndpointAnswer(path=p, status=200, seconds=seconds) for p in ("/health", "/v1/models")
+            EndpointAnswer(path=p, status=200, seconds=seconds)
+            for p in ("/health", "/v1/models")
         ]
         return HttpData(base_url="http://127.0.0.1:20100", answers=answers)
 
     metrics = MetricsData(
         url="http://127.0.0.1:20100/metrics",
-        samples=[MetricSample(name="vllm:num_requests_running", labels={"engine": "0"}, value=0.0)],
+        samples=[
+            MetricSample(
+                name="vllm:num_requests_running", labels={"engine": "0"}, value=0.0
+            )
+        ],
     )
     return [
         _probe("http", "gate", GATE + 0.9, http(0.002)),
@@ -168,7 +231,14 @@ def probes() -> list[ProbeResult[AnyProbeData]]:
             ProbeStatus.UNAVAILABLE,
             "no NVIDIA driver on this host",
         ),
-        _probe("syscalls", "check", CHECK + 3, None, ProbeStatus.TIMED_OUT, "no result in 4.0 s"),
+        _probe(
+            "syscalls",
+            "check",
+            CHECK + 3,
+            None,
+            ProbeStatus.TIMED_OUT,
+            "no result in 4.0 s",
+        ),
     ]
 
 
@@ -219,7 +289,13 @@ def conditions() -> list[ConditionResult]:
     ]
     results = [
         ConditionResult(
-            id=i, part=p, statement=s, required=True, truth=Truth.MET, observed=o, evidence=e
+            id=i,
+            part=p,
+            statement=s,
+            required=True,
+            truth=Truth.MET,
+            observed=o,
+            evidence=e,
         )
         for i, p, s, o, e in rows
     ]
@@ -238,7 +314,10 @@ def conditions() -> list[ConditionResult]:
 
 
 REPRODUCER = ReproducerResult(
-    name="ghost_key.py", exit_code=0, seconds=0.8, facts={"ghost_keys": 1, "evicted": False}
+    name="ghost_key.py",
+    exit_code=0,
+    seconds=0.8,
+    facts={"ghost_keys": 1, "evicted": False},
 )
 STACK = [
     (
@@ -247,7 +326,12 @@ STACK = [
         191,
         {"lru_key": "'3f2a9c'", "self": "<LRUCache currsize=0.019>"},
     ),
-    ("Cache.__setitem__", "cachetools/__init__.py", 82, {"size": "0.0017", "maxsize": "0.02"}),
+    (
+        "Cache.__setitem__",
+        "cachetools/__init__.py",
+        82,
+        {"size": "0.0017", "maxsize": "0.02"},
+    ),
     ("LRUCache.__setitem__", "cachetools/__init__.py", 294, {}),
     (
         "MultiModalReceiverCache.get_and_update_item",
@@ -255,7 +339,12 @@ STACK = [
         662,
         {"mm_hash": "'b81c44'"},
     ),
-    ("MultiModalReceiverCache.get_and_update_features", "vllm/multimodal/cache.py", 607, {}),
+    (
+        "MultiModalReceiverCache.get_and_update_features",
+        "vllm/multimodal/cache.py",
+        607,
+        {},
+    ),
     ("EngineCore.preprocess_add_request", "vllm/v1/engine/core.py", 829, {}),
     ("EngineCoreProc.process_input_sockets", "vllm/v1/engine/core.py", 1528, {}),
     ("Thread.run", "threading.py", 982, {}),

@@ -5,8 +5,8 @@ from html.parser import HTMLParser
 
 
 class Html(HTMLParser):
-    """Every tag is closed in order; no script but an inline one, no style attribute, nothing
-    fetched, no handler, no comment."""
+    """Every tag is closed in order; no script but an inline one, no style attribute,
+    nothing fetched, no handler, no comment."""
 
     EMPTY = {"meta", "br", "rect", "line", "circle", "path"}
 
@@ -42,7 +42,8 @@ class Html(HTMLParser):
 
     @property
     def shape(self) -> list[tuple[str, list[str]]]:
-        """Each tag with its attributes' names; prose may hold code between backticks."""
+        """Each tag with its attributes' names; prose may hold code between
+        backticks."""
         return [(tag, sorted(given)) for tag, given in self.nodes if tag != "code"]
 
     def all(self, name: str) -> list[str]:

@@ -1,4 +1,5 @@
-"""Incidents and bundles of them, however large, deep or strangely named what they hold is."""
+"""Incidents and bundles of them, however large, deep or strangely named what they hold
+is."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ from typer.testing import CliRunner
 SECRET = "sk-abcdefghijklmnopqrstuvwxyz123456"
 
 
-def kept(folder: Path, raw: dict[str, str] | None = None, made: Incident | None = None) -> Path:
+def kept(
+    folder: Path, raw: dict[str, str] | None = None, made: Incident | None = None
+) -> Path:
     (folder / "evidence").mkdir(parents=True)
     write_incident(made or incident(), folder, Redactor())
     for name, text in (raw or {}).items():
@@ -40,7 +43,9 @@ def packed(folder: Path) -> tuple[BundleManifest, dict[str, str]]:
     with zipfile.ZipFile(target) as archive:
         names = archive.namelist()
         assert len(names) == len(set(names)), "no member hides another"
-        return read_manifest(target), {name: archive.read(name).decode() for name in names}
+        return read_manifest(target), {
+            name: archive.read(name).decode() for name in names
+        }
 
 
 def nested(depth: int, within: str = "0") -> str:
@@ -57,25 +62,44 @@ def test_evidence_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "private" / "diary.log").write_text("dear diary")
     (folder / "evidence").symlink_to(tmp_path / "private")
     manifest, members = packed(folder)
-    assert set(members) == {"incident.json", "report.md", "report.html", "manifest.json"}
+    assert set(members) == {
+        "incident.json",
+        "report.md",
+        "report.html",
+        "manifest.json",
+    }
     assert [(gone.name, gone.why) for gone in manifest.left_out] == [
         ("evidence", "a link: it may lead anywhere")
     ]
 
 
 def test_each_file_is_a_member_of_its_own(tmp_path: Path) -> None:
-    names = ["a b.log", "a_b.log", "a:b.log", "a_b-2.log", "é|.log", "é_.log", "7" * 250 + ".log"]
+    names = [
+        "a b.log",
+        "a_b.log",
+        "a:b.log",
+        "a_b-2.log",
+        "é|.log",
+        "é_.log",
+        "7" * 250 + ".log",
+    ]
     raw = {name: f"this is {name}" for name in names}
     manifest, members = packed(kept(tmp_path / "run", raw))
-    evidence = {name: text for name, text in members.items() if name.startswith("evidence/")}
+    evidence = {
+        name: text for name, text in members.items() if name.startswith("evidence/")
+    }
     assert sorted(evidence.values()) == sorted(raw.values())
     for name in ("a_b.log", "a:b.log", "a_b-2.log", "é_.log"):
-        assert evidence[f"evidence/{name}"] == f"this is {name}", "what can keep its name does"
+        assert evidence[f"evidence/{name}"] == f"this is {name}", (
+            "what can keep its name does"
+        )
     assert {entry.name for entry in manifest.files} == {*members} - {"manifest.json"}
 
 
 @pytest.mark.parametrize("depth", [98, 800, 3000])
-def test_deep_json_is_kept_as_far_as_it_is_looked_through(tmp_path: Path, depth: int) -> None:
+def test_deep_json_is_kept_as_far_as_it_is_looked_through(
+    tmp_path: Path, depth: int
+) -> None:
     text = nested(depth, f'"{SECRET}"')
     manifest, members = packed(kept(tmp_path / "run", {"twice.json": text}))
     assert not manifest.left_out
@@ -92,7 +116,9 @@ def test_a_stack_dump_that_cannot_be_read_tells_no_variable(tmp_path: Path) -> N
     raw = {"check-stacks-1-00.json": deep, "check-stacks-1-01.json": cut}
     manifest, members = packed(kept(tmp_path / "run", raw))
     assert words not in "".join(members.values())
-    assert {gone.name for gone in manifest.left_out} == {f"evidence/{name}" for name in raw}
+    assert {gone.name for gone in manifest.left_out} == {
+        f"evidence/{name}" for name in raw
+    }
 
 
 def test_of_too_many_events_both_ends_are_kept_and_it_is_told(
@@ -109,9 +135,13 @@ def test_of_too_many_events_both_ends_are_kept_and_it_is_told(
     assert manifest.files[0].note == "left out of the middle: 40 of 100 events"
 
 
-def test_too_many_files_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_files_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mmrepro.reports.bundle.MAX_FILES", 20)
-    manifest, members = packed(kept(tmp_path / "run", {f"{n}.log": "x" for n in range(23)}))
+    manifest, members = packed(
+        kept(tmp_path / "run", {f"{n}.log": "x" for n in range(23)})
+    )
     assert len(members) == 20 + 4
     assert [gone.name for gone in manifest.left_out] == ["evidence: 3 of 23 files"]
 
@@ -132,7 +162,13 @@ def secrets(path: Path, kind: str) -> str:
 def test_secrets_are_looked_for_within_bounds(tmp_path: Path, kind: str) -> None:
     folder, file = kept(tmp_path / "run"), tmp_path / "secrets"
     why = secrets(file, kind)
-    arguments = ["bundle", str(folder), "--out", str(tmp_path / "x.zip"), "--secrets-file"]
+    arguments = [
+        "bundle",
+        str(folder),
+        "--out",
+        str(tmp_path / "x.zip"),
+        "--secrets-file",
+    ]
     said = CliRunner().invoke(app, [*arguments, str(file)])
     assert isinstance(said.exception, UsageError)
     assert why in said.exception.message
@@ -143,7 +179,9 @@ def test_secrets_are_looked_for_within_bounds(tmp_path: Path, kind: str) -> None
 
 
 def unknown_keys(count: int) -> str:
-    more = (f'"unknown{n % 9999}":0' for n in range(count))  # the same key again: another value
+    more = (
+        f'"unknown{n % 9999}":0' for n in range(count)
+    )  # the same key again: another value
     return f"{incident().model_dump_json()[:-1]},{','.join(more)}}}"
 
 
@@ -155,7 +193,9 @@ def unknown_keys(count: int) -> str:
         (1, "unknown0: Extra inputs are not permitted"),
     ],
 )
-def test_unknown_keys_are_told_in_a_sentence(tmp_path: Path, count: int, says: str) -> None:
+def test_unknown_keys_are_told_in_a_sentence(
+    tmp_path: Path, count: int, says: str
+) -> None:
     (tmp_path / INCIDENT_FILE).write_text(unknown_keys(count))
     with pytest.raises(BadIncident, match=says) as told:
         load(tmp_path)
@@ -183,7 +223,9 @@ def test_a_list_of_incidents_passes_over_what_is_no_file(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "command", ["report", "judge", "bundle", "incidents", "open", "new --from"]
 )
-def test_a_place_that_cannot_be_looked_at_is_a_sentence(tmp_path: Path, command: str) -> None:
+def test_a_place_that_cannot_be_looked_at_is_a_sentence(
+    tmp_path: Path, command: str
+) -> None:
     circle = tmp_path / "circle"
     circle.symlink_to("circle")
     words = ["new", "odd", "--from"] if command == "new --from" else [command]

@@ -34,7 +34,9 @@ PLANTED = {
     "alicesmith": "https://alicesmith:hunter2secret@models.example.org/x",
     "bobbytables": "/home/bobbytables/models/big",
     "carol.jones@example.org": "mail carol.jones@example.org",
-    "divorce lawyer": "Received request chatcmpl-1: prompt: 'who is a good divorce lawyer', params",
+    "divorce lawyer": (
+        "Received request chatcmpl-1: prompt: 'who is a good divorce lawyer', params"
+    ),
     "s3cr3t-option-99": "--api-key s3cr3t-option-99",
     IDS: f"prompt_token_ids: [{IDS}], lora_request: None",
     IMAGE: f"data:image/png;base64,{IMAGE}",
@@ -47,7 +49,9 @@ ALL = "\n".join(form or SECRET for form in PLANTED.values())
 
 # In logs and raw files only, besides.
 LOGGED = {
-    "203.0.113.77": 'INFO:     203.0.113.77:51234 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
+    "203.0.113.77": (
+        'INFO:     203.0.113.77:51234 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
+    ),
     "my rash looks like": '{"role": "user", "content": "my rash looks like this"}',
     "grandmother's letter": "GenerateReqInput(text=\"grandmother's letter\", rid='1')",
 }
@@ -58,7 +62,9 @@ def write_run(folder: Path, incident: Incident, raw: dict[str, str | bytes]) -> 
     evidence.mkdir(parents=True)
     (folder / "run" / "incident.json").write_text(incident.model_dump_json(indent=1))
     for name, text in raw.items():
-        (evidence / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        (evidence / name).write_bytes(
+            text if isinstance(text, bytes) else text.encode()
+        )
     return folder / "run"
 
 
@@ -66,7 +72,9 @@ def bundle(folder: Path, **more: Any) -> tuple[Path, dict[str, str]]:
     target = folder.parent / "out.zip"
     write_bundle(folder, load(folder), target, **more)
     with zipfile.ZipFile(target) as archive:
-        return target, {name: archive.read(name).decode() for name in archive.namelist()}
+        return target, {
+            name: archive.read(name).decode() for name in archive.namelist()
+        }
 
 
 def stack_dump(words: str) -> str:
@@ -87,11 +95,18 @@ def stack_dump(words: str) -> str:
 def test_nothing_planted_survives(tmp_path: Path) -> None:
     logged = ALL + "\n" + "\n".join(LOGGED.values()) + "\n"
     raw: dict[str, str | bytes] = {
-        "engine.log": logged + "(APIServer pid=1) INFO 11-21 02:44:01 [a.py:1] Application ready\n",
-        "check-metrics-1-metrics.txt": f'vllm:info{{url="{PLANTED["hunter2secret"]}"}} 1\n',
-        "check-inference-response.json": json.dumps({"api_key": "s3cr3t-option-99", "x": ALL}),
+        "engine.log": logged
+        + "(APIServer pid=1) INFO 11-21 02:44:01 [a.py:1] Application ready\n",
+        "check-metrics-1-metrics.txt": (
+            f'vllm:info{{url="{PLANTED["hunter2secret"]}"}} 1\n'
+        ),
+        "check-inference-response.json": json.dumps(
+            {"api_key": "s3cr3t-option-99", "x": ALL}
+        ),
         "check-stacks-7-00.json": stack_dump("who is a good divorce lawyer"),
-        "check-processes-processes.json": json.dumps({"cmdline": ["vllm", "serve", ALL]}),
+        "check-processes-processes.json": json.dumps(
+            {"cmdline": ["vllm", "serve", ALL]}
+        ),
         "bobbytables@example.org.txt": "named after a person",
         "odd.json": "{not json " + ALL,
         "image.png": b"\x89PNG\0\0" + SECRET.encode(),
@@ -123,7 +138,9 @@ def test_the_search_would_find_them(tmp_path: Path) -> None:
 
 def test_it_is_listed_checksummed_and_read_back(tmp_path: Path) -> None:
     incident = sample_incident()
-    folder = write_run(tmp_path, incident, {"engine.log": "one line\n", "empty.txt": ""})
+    folder = write_run(
+        tmp_path, incident, {"engine.log": "one line\n", "empty.txt": ""}
+    )
     (folder / "evidence" / "link").symlink_to("/etc/hostname")
     target, members = bundle(folder)
     manifest = read_manifest(target)
@@ -141,7 +158,9 @@ def test_it_is_listed_checksummed_and_read_back(tmp_path: Path) -> None:
     assert target.read_bytes() == first, "the same incident gives the same bytes"
 
 
-def test_a_long_log_keeps_its_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_log_keeps_its_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mmrepro.failure.documents.public.HEAD_BYTES", 100)
     monkeypatch.setattr("mmrepro.failure.documents.public.TAIL_BYTES", 200)
     log = "".join(f"line {n}\n" for n in range(1000))
@@ -151,7 +170,9 @@ def test_a_long_log_keeps_its_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert text.startswith("line 0\n")
     assert "bytes in the middle are left out" in text
     assert len(text) < 500
-    entry = next(f for f in read_manifest(target).files if f.name == "evidence/engine.log")
+    entry = next(
+        f for f in read_manifest(target).files if f.name == "evidence/engine.log"
+    )
     assert entry.original_bytes == len(log) + 30_000
 
 
@@ -230,7 +251,9 @@ def test_a_link_that_appears_meanwhile_is_not_followed(
     assert [one.name for one in manifest.left_out] == ["evidence/engine.log"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "no manifest", "other zip", "text"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "changed", "no manifest", "other zip", "text"]
+)
 def test_a_bad_bundle_is_told(tmp_path: Path, damage: str) -> None:
     folder = write_run(tmp_path, sample_incident(), {})
     target, members = bundle(folder)

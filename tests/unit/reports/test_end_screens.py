@@ -1,4 +1,5 @@
-"""The end screen of recorded runs, at 100 columns: at most 20 rows, and the verdict is the last."""
+"""The end screen of recorded runs, at 100 columns: at most 20 rows, and the verdict is
+the last."""
 
 import re
 from pathlib import Path
@@ -21,7 +22,9 @@ def one_of_each() -> list[Path]:
     return list({tuple(path.stem.split("-")[:2]): path for path in RECORDED}.values())
 
 
-@pytest.mark.parametrize("path", grid(RECORDED, always=one_of_each()), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", grid(RECORDED, always=one_of_each()), ids=lambda path: path.stem
+)
 def test_the_end_screen_of_a_recorded_run(path: Path) -> None:
     incident = load(path)
     text = terminal(incident, PLACE, force_terminal=True, width=WIDTH, no_color=True)

@@ -28,7 +28,14 @@ from mmrepro.base.errors import BadIncident, UsageError
 from mmrepro.base.records import FindingClass
 from mmrepro.cli.app import app
 from mmrepro.failure.documents.finding import LoadedFinding, load
-from mmrepro.failure.documents.replay import FUZZ_FILE, REPLAY_FILE, Episode, PlayFacts, Rate, Step
+from mmrepro.failure.documents.replay import (
+    FUZZ_FILE,
+    REPLAY_FILE,
+    Episode,
+    PlayFacts,
+    Rate,
+    Step,
+)
 from mmrepro.reports import finding as one, findings, fuzz as fuzzing, replay as replays
 from mmrepro.reports.blocks import Block, Picture, words
 from mmrepro.reports.documents import keep, kind_of, render
@@ -51,7 +58,9 @@ Golden = Callable[[str, str], None]
 
 
 def drawn(blocks: list[Block]) -> ElementTree.Element:
-    return ElementTree.fromstring(next(str(b.drawing) for b in blocks if isinstance(b, Picture)))
+    return ElementTree.fromstring(
+        next(str(b.drawing) for b in blocks if isinstance(b, Picture))
+    )
 
 
 # ---------------------------------------------------------------------- the sequence
@@ -101,7 +110,8 @@ def test_what_came_of_a_request_is_told_apart(said: str, kind: str) -> None:
 
 def test_of_hundreds_those_that_fail_are_drawn() -> None:
     case = Case(
-        server=ghost_case().server, operations=[operation(f"r{number}") for number in range(200)]
+        server=ghost_case().server,
+        operations=[operation(f"r{number}") for number in range(200)],
     )
     lanes = sequence(case, {"r150": "no answer in 9 s"}, ["r150"])
     assert len(lanes.lanes) == 60
@@ -143,13 +153,20 @@ def test_a_chart_of_steps_is_true_to_its_numbers() -> None:
     assert x4 > x0
     assert y4 > y0
     # Each corner by shares of both axes: 8 at the top, 0 at the bottom.
-    shares = [(round((x - x0) / (x4 - x0), 2), round((y4 - y) / (y4 - y0), 2)) for x, y in corners]
+    shares = [
+        (round((x - x0) / (x4 - x0), 2), round((y4 - y) / (y4 - y0), 2))
+        for x, y in corners
+    ]
     assert shares == [(0, 1), (0.5, 1), (0.5, 0.5), (1, 0.5), (1, 0), (1, 0)]
 
 
 @pytest.mark.parametrize("most", [0, 1, 10**9, 10**400])
 def test_no_number_leaves_the_chart(most: int) -> None:
-    svg = str(steps("x", [Line("f1", [(0, most), (most, 1)])] * 9, "steps", [(most, "F1")] * 99))
+    svg = str(
+        steps(
+            "x", [Line("f1", [(0, most), (most, 1)])] * 9, "steps", [(most, "F1")] * 99
+        )
+    )
     ElementTree.fromstring(svg)
     assert len(svg) < 30_000
     height = float(re.search(r'viewBox="0 0 1080 ([\d.]+)"', svg)[1])  # type: ignore[index]
@@ -185,7 +202,8 @@ def test_coverage_adds_up_and_marks_the_findings() -> None:
     assert [t.text for t in svg.iter("text") if t.get("class") == "name"] == ["F1"]
     text = words(blocks[0].text)  # type: ignore[union-attr]
     assert text == (
-        "35 different observations in 4 episodes; the last 2 episodes showed nothing new."
+        "35 different observations in 4 episodes; the last 2 episodes showed nothing "
+        "new."
     )
     assert not section(fuzzing.compose(fuzz(episodes=[])), "Coverage")
 
@@ -209,14 +227,20 @@ def test_a_replay_links_its_findings_and_says_how_to_go_on() -> None:
 def test_a_session_links_what_it_pursued() -> None:
     html = render(fuzzing.KIND, whole_fuzz(), "html")
     assert {"e0003/f1/report.html", "e0008/f1/report.html"} <= {*Html(html).all("href")}
-    # A pursuit that was cut short has no folder: nothing is linked, nothing is to be typed.
+    # A pursuit that was cut short has no folder: nothing is linked, nothing is to be
+    # typed.
     cut = fuzz(found(folder="", replay=""), state="interrupted")
-    assert [why for why, _ in fuzzing.compose(cut).commands] == ["to resume it", "to repeat it"]
+    assert [why for why, _ in fuzzing.compose(cut).commands] == [
+        "to resume it",
+        "to repeat it",
+    ]
     assert "f1/report.html" not in render(fuzzing.KIND, cut, "html")
 
 
 @pytest.mark.parametrize("kind", list(FindingClass))
-def test_a_finding_of_every_class_has_its_page(tmp_path: Path, kind: FindingClass) -> None:
+def test_a_finding_of_every_class_has_its_page(
+    tmp_path: Path, kind: FindingClass
+) -> None:
     case = ghost_case()
     if kind is FindingClass.START_FAILURE:
         case = case.keeping([])
@@ -226,12 +250,17 @@ def test_a_finding_of_every_class_has_its_page(tmp_path: Path, kind: FindingClas
     assert kind.words in page.title
     texts = [words(b.text) for b in page.card if hasattr(b, "text")]
     assert f"Expected: {kind.expected}." in texts
-    assert "The same requests also show: metrics: the counter of prompts says 7" in texts
+    assert (
+        "The same requests also show: metrics: the counter of prompts says 7" in texts
+    )
     assert page.counts[1] == "3 of 3 attempts (95%: 29% to 100%)"
     starts = kind is FindingClass.START_FAILURE
     assert bool(section(page, "The sequence")) is not starts
     assert (tmp_path / "f1" / "reproduce.py").exists() is not starts
-    assert "vllm serve ./tiny-model --max-model-len 2048" in one.steps_of(loaded)[-1 - (not starts)]
+    assert (
+        "vllm serve ./tiny-model --max-model-len 2048"
+        in one.steps_of(loaded)[-1 - (not starts)]
+    )
     limits = "\n".join(loaded.limits)
     assert "Two plays left each request out" in limits
     assert "A tiny random-weight model was served" in limits
@@ -271,7 +300,10 @@ def test_the_badge_and_the_exit_code_agree(
     made: list[dict[str, Any]], more: dict[str, Any], label: str, code: int
 ) -> None:
     some = [finding(**one) for one in made]
-    replayed, fuzzed = replay(*some, **more), fuzz(*(found(one=f) for f in some), **more)
+    replayed, fuzzed = (
+        replay(*some, **more),
+        fuzz(*(found(one=f) for f in some), **more),
+    )
     assert replays.compose(replayed).badge.label == label
     assert fuzzing.compose(fuzzed).badge.label == label
     assert replayed.exit_code == fuzzed.exit_code == code
@@ -294,7 +326,9 @@ def test_what_was_cut_short_has_reports(tmp_path: Path) -> None:
     assert "Ctrl-C" in (tmp_path / "replay.md").read_text()
     assert not (tmp_path / "f1" / "reproduce.py").exists()
     Html((tmp_path / "f1" / "report.html").read_text())
-    empty = fuzz(state="failed", failure="no wheel", learnt=[], episodes=[], deadline_s=None)
+    empty = fuzz(
+        state="failed", failure="no wheel", learnt=[], episodes=[], deadline_s=None
+    )
     assert "no wheel" in Html(render(fuzzing.KIND, empty, "html")).text
     assert "no wheel" in printed(fuzzing.compose(empty))
 
@@ -313,7 +347,9 @@ def test_hostile_text_changes_no_finding(tmp_path: Path, text: str) -> None:
         return replace(loaded, replay=plant(loaded.replay, given), finding=made)
 
     html, markdown = (render(one.KIND, planted(text), form) for form in ("html", "md"))
-    assert Html(html).shape == Html(render(one.KIND, planted("two words"), "html")).shape
+    assert (
+        Html(html).shape == Html(render(one.KIND, planted("two words"), "html")).shape
+    )
     benign = render(one.KIND, planted("two words"), "md")
     assert shape(markdown_tokens(markdown)) == shape(markdown_tokens(benign))
     odd = replay(plays=[PlayFacts(number=1, what="", requests=1, state=text)])
@@ -327,12 +363,16 @@ def test_hostile_text_changes_no_finding(tmp_path: Path, text: str) -> None:
 
 def test_a_command_stays_on_its_line() -> None:
     made = replay(finding(id="f1\nrm -rf ~", folder="f1"))
-    fenced = render(replays.KIND, made, "md").partition("```sh\n")[2].partition("```")[0]
+    fenced = (
+        render(replays.KIND, made, "md").partition("```sh\n")[2].partition("```")[0]
+    )
     assert "\nrm" not in fenced
     assert "# to reproduce f1 rm -rf ~" in fenced
 
 
-@pytest.mark.parametrize("folder", ["../f1", "/etc", "e0003/f1/../..", "javascript:alert(1)"])
+@pytest.mark.parametrize(
+    "folder", ["../f1", "/etc", "e0003/f1/../..", "javascript:alert(1)"]
+)
 def test_a_finding_lies_below_its_session(tmp_path: Path, folder: str) -> None:
     document = json.loads(fuzz(found()).model_dump_json())
     document["found"][0]["folder"] = folder
@@ -370,7 +410,10 @@ def test_the_folder_gives_its_reports_again(tmp_path: Path) -> None:
         for form, sign in signs.items():
             done = runner.invoke(app, ["report", str(place), "--format", form])
             assert (done.exit_code, sign in done.stdout) == (0, True)
-    for form, hint in (("issue", "e0003/f1 --format issue"), ("junit", "--format json")):
+    for form, hint in (
+        ("issue", "e0003/f1 --format issue"),
+        ("junit", "--format json"),
+    ):
         done = runner.invoke(app, ["report", str(tmp_path), "--format", form])
         assert isinstance(done.exception, UsageError)
         assert hint in str(done.exception.hint)

@@ -1,4 +1,5 @@
-"""What every kind of report keeps: the end screen, its files, and no structure of foreign text."""
+"""What every kind of report keeps: the end screen, its files, and no structure of
+foreign text."""
 
 import json
 from collections.abc import Callable
@@ -119,7 +120,8 @@ def test_a_bad_file_is_one_plain_sentence(
 
 @cache
 def benign(name: str) -> tuple[Any, list[str]]:
-    """The structure of a kind's page and of its Markdown, with two plain words in each field."""
+    """The structure of a kind's page and of its Markdown, with two plain words in each
+    field."""
     kind, sample = KINDS[name]
     planted = plant(sample(), "two words")
     markdown = markdown_tokens(render(kind, planted, "md"))
@@ -132,7 +134,8 @@ DAILY = [(name, text) for n, name in enumerate(KINDS) for text in HOSTILE[n % 3 
 
 @pytest.mark.parametrize(("name", "text"), grid(EACH, always=DAILY))
 def test_hostile_text_changes_no_structure(name: str, text: str) -> None:
-    """Each text in two kinds for each change: all kinds are drawn from the same blocks."""
+    """Each text in two kinds for each change: all kinds are drawn from the same
+    blocks."""
     kind, sample = KINDS[name]
     planted = plant(sample(), text)
     html, markdown = render(kind, planted, "html"), render(kind, planted, "md")
@@ -154,7 +157,9 @@ def test_what_is_linked_lies_beside_the_page(tmp_path: Path) -> None:
     (folder / "report.html").touch()
     keep(ablations.KIND, ablation(), tmp_path)
     linked = Html((tmp_path / "ablation.html").read_text()).all("href")
-    assert {href for href in linked if href[0] != "#"} == {"cells/mm-cache/run-1/report.html"}
+    assert {href for href in linked if href[0] != "#"} == {
+        "cells/mm-cache/run-1/report.html"
+    }
 
 
 def test_the_answer_stands_before_its_table() -> None:

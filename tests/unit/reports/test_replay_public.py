@@ -37,22 +37,35 @@ def test_an_issue_has_the_engines_own_headings(tmp_path: Path) -> None:
     written(tmp_path, finding(), case=private_case())
     forms = {
         "vllm": [
-            "Your current environment", "🐛 Describe the bug", "Before submitting a new issue",
+            "Your current environment",
+            "🐛 Describe the bug",
+            "Before submitting a new issue",
         ],
         "sglang": ["Checklist", "Describe the bug", "Reproduction", "Environment"],
         "lmdeploy": [
-            "Checklist", "Describe the bug", "Reproduction", "Environment", "Error traceback",
+            "Checklist",
+            "Describe the bug",
+            "Reproduction",
+            "Environment",
+            "Error traceback",
         ],
         "minivllm": ["Describe the bug", "Reproduction", "Environment"],
-    }  # fmt: skip
+    }
     for engine, headings in forms.items():
         shown = load_finding(tmp_path / "f1")
         shown.replay.server = shown.replay.server.model_copy(update={"engine": engine})
         text = finding_issue(shown)
         found = re.findall(r"^### (.*)$", text, re.MULTILINE)
         assert [name.removesuffix("...") for name in found] == headings
-        for word in ("**Observed:**", "**Expected:**", "every request is answered", "popitem",
-                     "3 of 3 attempts", "Made-up CPU", "reproduce.py"):  # fmt: skip
+        for word in (
+            "**Observed:**",
+            "**Expected:**",
+            "every request is answered",
+            "popitem",
+            "3 of 3 attempts",
+            "Made-up CPU",
+            "reproduce.py",
+        ):
             assert word in text
         assert "- [x]" not in text
         assert "Mustermann" not in text
@@ -71,7 +84,9 @@ def test_a_long_script_is_attached_not_pasted(tmp_path: Path) -> None:
 
 def test_what_was_said_does_not_end_the_script(tmp_path: Path) -> None:
     case = ghost_case()
-    case.operations[1] = operation("r2", "r1.end", text="``` and ````` end it", images=("X",))
+    case.operations[1] = operation(
+        "r2", "r1.end", text="``` and ````` end it", images=("X",)
+    )
     case.origin.anonymised = True
     written(tmp_path, finding(), case=case)
     text = finding_issue(load_finding(tmp_path / "f1"))
@@ -107,7 +122,9 @@ def test_a_bundle_has_other_words_and_no_prompt(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     made = written(
         folder,
-        finding(private_case(), log_lines=[f"Received request: prompt: '{SECRET}', params"]),
+        finding(
+            private_case(), log_lines=[f"Received request: prompt: '{SECRET}', params"]
+        ),
         case=private_case(),
     )
     target = tmp_path / "r.zip"
@@ -128,7 +145,9 @@ def test_a_bundle_has_other_words_and_no_prompt(tmp_path: Path) -> None:
     (tmp_path / "case.json").write_text(texts["f1/case.json"])
     public, _ = read_case(tmp_path / "case.json")
     assert public.origin.anonymised
-    assert [op.images for op in public.operations] == [op.images for op in ghost_case().operations]
+    assert [op.images for op in public.operations] == [
+        op.images for op in ghost_case().operations
+    ]
     assert "the random ones were not played" in texts["f1/report.md"]
     done = CliRunner().invoke(app, ["report", str(target)])
     assert done.exit_code == 0, done.stderr

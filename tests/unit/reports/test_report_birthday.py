@@ -33,7 +33,9 @@ def test_the_points_of_interest_are_told() -> None:
     assert described is not None
     assert "38,582 images: 50.0 %" in (described.text or "")
     assert len(str(birthday_curve(30))) < 10_000
-    assert "style" not in str(birthday_curve(30)), "the report's content policy refuses styles"
+    assert "style" not in str(birthday_curve(30)), (
+        "the report's content policy refuses styles"
+    )
 
 
 def test_the_curve_is_the_probability() -> None:
@@ -58,13 +60,24 @@ def test_the_curve_is_the_probability() -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 64),
-    st.lists(st.builds(Pool, st.integers(-5, 10**30), st.text(max_size=30)), max_size=20),
-    st.lists(st.builds(Pool, st.integers(-5, 10**30), st.text(max_size=30)), max_size=20),
+    st.lists(
+        st.builds(Pool, st.integers(-5, 10**30), st.text(max_size=30)), max_size=20
+    ),
+    st.lists(
+        st.builds(Pool, st.integers(-5, 10**30), st.text(max_size=30)), max_size=20
+    ),
 )
-def test_wild_pools_stay_in_the_frame(bits: int, pools: list[Pool], seen: list[Pool]) -> None:
+def test_wild_pools_stay_in_the_frame(
+    bits: int, pools: list[Pool], seen: list[Pool]
+) -> None:
     root = ET.fromstring(str(birthday_curve(bits, pools, seen=seen, standalone=True)))
     for element in root.iter():
-        for name, most in (("x", WIDTH), ("y", HEIGHT), ("cx", LEFT + PLOT_W), ("cy", HEIGHT)):
+        for name, most in (
+            ("x", WIDTH),
+            ("y", HEIGHT),
+            ("cx", LEFT + PLOT_W),
+            ("cy", HEIGHT),
+        ):
             value = element.get(name)
             if value is not None:
                 assert math.isfinite(float(value))
@@ -73,5 +86,11 @@ def test_wild_pools_stay_in_the_frame(bits: int, pools: list[Pool], seen: list[P
 
 
 def test_a_probability_is_never_rounded_to_certainty() -> None:
-    known = {0.0: "0.0 %", 1e-9: "<0.1 %", 0.5: "50.0 %", 0.99999: ">99.9 %", 1.0: "100.0 %"}
+    known = {
+        0.0: "0.0 %",
+        1e-9: "<0.1 %",
+        0.5: "50.0 %",
+        0.99999: ">99.9 %",
+        1.0: "100.0 %",
+    }
     assert {p: percent(p) for p in known} == known

@@ -1,9 +1,19 @@
-"""Pages of an ablation, a bisection and an acceptance that are other than those in ``golden``."""
+"""Pages of an ablation, a bisection and an acceptance that are other than those in
+``golden``."""
 
 from collections.abc import Sequence
 
 import pytest
-from campaign_samples import ablation, acceptance, bisection, cell, point, row, run, step
+from campaign_samples import (
+    ablation,
+    acceptance,
+    bisection,
+    cell,
+    point,
+    row,
+    run,
+    step,
+)
 from mmrepro.failure.documents.acceptance import PartRecord, Status
 from mmrepro.failure.documents.searches import CellState, SideConclusion
 from mmrepro.failure.signature import Outcome, Truth
@@ -26,19 +36,24 @@ def links(page: Page, title: str) -> list[str]:
     return [span.href for cell in cells for span in spans(cell) if span.href]
 
 
-# ------------------------------------------------------------------------------------ ablation
+# ----------------------------------------------------------------------------- ablation
 
 
 def test_each_run_is_linked_below_the_page_alone() -> None:
     known = ablation()
     run_links = links(ablations.compose(known), "Every run")
-    assert run_links[:2] == ["cells/baseline/run-1/report.html", "cells/mm-cache/run-1/report.html"]
+    assert run_links[:2] == [
+        "cells/baseline/run-1/report.html",
+        "cells/mm-cache/run-1/report.html",
+    ]
     for elsewhere in ("/etc", "cells/../../etc", "javascript:alert(1)"):
         known.cells[0].runs[0].incident_dir = elsewhere
         html = render(ablations.KIND, known, "html")
         assert 'href="cells/mm-cache/run-1/report.html"' in html
         assert f'href="{elsewhere}' not in html
-    assert "](<cells" not in render(ablations.KIND, ablation(), "md"), "it is pasted elsewhere"
+    assert "](<cells" not in render(ablations.KIND, ablation(), "md"), (
+        "it is pasted elsewhere"
+    )
     run_links = links(bisections.compose(bisection()), "Runs next to a boundary")
     assert run_links[0] == "incidents/0.13.0/run-1/report.html"
 
@@ -75,7 +90,7 @@ def test_a_partial_ablation_warns() -> None:
     assert "Smallest workarounds" not in titles(page)
 
 
-# ----------------------------------------------------------------------------------- bisection
+# ---------------------------------------------------------------------------- bisection
 
 
 def test_a_bisection_is_drawn_with_a_mark_for_each_point() -> None:
@@ -95,7 +110,11 @@ def test_sides_that_found_nothing_are_named() -> None:
     known = bisection()
     assert known.introduced is not None
     none = known.introduced.model_copy(
-        update={"first_bad": None, "conclusion": SideConclusion.NO_BOUNDARY, "verified": False}
+        update={
+            "first_bad": None,
+            "conclusion": SideConclusion.NO_BOUNDARY,
+            "verified": False,
+        }
     )
     known.introduced, known.fixed = none, None
     page = bisections.compose(known)
@@ -105,7 +124,7 @@ def test_sides_that_found_nothing_are_named() -> None:
     assert commit.model_copy(update={"release": "0.9"}).label == ("aaaaaaaaaaaa (0.9)")
 
 
-# ---------------------------------------------------------------------------------- acceptance
+# --------------------------------------------------------------------------- acceptance
 
 
 @pytest.mark.parametrize(
@@ -117,7 +136,9 @@ def test_sides_that_found_nothing_are_named() -> None:
         ((Status.NOT_TESTED,), "Not tested", "unsure"),
     ],
 )
-def test_the_badge_of_an_acceptance(statuses: Sequence[Status], label: str, tone: str) -> None:
+def test_the_badge_of_an_acceptance(
+    statuses: Sequence[Status], label: str, tone: str
+) -> None:
     part = PartRecord(part="race", title="", steps=[step("a", *map(row, statuses))])
     found = acceptances.compose(acceptance(part)).badge
     assert (found.label, found.tone) == (label, tone)
@@ -125,7 +146,9 @@ def test_the_badge_of_an_acceptance(statuses: Sequence[Status], label: str, tone
 
 def test_what_is_left_comes_with_its_command() -> None:
     late = step("late", row(Status.BROKEN_OFF), whole=False)
-    left = acceptances.compose(acceptance(PartRecord(part="race", title="", steps=[late])))
+    left = acceptances.compose(
+        acceptance(PartRecord(part="race", title="", steps=[late]))
+    )
     assert left.commands[-1][1].endswith("--resume")
     assert left.warning is not None
     whole = PartRecord(part="race", title="", steps=[step("a", row(Status.PASSED))])

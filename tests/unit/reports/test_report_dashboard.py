@@ -1,4 +1,5 @@
-"""The dashboard: safe with hostile text, whole without a network, readable in both themes."""
+"""The dashboard: safe with hostile text, whole without a network, readable in both
+themes."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -34,12 +35,29 @@ from pydantic import BaseModel
 from strict_html import Html
 
 NOW_OR_THEN = ("0.11.0", "0.23.0", "0.33.0")
-KNOWN = Quarantine((Entry(scenario="shape-alias", releases="==0.5.17", reason="known drift",
-                          issue="#41", owner="us", expires="2026-12-01"),))  # fmt: skip
-CHOSEN = [s for s in SUBJECTS if s.name not in ("chunked-mm-prefill", "encoder-cache-overflow")]
+KNOWN = Quarantine(
+    (
+        Entry(
+            scenario="shape-alias",
+            releases="==0.5.17",
+            reason="known drift",
+            issue="#41",
+            owner="us",
+            expires="2026-12-01",
+        ),
+    )
+)
+CHOSEN = [
+    s
+    for s in SUBJECTS
+    if s.name not in ("chunked-mm-prefill", "encoder-cache-overflow")
+]
 SMALL = {
-    "vllm": NOW_OR_THEN, "sglang": ("0.5.17",), "minivllm": ("0.1",), "lmdeploy": ("0.18.0",)
-}  # fmt: skip
+    "vllm": NOW_OR_THEN,
+    "sglang": ("0.5.17",),
+    "minivllm": ("0.1",),
+    "lmdeploy": ("0.18.0",),
+}
 BASE = realistic(nights=2, subjects=CHOSEN, releases=SMALL)
 
 
@@ -58,15 +76,27 @@ def planted(text: str) -> tuple[History, NightView]:
         for number, (old, one) in enumerate(runs.planned.items()):
             known = one.cell.engine == "sglang"
             cells[old] = put(  # type: ignore[assignment]
-                one.cell, release=f"{text}{number}", device="cpu", mitigations=(text,),
-                server_args=(text,), options=(text,), engine=f"{text}{known}",
-            )  # fmt: skip
+                one.cell,
+                release=f"{text}{number}",
+                device="cpu",
+                mitigations=(text,),
+                server_args=(text,),
+                options=(text,),
+                engine=f"{text}{known}",
+            )
             records.append(put(one, night=name, cell=cells[old]))
             if known and not excuse:
-                where = {"scenario": cells[old].scenario, "variant": None, "releases": ""}
+                where = {
+                    "scenario": cells[old].scenario,
+                    "variant": None,
+                    "releases": "",
+                }
                 excuse.append(put(KNOWN.entries[0], **where, engine=cells[old].engine))  # type: ignore[arg-type]
         for run in runs.attempts:
-            place = {"cell": cells[run.cell].id, "incident": run.incident and f"x{text}"}
+            place = {
+                "cell": cells[run.cell].id,
+                "incident": run.incident and f"x{text}",
+            }
             records.append(put(run, night=name, role=run.role, **place))
         for event in runs.events:
             cell = event.cell and cells[event.cell].id
@@ -113,7 +143,9 @@ def check_all_formats(text: str) -> None:
     cases = list(ET.fromstring(red).iter("testcase"))
     assert len(cases) == len({c.attrib["name"] for c in cases}) == len(night.squares)
     as_json(night).encode()
-    assert not ACTIVE.search(on_terminal(night, 100) + on_terminal(history_blocks(history), 100))
+    assert not ACTIVE.search(
+        on_terminal(night, 100) + on_terminal(history_blocks(history), 100)
+    )
 
 
 BENIGN_MARKDOWN = markdown(planted("two words")[1])
@@ -157,7 +189,8 @@ def squares(page: Html) -> dict[str, dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, History]:
-    """A folder with a night's files and the reports of all its runs but the first cell's."""
+    """A folder with a night's files and the reports of all its runs but the first
+    cell's."""
     folder = tmp_path_factory.mktemp("M")
     history = realistic()
     first = next(iter(history.nights[-1].planned))
@@ -190,7 +223,9 @@ def test_every_link_leads_somewhere(written: tuple[Path, History]) -> None:
             assert (folder / href).is_file()
             assert not href.startswith(("/", "."))
     night = history.nights[-1]
-    linked_cells = {run.cell for run in night.attempts if f"{run.incident}/report.html" in hrefs}
+    linked_cells = {
+        run.cell for run in night.attempts if f"{run.incident}/report.html" in hrefs
+    }
     had = {run.cell for run in night.attempts if run.incident}
     assert linked_cells == had - {next(iter(night.planned))}
 
@@ -203,8 +238,9 @@ def test_every_job_is_a_square_with_its_state(written: tuple[Path, History]) -> 
         drawn = squares(page)[square.anchor]
         assert drawn["title"] == square.title
         assert (drawn["data-status"], drawn["data-group"]) == (
-            LOOKS[square.state].word, square.cell.engine
-        )  # fmt: skip
+            LOOKS[square.state].word,
+            square.cell.engine,
+        )
     assert len(squares(page)) == len(night.squares)
     classes = [str(drawn["class"]).split() for drawn in squares(page).values()]
     assert sum("loud" in names for names in classes) == 4  # three surprises, one flaky
@@ -234,7 +270,13 @@ def test_a_trend_begins_with_the_second_night() -> None:
     assert html(night).count('class="bars"') == 1
     assert len(night.trend) == 5
     row = night.grids[-1].rows[0]
-    assert [p.total for p in row.trend] == [2, 2, 2, 2, 3]  # 0.33.0 is new in the last one
+    assert [p.total for p in row.trend] == [
+        2,
+        2,
+        2,
+        2,
+        3,
+    ]  # 0.33.0 is new in the last one
     assert str(chart(row.trend, small=True)).count('class="dot"') == 1
     assert "path" in str(pace(row.trend))
 
@@ -256,7 +298,9 @@ def contrast(one: str, other: str) -> float:
 
     def luminance(colour: str) -> float:
         parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
-        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        linear = [
+            c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts
+        ]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     low, high = sorted((luminance(one), luminance(other)))
@@ -269,7 +313,9 @@ def test_what_is_on_the_page_can_be_read(theme: str) -> None:
     for state in State:
         assert contrast(known[state.value], known[f"{state.value}-soft"]) >= 4.5
         assert contrast(known["loud"], known[state.value]) >= 4.5
-        assert contrast(known[state.value], known["range"]) >= 3  # a square's edge on the range
+        assert (
+            contrast(known[state.value], known["range"]) >= 3
+        )  # a square's edge on the range
     for name in ("fg", "soft", "good", "bad", "unsure", "link"):
         assert contrast(known[name], known["bg"]) >= 4.5
         assert contrast(known[name], known["panel"]) >= 4.5
@@ -284,8 +330,13 @@ def test_no_state_is_shown_by_its_colour_alone() -> None:
 def test_planned_jobs_are_shown_even_if_never_run() -> None:
     made = history_of([BASE.nights[0].night])
     made.take(
-        Planned(night=BASE.nights[0].night.id, cell=next(iter(BASE.nights[0].cells.values())))
+        Planned(
+            night=BASE.nights[0].night.id,
+            cell=next(iter(BASE.nights[0].cells.values())),
+        )
     )
     view = shown(made)
     assert view.badge.label == "1 untested"
-    assert [drawn["data-status"] for drawn in squares(Html(html(view))).values()] == ["did not run"]
+    assert [drawn["data-status"] for drawn in squares(Html(html(view))).values()] == [
+        "did not run"
+    ]

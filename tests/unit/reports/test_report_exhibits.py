@@ -1,4 +1,5 @@
-"""Exhibits: pictures drawn from their own pixels, answers side by side, the birthday curve."""
+"""Exhibits: pictures drawn from their own pixels, answers side by side, the birthday
+curve."""
 
 import io
 import re
@@ -34,7 +35,9 @@ def redrawn(svg: str, width: int, height: int) -> list[list[str]]:
 
 @given(st.integers(1, 6), st.integers(1, 6), st.data())
 @settings(max_examples=60, deadline=None)
-def test_every_pixel_is_drawn_in_its_colour(width: int, height: int, data: st.DataObject) -> None:
+def test_every_pixel_is_drawn_in_its_colour(
+    width: int, height: int, data: st.DataObject
+) -> None:
     level = st.sampled_from((0, 255))
     values = bytes(data.draw(level) for _ in range(width * height * 3))
     canvas = redrawn(str(pixels(png(width, height, values), "A")), width, height)
@@ -47,7 +50,9 @@ def test_large_pictures_are_shown_smaller() -> None:
     assert f'viewBox="0 0 {MAX_SIDE} {MAX_SIDE // 2}"' in svg
 
 
-@pytest.mark.parametrize("data", [b"", b"\x89PNG\r\n\x1a\n", b"<svg onload=alert(1)>", b"\0" * 99])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x89PNG\r\n\x1a\n", b"<svg onload=alert(1)>", b"\0" * 99]
+)
 def test_what_is_no_picture_is_left_out(data: bytes) -> None:
     assert pixels(data, "A") == ""
 
@@ -60,13 +65,21 @@ def shown_incident() -> Incident:
                 title="Side <b>",
                 note="`greedy`",
                 shown=[
-                    Shown(caption="A alone", png=red, file="A.png", text="x y", facts={"lp": "-1"}),
+                    Shown(
+                        caption="A alone",
+                        png=red,
+                        file="A.png",
+                        text="x y",
+                        facts={"lp": "-1"},
+                    ),
                     Shown(caption="<script>", text="| pipe"),
                 ],
             ),
             Exhibit(
                 title="Birthday",
-                birthday=Birthday(bits=30, pools=[Pool(images=46_000, label="50 % they say")]),
+                birthday=Birthday(
+                    bits=30, pools=[Pool(images=46_000, label="50 % they say")]
+                ),
             ),
         ]
     )
@@ -89,14 +102,19 @@ def test_pictures_survive_json_and_redaction() -> None:
     made = shown_incident()
     again = Incident.model_validate_json(made.model_dump_json())
     assert again == made
-    assert Redactor().redact_model(made).exhibits[0].shown[0].png == made.exhibits[0].shown[0].png
+    assert (
+        Redactor().redact_model(made).exhibits[0].shown[0].png
+        == made.exhibits[0].shown[0].png
+    )
     with pytest.raises(ValueError, match="png"):
         Shown.model_validate_json('{"caption": "A", "png": "no base64!"}')
 
 
 def test_the_use_of_a_stand_in_is_said() -> None:
     def said(loaded: int | None, calls: int | None) -> str:
-        return stand_in_use(StandIn(name="s", replaces="r", why="w", loaded=loaded, calls=calls))
+        return stand_in_use(
+            StandIn(name="s", replaces="r", why="w", loaded=loaded, calls=calls)
+        )
 
     assert said(None, None) == ""
     assert "nothing that it only pretends" in said(3, 0)

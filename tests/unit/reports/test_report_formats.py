@@ -1,7 +1,5 @@
 """The four formats and the terminal, from an incident directory alone."""
 
-# ruff: noqa: E501 - rows of data read better whole
-
 import base64
 import hashlib
 import re
@@ -38,7 +36,9 @@ def folder(tmp_path: Path) -> Path:
 # ------------------------------------------------------------------ load
 
 
-def test_a_missing_or_huge_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_huge_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(BadIncident, match="no folder"):
         reports.load(tmp_path / "none")
     with pytest.raises(BadIncident, match=r"holds no incident\.json"):
@@ -59,16 +59,26 @@ def test_a_missing_or_huge_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_reports_are_made_from_the_directory_alone(folder: Path) -> None:
     paths = reports.write_reports(folder)
     assert [p.name for p in paths] == ["report.md", "report.html"]
-    assert sorted(p.name for p in folder.iterdir()) == ["incident.json", "report.html", "report.md"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "incident.json",
+        "report.html",
+        "report.md",
+    ]
     before = [p.read_bytes() for p in paths]
-    assert [p.read_bytes() for p in reports.write_reports(folder)] == before, "made again, the same"
+    assert [p.read_bytes() for p in reports.write_reports(folder)] == before, (
+        "made again, the same"
+    )
 
 
 def test_a_report_that_cannot_be_written(folder: Path) -> None:
     (folder / "report.html").mkdir()
     with pytest.raises(UnwritableOutput, match=r"report\.html cannot be written"):
         reports.write_reports(folder)
-    assert sorted(p.name for p in folder.iterdir()) == ["incident.json", "report.html", "report.md"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "incident.json",
+        "report.html",
+        "report.md",
+    ]
 
 
 # ------------------------------------------------------------------ HTML
@@ -83,7 +93,9 @@ def test_html_is_self_contained() -> None:
     for fetched in ("<link", "<img", "<iframe", "@import", "url(", " style=", "src="):
         assert fetched not in page
     assert (
-        page.index("<meta charset") < page.index("Content-Security-Policy") < page.index("<style>")
+        page.index("<meta charset")
+        < page.index("Content-Security-Policy")
+        < page.index("<style>")
     )
 
 
@@ -119,12 +131,20 @@ def test_markdown_stays_below_the_limit_whatever_comes(size: int) -> None:
         update={
             "evidence": evidence,
             "failure_detail": [long] * 10 * size,
-            "log_lines": [whole.log_lines[0].model_copy(update={"text": long + "\n" * 500})]
+            "log_lines": [
+                whole.log_lines[0].model_copy(update={"text": long + "\n" * 500})
+            ]
             * 50
             * size,
-            "symptoms": [whole.symptoms[0].model_copy(update={"observed": long})] * 50 * size,
-            "claims": [whole.claims[0].model_copy(update={"observed": long})] * 50 * size,
-            "sources": [whole.sources[0].model_copy(update={"lines": [long] * 50})] * 5 * size,
+            "symptoms": [whole.symptoms[0].model_copy(update={"observed": long})]
+            * 50
+            * size,
+            "claims": [whole.claims[0].model_copy(update={"observed": long})]
+            * 50
+            * size,
+            "sources": [whole.sources[0].model_copy(update={"lines": [long] * 50})]
+            * 5
+            * size,
             "left_behind": [long] * 50 * size,
             "command": long,
         }
@@ -153,9 +173,22 @@ def test_a_partial_incident_says_so_at_the_top(state: str) -> None:
 
 @pytest.mark.parametrize(
     "field",
-    ["finished", "model", "gate", "verdict", "key_stack", "symptoms", "log_lines", "sources", "claims",
-     "mitigations", "references", "stages", "evidence"],
-)  # fmt: skip
+    [
+        "finished",
+        "model",
+        "gate",
+        "verdict",
+        "key_stack",
+        "symptoms",
+        "log_lines",
+        "sources",
+        "claims",
+        "mitigations",
+        "references",
+        "stages",
+        "evidence",
+    ],
+)
 def test_any_optional_part_may_be_missing(field: str) -> None:
     default = Incident.model_fields[field].get_default(call_default_factory=True)
     incident = sample_incident(**{field: default})
@@ -168,17 +201,22 @@ def test_any_optional_part_may_be_missing(field: str) -> None:
 EXPECTED = ("nothing", "it", "another")
 WORDS = list(product(Outcome, Fidelity, EXPECTED))
 SOME_WORDS = [
-    (one, how, EXPECTED[n % 3]) for n, (one, how) in enumerate(product(Outcome, Fidelity))
+    (one, how, EXPECTED[n % 3])
+    for n, (one, how) in enumerate(product(Outcome, Fidelity))
 ]
 
 
-@pytest.mark.parametrize(("outcome", "fidelity", "expected"), grid(WORDS, always=SOME_WORDS))
+@pytest.mark.parametrize(
+    ("outcome", "fidelity", "expected"), grid(WORDS, always=SOME_WORDS)
+)
 def test_every_outcome_and_fidelity_has_words(
     outcome: Outcome, fidelity: Fidelity, expected: str
 ) -> None:
     verdict = Verdict(
         outcome=outcome,
-        expected={"nothing": None, "it": outcome, "another": Outcome.REPRODUCED}[expected],
+        expected={"nothing": None, "it": outcome, "another": Outcome.REPRODUCED}[
+            expected
+        ],
         as_expected=expected == "it",
         explanation="because",
         conditions=[],
@@ -193,11 +231,15 @@ def test_only_a_reproduced_run_has_shown_the_cause() -> None:
     assert "## The known cause (not shown by this run)" in markdown(partial_incident())
 
 
-@pytest.mark.parametrize(("code", "words"), [(-6, "by signal 6"), (1, "with exit code 1")])
+@pytest.mark.parametrize(
+    ("code", "words"), [(-6, "by signal 6"), (1, "with exit code 1")]
+)
 def test_an_engine_that_ended_by_itself(code: int, words: str) -> None:
     evidence = sample_incident().evidence.model_copy(update={"engine_exit": code})
     for render in (html, markdown):
-        assert f"The engine ended by itself {words}." in render(sample_incident(evidence=evidence))
+        assert f"The engine ended by itself {words}." in render(
+            sample_incident(evidence=evidence)
+        )
         assert "ghost_keys=1, evicted=False" in render(sample_incident())
 
 
@@ -241,16 +283,24 @@ def verdict_with(truth: Truth, **changes: object) -> Verdict:
         (verdict_with(Truth.NOT_MET), "pass", Skipped),
         (verdict_with(Truth.UNKNOWN), "pass", Skipped),
         (
-            verdict_with(Truth.NOT_MET, as_expected=False, outcome=Outcome.NOT_REPRODUCED),
+            verdict_with(
+                Truth.NOT_MET, as_expected=False, outcome=Outcome.NOT_REPRODUCED
+            ),
             Failure,
             Failure,
         ),
         (
-            verdict_with(Truth.UNKNOWN, as_expected=False, outcome=Outcome.INCONCLUSIVE),
+            verdict_with(
+                Truth.UNKNOWN, as_expected=False, outcome=Outcome.INCONCLUSIVE
+            ),
             Error,
             Error,
         ),
-        (verdict_with(Truth.MET, as_expected=True, outcome=Outcome.INCONCLUSIVE), Error, "pass"),
+        (
+            verdict_with(Truth.MET, as_expected=True, outcome=Outcome.INCONCLUSIVE),
+            Error,
+            "pass",
+        ),
         (verdict_with(Truth.MET, as_expected=False, expected=None), Skipped, "pass"),
     ],
 )
@@ -264,7 +314,10 @@ def test_junit_is_never_greener_than_the_run(
 def test_junit_without_a_verdict_is_an_error() -> None:
     assert list(results(partial_incident()).values()) == [Error]
     claims = [c for c in sample_incident().claims if c.status is ClaimStatus.NOT_TESTED]
-    assert list(results(partial_incident("failed", claims=claims)).values()) == [Error, Skipped]
+    assert list(results(partial_incident("failed", claims=claims)).values()) == [
+        Error,
+        Skipped,
+    ]
 
 
 # ------------------------------------------------------------------ terminal
@@ -280,7 +333,9 @@ def test_the_end_screen_is_plain_where_it_is_no_terminal() -> None:
     assert whole.splitlines()[-1] == text.splitlines()[-1]
 
 
-def test_the_end_screen_honours_no_color_and_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_screen_honours_no_color_and_the_width(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     colour = {"force_terminal": True, "width": 60}
     assert "\x1b[1;32m" in terminal(sample_incident(), **colour)
     monkeypatch.setenv("NO_COLOR", "1")
@@ -291,8 +346,12 @@ def test_the_end_screen_honours_no_color_and_the_width(monkeypatch: pytest.Monke
 def test_the_end_screen_has_at_most_twenty_rows(width: int) -> None:
     long = "word " * 400
     scenario = sample_incident().scenario.model_copy(update={"summary": long})
-    loud = sample_incident(scenario=scenario, left_behind=[long] * 9, failure_detail=[long] * 9)
-    text = terminal(loud, "~/report.html", force_terminal=True, width=width, no_color=True)
+    loud = sample_incident(
+        scenario=scenario, left_behind=[long] * 9, failure_detail=[long] * 9
+    )
+    text = terminal(
+        loud, "~/report.html", force_terminal=True, width=width, no_color=True
+    )
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     assert sum(max(1, -(-len(line) // width)) for line in plain) <= LINES
     assert plain[-1].startswith("REPRODUCED")
@@ -313,8 +372,13 @@ def test_a_folder_with_spaces_can_be_pasted_into_a_shell() -> None:
 
 
 def test_what_is_met_and_confirmed_is_folded_and_what_is_open_is_not() -> None:
-    sections = {section.title: section.blocks for section in compose(sample_incident()).shown}
-    for title, word in (("Conditions", "met"), ("Claims of the original report", "confirmed")):
+    sections = {
+        section.title: section.blocks for section in compose(sample_incident()).shown
+    }
+    for title, word in (
+        ("Conditions", "met"),
+        ("Claims of the original report", "confirmed"),
+    ):
         (open_,) = [block for block in sections[title] if isinstance(block, Table)]
         (folded,) = [block for block in sections[title] if isinstance(block, Details)]
         (inner,) = folded.blocks
@@ -326,9 +390,12 @@ def test_what_is_met_and_confirmed_is_folded_and_what_is_open_is_not() -> None:
 
 @pytest.mark.parametrize("render", [markdown, html])
 def test_each_condition_is_named_by_its_id(render: Callable[[Incident], str]) -> None:
-    """It is what ``mmrepro judge`` calls it, and what the scenario's file is searched for."""
+    """It is what ``mmrepro judge`` calls it, and what the scenario's file is searched
+    for."""
     verdict = sample_incident().verdict
     assert verdict is not None
     text = render(sample_incident())
     for condition in verdict.conditions:
-        assert f"`{condition.id}`" in text or f">{condition.id}</code>" in text, condition.id
+        assert f"`{condition.id}`" in text or f">{condition.id}</code>" in text, (
+            condition.id
+        )

@@ -19,7 +19,11 @@ BENIGN_MARKDOWN = shape(markdown_tokens(markdown(plant(WHOLE, "two words"))))
 
 @examples(8, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    st.text(st.sampled_from("`|\\<>*_[]()#&;!@$~-+=1. \n\tab\x1b\u202e"), min_size=1, max_size=24)
+    st.text(
+        st.sampled_from("`|\\<>*_[]()#&;!@$~-+=1. \n\tab\x1b\u202e"),
+        min_size=1,
+        max_size=24,
+    )
 )
 @example("``")
 @example("a ` ` b")
@@ -33,8 +37,12 @@ def test_markdown_keeps_its_structure_whatever_the_text(text: str) -> None:
 @pytest.mark.parametrize("text", grid(HOSTILE, always=SOME))
 def test_nothing_but_styles_reaches_the_terminal(text: str) -> None:
     for wide in (True, False):
-        shown = terminal(plant(WHOLE, text), text, full=True, force_terminal=wide, width=100)
-        assert not ACTIVE.search(re.sub(r"\x1b\[[0-9;]*m", "", shown) if wide else shown)
+        shown = terminal(
+            plant(WHOLE, text), text, full=True, force_terminal=wide, width=100
+        )
+        assert not ACTIVE.search(
+            re.sub(r"\x1b\[[0-9;]*m", "", shown) if wide else shown
+        )
 
 
 @pytest.mark.parametrize("text", grid(HOSTILE, always=SOME))

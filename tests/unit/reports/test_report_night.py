@@ -1,4 +1,5 @@
-"""A night in every format: all say the same, of every cell, and nothing is greener than it was."""
+"""A night in every format: all say the same, of every cell, and nothing is greener than
+it was."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -44,7 +45,9 @@ _OUTCOMES = st.one_of(st.none(), st.sampled_from(Outcome))
 @examples(12)
 @given(
     plan=st.lists(
-        st.tuples(_OUTCOMES, st.lists(_OUTCOMES, max_size=4), st.booleans()), min_size=1, max_size=9
+        st.tuples(_OUTCOMES, st.lists(_OUTCOMES, max_size=4), st.booleans()),
+        min_size=1,
+        max_size=9,
     )
 )
 def test_every_format_counts_every_cell_once(
@@ -55,7 +58,9 @@ def test_every_format_counts_every_cell_once(
         c = cell(f"0.{number}.0")
         squares.append((c, expected, runs_of(c, expected, *outcomes)))
     history = one_night(*squares)
-    known = [("ghost-key-eviction", f"0.{n}.0") for n, (_, _, k) in enumerate(plan) if k]
+    known = [
+        ("ghost-key-eviction", f"0.{n}.0") for n, (_, _, k) in enumerate(plan) if k
+    ]
     made = shown(history, excused(*known))
     assert sum(made.states.values()) == sum(made.standings.values()) == len(plan)
     document = json.loads(as_json(made))
@@ -73,7 +78,10 @@ def test_every_format_counts_every_cell_once(
     suite = ET.fromstring(junit(made))
     red = made.standings[Standing.SURPRISE] + made.standings[Standing.FLAKY]
     assert int(suite.attrib["failures"]) == red
-    assert int(suite.attrib["errors"]) == made.states[State.LOST] + made.states[State.MISSING]
+    assert (
+        int(suite.attrib["errors"])
+        == made.states[State.LOST] + made.states[State.MISSING]
+    )
     assert int(suite.attrib["tests"]) == len(plan)
     if made.badge.tone == "good":
         assert not red
@@ -128,7 +136,11 @@ def test_lost_and_missing_are_never_green() -> None:
 def test_an_event_that_is_bad_turns_a_night_red_that_was_expected() -> None:
     c = cell()
     event = Event(
-        night="n", what=EventKind.NEW_RELEASE_AFFECTED, identity="x", cell=c.id, text="affected"
+        night="n",
+        what=EventKind.NEW_RELEASE_AFFECTED,
+        identity="x",
+        cell=c.id,
+        text="affected",
     )
     history = one_night((c, REPRODUCED, runs_of(c, REPRODUCED, REPRODUCED)))
     history.take(event)
@@ -146,15 +158,23 @@ def test_a_flaky_cell_shows_how_often_and_the_interval() -> None:
     [runs] = flaky.blocks
     assert isinstance(runs, Table)
     assert [words(row.cells[3]) for row in runs.rows] == [
-        "1, planned: reproduced", "2, planned: not reproduced", "3, planned: reproduced"
-    ]  # fmt: skip
+        "1, planned: reproduced",
+        "2, planned: not reproduced",
+        "3, planned: reproduced",
+    ]
 
 
 def test_releases_stand_in_the_order_of_their_versions() -> None:
     names = ["0.9.0", "0.10.0", "0.10.0rc1", "main", "0.2.0"]
     squares = [(cell(n), None, []) for n in names]
     [grid] = shown(one_night(*squares)).grids
-    assert [c.release for c in grid.columns] == ["0.2.0", "0.9.0", "0.10.0rc1", "0.10.0", "main"]
+    assert [c.release for c in grid.columns] == [
+        "0.2.0",
+        "0.9.0",
+        "0.10.0rc1",
+        "0.10.0",
+        "main",
+    ]
 
 
 def test_commits_of_one_release_are_columns_of_their_own() -> None:
@@ -169,23 +189,32 @@ def test_the_declared_range_is_behind_the_releases_that_it_has() -> None:
     [grid] = shown(one_night(*squares, affected=">=0.1,<0.4")).grids
     bands = band(grid, grid.rows[0])
     assert {c.release: b for c, b in bands.items()} == {
-        "0.1.0": "band first", "0.2.0": "band", "0.3.0": "band last"
-    }  # fmt: skip
+        "0.1.0": "band first",
+        "0.2.0": "band",
+        "0.3.0": "band last",
+    }
 
 
 @pytest.mark.parametrize(
     ("specifier", "release", "inside"),
     [
-        (">=0.1", "0.1", True), ("", "0.1", False), ("  ", "0.1", False),
-        ("nonsense", "0.1", False), (">=0.1", "main", False), (">=0.1", "0.2rc1", True),
+        (">=0.1", "0.1", True),
+        ("", "0.1", False),
+        ("  ", "0.1", False),
+        ("nonsense", "0.1", False),
+        (">=0.1", "main", False),
+        (">=0.1", "0.2rc1", True),
     ],
-)  # fmt: skip
+)
 def test_affected(specifier: str, release: str, inside: bool) -> None:
     assert affects(specifier, release) is inside
 
 
 def test_a_night_that_is_not_whole_says_so_first() -> None:
-    records = [night("n", state=NightState.INTERRUPTED), Planned(night="n", cell=cell())]
+    records = [
+        night("n", state=NightState.INTERRUPTED),
+        Planned(night="n", cell=cell()),
+    ]
     made = shown(history_of(records))
     assert made.warning == "This nightly run is interrupted; 1 of 1 job did not run."
     assert markdown(made).index(made.warning) < 200
@@ -195,9 +224,13 @@ def test_a_night_that_is_not_whole_says_so_first() -> None:
 def test_what_is_wrong_with_the_quarantine_is_said_everywhere() -> None:
     c = cell()
     expired = (
-        excused((c.scenario, c.release)).entries[0].model_copy(update={"expires": date(2026, 1, 1)})
+        excused((c.scenario, c.release))
+        .entries[0]
+        .model_copy(update={"expires": date(2026, 1, 1)})
     )
-    made = shown(one_night((c, HEALTHY, runs_of(c, HEALTHY, REPRODUCED))), Quarantine((expired,)))
+    made = shown(
+        one_night((c, HEALTHY, runs_of(c, HEALTHY, REPRODUCED))), Quarantine((expired,))
+    )
     assert made.squares[0].standing is Standing.SURPRISE
     for text in (markdown(made), on_terminal(made), as_json(made)):
         assert "expired on 2026-01-01 and counts no more" in text
@@ -226,7 +259,9 @@ def two_nights(then: Outcome | None, now: Outcome | None) -> History:
     records: list[object] = [night("m", FIRST - timedelta(days=1)), night("n")]
     for name, outcome in (("m", then), ("n", now)):
         records.append(Planned(night=name, cell=c, expected=HEALTHY))
-        records.append(attempt(c, name, outcome=outcome, expected=HEALTHY if outcome else None))
+        records.append(
+            attempt(c, name, outcome=outcome, expected=HEALTHY if outcome else None)
+        )
     records.append(Planned(night="m", cell=added))
     return history_of(records)  # type: ignore[arg-type]
 
@@ -248,7 +283,9 @@ def test_an_event_is_not_told_twice() -> None:
 
 def test_nothing_changed_is_said_only_where_nothing_did() -> None:
     history = two_nights(HEALTHY, HEALTHY)
-    history.nights[-1].planned[cell("0.22.0").id] = Planned(night="n", cell=cell("0.22.0"))
+    history.nights[-1].planned[cell("0.22.0").id] = Planned(
+        night="n", cell=cell("0.22.0")
+    )
     made = shown(history)
     assert made.changes == "nothing changed since m"
     assert not made.shifts

@@ -43,21 +43,31 @@ from night_samples import (
 from rich.console import Console
 
 
-@pytest.mark.parametrize("cells", [1_000, pytest.param(10_000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "cells", [1_000, pytest.param(10_000, marks=pytest.mark.nightly)]
+)
 def test_the_step_summary_fits_whatever_the_size(cells: int) -> None:
     """Each with a long reason to be told."""
     squares = []
     for number in range(cells):
         c = Cell.model_construct(
-            scenario=f"scenario-{number // 50}", variant="", engine="vllm",
-            release=f"0.{number % 50}.0", commit="", device="cpu", mitigations=(),
-            server_args=(), options=(),
-        )  # fmt: skip
+            scenario=f"scenario-{number // 50}",
+            variant="",
+            engine="vllm",
+            release=f"0.{number % 50}.0",
+            commit="",
+            device="cpu",
+            mitigations=(),
+            server_args=(),
+            options=(),
+        )
         run = attempt(c, "n", 1, REPRODUCED, expected=HEALTHY)
         run.explanation = "ü" * 390
         squares.append((c, HEALTHY, [run]))
     history = one_night(*squares)
-    history.take(Event(night="n", what=EventKind.NEW_RELEASE, identity="x", text="a new one"))
+    history.take(
+        Event(night="n", what=EventKind.NEW_RELEASE, identity="x", text="a new one")
+    )
     text = markdown(shown(history))
     assert len(text.encode()) < MARKDOWN_BYTES
     assert f"**{cells} NOT AS EXPECTED**" in text[:1000]
@@ -70,20 +80,38 @@ REALISTIC = shown(realistic(), excused(("shape-alias", "0.5.17")))
 def test_the_page_has_every_part() -> None:
     page = compose(REALISTIC)
     assert [section.title for section in page.shown] == [
-        "Scenarios × releases", "What changed", "Not as expected (3)", "Flaky (1)", "Untested (3)",
-        "Quarantine", "Over the nightly runs", "Every run", "Set-up", "Repeat",
-    ]  # fmt: skip
-    assert (page.badge.label, page.badge.tone) == ("3 not as expected, 1 flaky, 3 untested", "bad")
+        "Scenarios × releases",
+        "What changed",
+        "Not as expected (3)",
+        "Flaky (1)",
+        "Untested (3)",
+        "Quarantine",
+        "Over the nightly runs",
+        "Every run",
+        "Set-up",
+        "Repeat",
+    ]
+    assert (page.badge.label, page.badge.tone) == (
+        "3 not as expected, 1 flaky, 3 untested",
+        "bad",
+    )
     [changes] = [s.blocks[0] for s in page.sections if s.title == "What changed"]
     assert isinstance(changes, Table)
     assert [row.status for row in changes.rows] == [
-        "bug returned", "different failure", "drift", "coverage lost", "fixed", "new release"
-    ]  # fmt: skip
+        "bug returned",
+        "different failure",
+        "drift",
+        "coverage lost",
+        "fixed",
+        "new release",
+    ]
     assert "incidents/" in markdown(REALISTIC)
     assert "](<" not in markdown(REALISTIC), "in a step summary a link leads nowhere"
 
 
-def test_the_end_screen_has_at_most_twenty_rows(golden: Callable[[str, str], None]) -> None:
+def test_the_end_screen_has_at_most_twenty_rows(
+    golden: Callable[[str, str], None],
+) -> None:
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True, color_system=None)
     print_page(compose(REALISTIC), console, "nights/dashboard.html")
@@ -93,7 +121,10 @@ def test_the_end_screen_has_at_most_twenty_rows(golden: Callable[[str, str], Non
 
 def test_junit_has_a_case_for_each_job() -> None:
     root = ET.fromstring(junit(REALISTIC))
-    names = {(case.attrib["classname"], case.attrib["name"]) for case in root.iter("testcase")}
+    names = {
+        (case.attrib["classname"], case.attrib["name"])
+        for case in root.iter("testcase")
+    }
     assert len(names) == len(REALISTIC.squares)
     assert {s.attrib["name"] for s in root} == {
         f"mmrepro.{s.cell.scenario}" for s in REALISTIC.squares
@@ -106,8 +137,9 @@ def test_junit_has_every_run_and_why_it_is_red() -> None:
     back = cases["vllm 0.33.0 cpu: ghost-key-eviction"]
     [failure] = back.findall("failure")
     assert failure.attrib == {
-        "message": "reproduced; expected: not reproduced", "type": "reproduced"
-    }  # fmt: skip
+        "message": "reproduced; expected: not reproduced",
+        "type": "reproduced",
+    }
     assert (back.findtext("system-out") or "").count("reproduced; ") == 4
     [lost] = cases["lmdeploy 0.18.0 cpu: kv-growth-crash"].findall("error")
     assert "no space left" in lost.attrib["message"]
@@ -123,19 +155,26 @@ def test_the_document_for_machines_is_stable() -> None:
     document = json.loads(as_json(REALISTIC))
     NightDocument.model_validate(document)
     [back] = [
-        c for c in document["cells"]
-        if (c["scenario"], c["release"], c["mitigations"]) == ("ghost-key-eviction", "0.33.0", [])
-    ]  # fmt: skip
+        c
+        for c in document["cells"]
+        if (c["scenario"], c["release"], c["mitigations"])
+        == ("ghost-key-eviction", "0.33.0", [])
+    ]
     assert back["standing"] == "surprise"
     assert [r["role"] for r in back["runs"]] == ["planned", "confirm", "confirm"]
     assert back["affected"] == ">=0.14.0,<0.24.0"
     assert document["events"][0]["what"] == "bug-returned"
     [returned] = [c for c in document["concerns"] if c["what"] == "bug-returned"]
     assert (returned["cell"]["id"], returned["since"], returned["over"]) == (
-        back["id"], document["night"]["id"], ""
-    )  # fmt: skip
+        back["id"],
+        document["night"]["id"],
+        "",
+    )
     assert returned["verdict"] == returned["tonight"]
-    assert (returned["verdict"]["reproduced"], returned["verdict"]["conclusive"]) == (3, 3)
+    assert (returned["verdict"]["reproduced"], returned["verdict"]["conclusive"]) == (
+        3,
+        3,
+    )
     assert [n["id"] for n in document["nights"]][-2:] == [
         document["before"],
         document["night"]["id"],
@@ -156,7 +195,10 @@ def test_history_of_a_cell_skips_nights_without_it() -> None:
 
 def test_rows_are_shown_by_ranges_of_releases() -> None:
     text = on_terminal(REALISTIC)
-    assert "✔ 0.11.0–0.13.0 (3), ✘ 0.14.0–0.23.0 (6), ✔ 0.24.0–0.32.0 (5), ✘ ! 0.33.0" in text
+    assert (
+        "✔ 0.11.0–0.13.0 (3), ✘ 0.14.0–0.23.0 (6), ✔ 0.24.0–0.32.0 (5), ✘ ! 0.33.0"
+        in text
+    )
     assert "✔ q 0.5.17" in text
     assert "≈3/4 0.1" in text
     assert "2026-12-01" in text
@@ -167,15 +209,22 @@ def test_history_on_a_terminal() -> None:
     assert any("ghost-key-eviction  " in ln and "===!" in ln for ln in lines)
     assert any("kv-growth-crash  " in ln and "===∅" in ln for ln in lines)
     assert any("borrowed-faults" in ln and "≈≈≈≈" in ln for ln in lines)
-    lines = on_terminal(history_blocks(realistic(nights=4), "ghost-key-eviction")).splitlines()
+    lines = on_terminal(
+        history_blocks(realistic(nights=4), "ghost-key-eviction")
+    ).splitlines()
     assert any("ghost-key-eviction on 0.33.0" in ln and "___✘" in ln for ln in lines)
-    assert "has a job of nothing" in on_terminal(history_blocks(realistic(nights=1), "nothing"))
+    assert "has a job of nothing" in on_terminal(
+        history_blocks(realistic(nights=1), "nothing")
+    )
 
 
 def test_what_changed_between_two_nights() -> None:
     [changes] = events_table([*reversed(REALISTIC.events)])
     assert isinstance(changes, Table)
-    assert [row.status for row in changes.rows][:2] == ["bug returned", "different failure"]
+    assert [row.status for row in changes.rows][:2] == [
+        "bug returned",
+        "different failure",
+    ]
     assert not events_table([])
 
 
@@ -183,12 +232,20 @@ def test_what_changed_between_two_nights() -> None:
     ("folder", "href"),
     [
         ("incidents/n/cell/run-1", "incidents/n/cell/run-1/report.html"),
-        ("/elsewhere/run-1", ""), ("incidents/../../etc", ""), ("incidents//etc", ""),
-        ("incidents/./x", ""), ("javascript:alert(1)", ""), ("incidents/a b", ""), ("", ""),
+        ("/elsewhere/run-1", ""),
+        ("incidents/../../etc", ""),
+        ("incidents//etc", ""),
+        ("incidents/./x", ""),
+        ("javascript:alert(1)", ""),
+        ("incidents/a b", ""),
+        ("", ""),
     ],
-)  # fmt: skip
+)
 def test_only_what_lies_below_is_linked(folder: str, href: str) -> None:
-    assert report_href(attempt(cell(), "n").model_copy(update={"incident": folder})) == href
+    assert (
+        report_href(attempt(cell(), "n").model_copy(update={"incident": folder}))
+        == href
+    )
     assert report_href(None) == ""
 
 
@@ -205,7 +262,9 @@ def test_files_are_written_whole(tmp_path: Path) -> None:
     paths = write_night(history, history.nights[-1], tmp_path / "M", NONE)
     assert [p.name for p in paths] == ["night.md", "dashboard.html", "junit.xml"]
     assert all(p.read_text() for p in paths)
-    assert sorted(p.name for p in (tmp_path / "M").iterdir()) == sorted(p.name for p in paths)
+    assert sorted(p.name for p in (tmp_path / "M").iterdir()) == sorted(
+        p.name for p in paths
+    )
 
 
 def test_a_ledger_has_a_report_of_its_newest_night(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from sample_evidence import at
 
 WHOLE = sample_incident()
 number = st.one_of(
-    st.floats(), st.floats(0, 100), st.sampled_from([0.0, 1e16, 1.7e308, 1000.0, 1041.0])
+    st.floats(),
+    st.floats(0, 100),
+    st.sampled_from([0.0, 1e16, 1.7e308, 1000.0, 1041.0]),
 )
 
 
@@ -53,13 +55,21 @@ def test_the_sample_is_drawn() -> None:
     number,
 )
 def test_wild_numbers_draw_nothing_wild(
-    points: list[tuple[float, float, float]], requests: list[tuple[float, float]], zero: float
+    points: list[tuple[float, float, float]],
+    requests: list[tuple[float, float]],
+    zero: float,
 ) -> None:
     evidence = Evidence(
-        series=[SeriesPoint(mono=m, cpu_pct={"a": c}, metrics={"b": v}) for m, c, v in points],
+        series=[
+            SeriesPoint(mono=m, cpu_pct={"a": c}, metrics={"b": v})
+            for m, c, v in points
+        ],
         requests=[
             WHOLE.evidence.requests[i].model_copy(
-                update={"sent": at(0).model_copy(update={"mono": mono}), "latency_s": latency}
+                update={
+                    "sent": at(0).model_copy(update={"mono": mono}),
+                    "latency_s": latency,
+                }
             )
             for i, (mono, latency) in enumerate(requests)
         ],
@@ -67,7 +77,11 @@ def test_wild_numbers_draw_nothing_wild(
     )
     created = WHOLE.created.model_copy(update={"mono": zero})
     incident = WHOLE.model_copy(
-        update={"evidence": evidence, "created": created, "stages": {"x": zero, "y": math.nan}}
+        update={
+            "evidence": evidence,
+            "created": created,
+            "stages": {"x": zero, "y": math.nan},
+        }
     )
     if picture(incident):
         check_frame(drawn(incident))
@@ -77,7 +91,9 @@ def test_wild_numbers_draw_nothing_wild(
 
 def test_a_long_run_is_drawn_small() -> None:
     points = [
-        SeriesPoint(mono=1000 + i / 4, cpu_pct={"EngineCore": i % 100}, metrics={"finished": i})
+        SeriesPoint(
+            mono=1000 + i / 4, cpu_pct={"EngineCore": i % 100}, metrics={"finished": i}
+        )
         for i in range(50_000)
     ]
     evidence = WHOLE.evidence.model_copy(update={"series": points})
@@ -123,10 +139,16 @@ def on_gpus(*taken: bool) -> Incident:
     start = WHOLE.evidence.requests[0].sent.mono
     for number, own in enumerate(taken):
         facts = GpuFacts(
-            index=number, name="NVIDIA H100 80GB HBM3", uuid=f"GPU-0000000{number}",
-            memory_bytes=80 << 30, memory_used_bytes=0, driver="580.159.04", cuda="13.0",
-            users="" if own else "process 7 (train) with 70.0 GiB", taken=own,
-        )  # fmt: skip
+            index=number,
+            name="NVIDIA H100 80GB HBM3",
+            uuid=f"GPU-0000000{number}",
+            memory_bytes=80 << 30,
+            memory_used_bytes=0,
+            driver="580.159.04",
+            cuda="13.0",
+            users="" if own else "process 7 (train) with 70.0 GiB",
+            taken=own,
+        )
         incident.host.gpu_facts.append(facts)
         incident.evidence.series += [
             SeriesPoint(
@@ -143,7 +165,9 @@ def test_utilisation_and_memory_over_time_are_drawn() -> None:
     before = sum(str(e.get("class")).startswith("line") for e in drawn(WHOLE).iter())
     root = drawn(on_gpus(True))
     check_frame(root)
-    assert sum(str(e.get("class")).startswith("line") for e in root.iter()) == before + 2
+    assert (
+        sum(str(e.get("class")).startswith("line") for e in root.iter()) == before + 2
+    )
     texts = [element.text for element in root.iter()]
     assert {"GPU", "GPU memory", "GPU 0 0", "GPU 0 11"} <= set(texts)
     assert "GPU: GPU 0 at most 97 %." in str(picture(on_gpus(True)))
@@ -156,7 +180,13 @@ def test_of_several_gpus_the_engines_own_is_marked() -> None:
     assert names == ["engine GPU 1", "GPU 0"]
     words_of = markdown(incident)
     assert "engine GPU 1 memory" in words_of
-    assert "GPU 1: NVIDIA H100 80GB HBM3, 80 GiB, GPU-00000001, taken by the engine" in words_of
-    assert "in use when the run began: process 7 (train) with 70.0 GiB, not the engine" in words_of
+    assert (
+        "GPU 1: NVIDIA H100 80GB HBM3, 80 GiB, GPU-00000001, taken by the engine"
+        in words_of
+    )
+    assert (
+        "in use when the run began: process 7 (train) with 70.0 GiB, not the engine"
+        in words_of
+    )
     assert "580.159.04, runs CUDA up to 13.0" in words_of
     assert "runs CUDA up to" not in markdown(WHOLE)

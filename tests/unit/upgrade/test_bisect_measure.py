@@ -51,7 +51,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class World:
-    """Comparisons that are made up: each release is slower than the first by so much."""
+    """Comparisons that are made up: each release is slower than the first by so
+    much."""
 
     slower: Mapping[str, float]
     noise: float = 0.004
@@ -106,15 +107,25 @@ def bisect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bisect:
     def made(world: World, **options: object) -> tuple[Bisection, World]:
         monkeypatch.setattr(Trials, "_child", lambda *given: world.child(*given))
         write_case(CASE, tmp_path / "mine")
-        given = {"scenario": "mine", "device": "cpu", "bad": RELEASES[-1], "out": tmp_path / "b"}
+        given = {
+            "scenario": "mine",
+            "device": "cpu",
+            "bad": RELEASES[-1],
+            "out": tmp_path / "b",
+        }
         asked = BisectCommand(**{**given, "measure": world.metric, **options})  # type: ignore[arg-type]
         what = traffic(asked)
         points = [Point(name=one, release=one) for one in RELEASES]
         policy = BisectingMetric(
-            what, asked, field_of(what.scenario, asked, points), write=partial(keep, KIND)
+            what,
+            asked,
+            field_of(what.scenario, asked, points),
+            write=partial(keep, KIND),
         )
         trials = Trials(TrialOptions(making=policy.making))
-        return Campaign(policy, LocalPlaces(trials, FakeProvisions(), 1)).execute(), world
+        return Campaign(
+            policy, LocalPlaces(trials, FakeProvisions(), 1)
+        ).execute(), world
 
     return made
 
@@ -124,14 +135,19 @@ def stepped(first: int, by: float) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("first", "metric"), [*((first, "tpot") for first in range(1, 8)), (4, "throughput")]
+    ("first", "metric"),
+    [*((first, "tpot") for first in range(1, 8)), (4, "throughput")],
 )
-def test_the_planted_release_among_eight_is_found(bisect: Bisect, first: int, metric: str) -> None:
+def test_the_planted_release_among_eight_is_found(
+    bisect: Bisect, first: int, metric: str
+) -> None:
     made, world = bisect(World(stepped(first, 0.05), metric=metric))
     side = made.introduced
     assert side is not None
     assert (side.first_bad, side.verified) == (RELEASES[first], True)
-    assert side.explanation.startswith(("TPOT, median moved in ", "throughput at saturation moved"))
+    assert side.explanation.startswith(
+        ("TPOT, median moved in ", "throughput at saturation moved")
+    )
     assert f"moved in {RELEASES[first]}: against 0.11.0 it is" in side.explanation
     assert not any("creeps" in note for note in side.notes)
     assert exit_code(made) == 0
@@ -144,7 +160,10 @@ def test_ends_that_do_not_differ_end_it(bisect: Bisect) -> None:
     made, world = bisect(World(stepped(9, 0)))
     assert made.introduced is not None
     assert len(world.typed) == 1
-    assert "TPOT, median of 0.18.0 against 0.11.0: unchanged (" in made.introduced.explanation
+    assert (
+        "TPOT, median of 0.18.0 against 0.11.0: unchanged ("
+        in made.introduced.explanation
+    )
     assert made.introduced.explanation.endswith("it did not move by 5% to the worse")
     assert (made.introduced.first_bad, exit_code(made)) == (None, 1)
     made, _ = bisect(World(stepped(4, 0.02)), out=Path("c"))
@@ -213,7 +232,9 @@ def test_a_metric_that_was_fixed(bisect: Bisect) -> None:
     made, world = bisect(World(faster), find="fixed", bad=RELEASES[0])
     assert made.fixed is not None
     assert made.fixed.first_good == RELEASES[3]
-    assert {argv[1] for argv in world.typed} == {RELEASES[-1]}, "the good end is the newest"
+    assert {argv[1] for argv in world.typed} == {RELEASES[-1]}, (
+        "the good end is the newest"
+    )
 
 
 def test_the_commit_of_a_clone_by_the_command(
@@ -224,17 +245,30 @@ def test_the_commit_of_a_clone_by_the_command(
     monkeypatch.setattr(where, "Provisions", lambda *rest: FakeProvisions())
     clone = Clone(tmp_path / "tree")
     states = ("0", "0.001", "0", "0.05", "0.051", "0.05")
-    made = [clone.commit(f"c{n}", state=text, other=f"{n}") for n, text in enumerate(states)]
+    made = [
+        clone.commit(f"c{n}", state=text, other=f"{n}") for n, text in enumerate(states)
+    ]
     write_case(CASE, tmp_path / "mine")
     words = [
-        *("bisect", "mine", "--device", "cpu", "--measure", "tpot", "--json"),
-        *("--source", str(clone.path), "--kernels", KERNELS),
+        "bisect",
+        "mine",
+        "--device",
+        "cpu",
+        "--measure",
+        "tpot",
+        "--json",
+        "--source",
+        str(clone.path),
+        "--kernels",
+        KERNELS,
     ]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)["introduced"]
     assert (found["first_bad"], found["verified"]) == (made[3], True)
-    assert f"moved in {made[3][:12]}: against {made[0][:12]} it is" in found["explanation"]
+    assert (
+        f"moved in {made[3][:12]}: against {made[0][:12]} it is" in found["explanation"]
+    )
     assert {argv[0] for argv in world.typed} == {"upgrade"}
 
 
@@ -253,7 +287,10 @@ def test_options_are_checked() -> None:
 
 def test_traffic_without_a_server_of_its_own() -> None:
     asked = BisectCommand(
-        scenario="chat", measure="ttft", engine="minivllm", server_args=("--num-blocks=9",)
+        scenario="chat",
+        measure="ttft",
+        engine="minivllm",
+        server_args=("--num-blocks=9",),
     )
     what = traffic(asked)
     assert what.scenario.engine == "minivllm"
@@ -266,7 +303,9 @@ def test_traffic_without_a_server_of_its_own() -> None:
 def test_what_several_runs_tell_together() -> None:
     def run(change: float, error: float = 0.01, blocks: int = 6) -> Attempt:
         one = Measured(metric="tpot", change=change, error=error, blocks=blocks)
-        return Attempt(night="n", cell="c", index=1, created=Moment.now(), seconds=1, measured=one)
+        return Attempt(
+            night="n", cell="c", index=1, created=Moment.now(), seconds=1, measured=one
+        )
 
     assert reading([run(0.05, blocks=1)]) is None
     both = reading([run(0.04), run(0.06)])
@@ -274,7 +313,9 @@ def test_what_several_runs_tell_together() -> None:
     assert (round(both.mean, 6), both.freedom) == (0.05, 10)
     apart = reading([run(0.0), run(0.1)])
     assert apart is not None
-    assert apart.error > 4 * both.error, "runs that contradict each other are less exact"
+    assert apart.error > 4 * both.error, (
+        "runs that contradict each other are less exact"
+    )
     whole = Reading(0.05, 0.002, 10)
     assert whole.odds(whole) > 8
     assert Reading(0.0, 0.002, 10).odds(whole) < -8

@@ -1,4 +1,5 @@
-"""Options read from help texts: of the engines' own, and of any parser that argparse makes."""
+"""Options read from help texts: of the engines' own, and of any parser that argparse
+makes."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ NAME = (
     .map("-".join)
     .filter(lambda name: name != "help" and not name.startswith("no-"))
 )
-TEXT = st.lists(st.from_regex(r"[A-Za-z(][a-z'.:,-]{0,11}", fullmatch=True), max_size=12)
+TEXT = st.lists(
+    st.from_regex(r"[A-Za-z(][a-z'.:,-]{0,11}", fullmatch=True), max_size=12
+)
 
 
 def options_of(name: str) -> dict[str, OptionSeen]:
@@ -43,7 +46,9 @@ def options_of(name: str) -> dict[str, OptionSeen]:
         ("sglang-0.5.23", "--kv-cache-dtype", None, 8),
     ],
 )
-def test_the_engines_options(file: str, name: str, default: str | None, choices: int) -> None:
+def test_the_engines_options(
+    file: str, name: str, default: str | None, choices: int
+) -> None:
     one = options_of(file)[name]
     assert (one.default, len(one.choices)) == (default, choices)
 
@@ -64,26 +69,36 @@ def test_a_text_of_several_lines_is_whole() -> None:
 
 def test_options_in_an_example_behind_the_list_are_none() -> None:
     example = "  --a A  it\n\nWhen passing JSON:\n   --json-arg.key4+ value3\n  --b\n"
-    assert [one.name for one in read("usage: x [--a A]\n\noptions:\n" + example)] == ["--a", "--b"]
+    assert [one.name for one in read("usage: x [--a A]\n\noptions:\n" + example)] == [
+        "--a",
+        "--b",
+    ]
 
 
 def test_the_own_engine_is_read_whole() -> None:
     """minivllm prints no defaults."""
     import sys
 
-    with mock.patch.object(sys, "path", [str(reproducer_path("minivllm").parent), *sys.path]):
+    with mock.patch.object(
+        sys, "path", [str(reproducer_path("minivllm").parent), *sys.path]
+    ):
         from minivllm import server
     made: list[argparse.ArgumentParser] = []
     with (
         mock.patch.object(
-            argparse.ArgumentParser, "parse_args", lambda parser, _=None: made.append(parser)
+            argparse.ArgumentParser,
+            "parse_args",
+            lambda parser, _=None: made.append(parser),
         ),
     ):
         server.arguments([])
     names = {a.option_strings[0] for a in made[0]._actions} - {"-h"}
     found = read(made[0].format_help())
     assert {one.name for one in found} == names
-    assert next(one for one in found if one.name == "--vision").choices == ["fake", "tower"]
+    assert next(one for one in found if one.name == "--vision").choices == [
+        "fake",
+        "tower",
+    ]
 
 
 @settings(max_examples=25, deadline=None)
@@ -91,9 +106,13 @@ def test_the_own_engine_is_read_whole() -> None:
 def test_what_argparse_prints_is_read_back(data: st.DataObject) -> None:
     """Any options, in any width of terminal and with any of the stock formatters."""
     form = data.draw(
-        st.sampled_from([argparse.HelpFormatter, argparse.ArgumentDefaultsHelpFormatter])
+        st.sampled_from(
+            [argparse.HelpFormatter, argparse.ArgumentDefaultsHelpFormatter]
+        )
     )
-    parser = argparse.ArgumentParser(prog="server", formatter_class=form, description="A server.")
+    parser = argparse.ArgumentParser(
+        prog="server", formatter_class=form, description="A server."
+    )
     group = parser.add_argument_group("More", "What else there is.")
     wanted: dict[str, tuple[list[str], str | None]] = {}
     for name in data.draw(st.lists(NAME, unique=True, max_size=6)):
@@ -109,12 +128,17 @@ def test_what_argparse_prints_is_read_back(data: st.DataObject) -> None:
         elif kind == "pair":
             default = data.draw(st.booleans())
             where.add_argument(
-                flag, action=argparse.BooleanOptionalAction, default=default, help=text or None
+                flag,
+                action=argparse.BooleanOptionalAction,
+                default=default,
+                help=text or None,
             )
         elif kind == "choices":
             choices = data.draw(st.lists(WORD, min_size=1, max_size=4, unique=True))
             default = choices[0]
-            where.add_argument(flag, choices=choices, default=default, help=text or None)
+            where.add_argument(
+                flag, choices=choices, default=default, help=text or None
+            )
         else:
             default = data.draw(st.integers(0, 10**6) | WORD)
             where.add_argument(flag, default=default, help=text or None)

@@ -1,4 +1,5 @@
-"""Answers of two sides: a change at a large margin is named, a near tie apart, chance never."""
+"""Answers of two sides: a change at a large margin is named, a near tie apart, chance
+never."""
 
 from __future__ import annotations
 
@@ -24,7 +25,11 @@ LARGE, SMALL = 2.5, 0.01
 
 
 def sides(
-    case: Case = CASE, noise: float = SMALL, swapped: str = "", times: int = 2, change=None
+    case: Case = CASE,
+    noise: float = SMALL,
+    swapped: str = "",
+    times: int = 2,
+    change=None,
 ) -> tuple[list[SideRun], list[SideRun]]:
     """``swapped``: an operation to which NEW gives another answer."""
 
@@ -32,10 +37,18 @@ def sides(
         other = {swapped: "quite another text"} if swapped and side == "new" else {}
         changed = change if side == "new" else None
         made = [
-            play(case, noise=noise, seed=len(side) + (side == "new"), answers=other, change=changed)
+            play(
+                case,
+                noise=noise,
+                seed=len(side) + (side == "new"),
+                answers=other,
+                change=changed,
+            )
             for _ in range(times)
         ]
-        return [SideRun(side=side, index=i, played=one) for i, one in enumerate(made, 1)]
+        return [
+            SideRun(side=side, index=i, played=one) for i, one in enumerate(made, 1)
+        ]
 
     return runs("old"), runs("new")
 
@@ -66,7 +79,9 @@ def test_noise_of_another_kernel_is_no_difference() -> None:
 def test_another_answer_is_named_by_its_kind(id: str, subject: str) -> None:
     found = compared(*sides(swapped=id))
     named = [one for one in found.values() if one.outcome is Outcome.DIFFERENCE]
-    assert [(one.subject, one.evidence, one.matters) for one in named] == [(subject, [id], True)]
+    assert [(one.subject, one.evidence, one.matters) for one in named] == [
+        (subject, [id], True)
+    ]
     assert "token " in named[0].statement
     assert "nats" in named[0].statement
 
@@ -114,9 +129,11 @@ def test_a_sampled_answer_is_compared_only_if_it_is_repeated() -> None:
 
 
 def test_answers_that_one_side_alone_repeats_are_named() -> None:
-    """Of vLLM 0.24.0 and 0.32.0 on the CPU: the older one draws a batch without its seeds where
-    one request of it has none."""
-    case = case_of([operation(f"r{i}", f"{i}", temperature=1.0, seed=i) for i in range(25)])
+    """Of vLLM 0.24.0 and 0.32.0 on the CPU: the older one draws a batch without its
+    seeds where one request of it has none."""
+    case = case_of(
+        [operation(f"r{i}", f"{i}", temperature=1.0, seed=i) for i in range(25)]
+    )
     old, new = sides(case, noise=0.0)
     for run, back in ((old, False), (new, True)):
         kept = run[1].played
@@ -142,8 +159,8 @@ def test_a_seed_draws_others_from_another_stream_of_random_numbers() -> None:
 
 
 def test_bytes_that_are_spelled_out_are_the_same_tokens() -> None:
-    """Of SGLang 0.5.17 and 0.5.23: a byte that is no character by itself is U+FFFD, or as latin-1
-    has it."""
+    """Of SGLang 0.5.17 and 0.5.23: a byte that is no character by itself is U+FFFD, or
+    as latin-1 has it."""
 
     def spelled(first: str) -> Callable[[Operation, RequestRecord], RequestRecord]:
         def change(op: Operation, record: RequestRecord) -> RequestRecord:
@@ -164,7 +181,9 @@ def test_bytes_that_are_spelled_out_are_the_same_tokens() -> None:
     assert found["answers"].outcome is Outcome.NONE
     assert not any(one.matters for one in found.values())
     other = compared(older, sides(noise=0.0, change=spelled("\xf6"), swapped="r7")[1])
-    assert other["answers, near ties"].evidence == ["r7"]  # what it began with may be another byte
+    assert other["answers, near ties"].evidence == [
+        "r7"
+    ]  # what it began with may be another byte
 
 
 @pytest.mark.parametrize("refuses", ["OLD", "NEW", "OLD and NEW"])
@@ -185,7 +204,9 @@ def without_logprobs(op: Operation, record: RequestRecord) -> RequestRecord:
     return record
 
 
-def bare(given: tuple[list[SideRun], list[SideRun]]) -> tuple[list[SideRun], list[SideRun]]:
+def bare(
+    given: tuple[list[SideRun], list[SideRun]],
+) -> tuple[list[SideRun], list[SideRun]]:
     for run in (*given[0], *given[1]):
         assert run.played is not None
         for record in run.played.evidence.requests:
@@ -230,7 +251,8 @@ def test_odds_that_moved_everywhere_are_said() -> None:
     def shaken(op: Operation, record: RequestRecord) -> RequestRecord:
         for choice in record.choices:
             choice.top = [
-                [(t, p + chance.uniform(-LARGE, LARGE)) for t, p in top] for top in choice.top
+                [(t, p + chance.uniform(-LARGE, LARGE)) for t, p in top]
+                for top in choice.top
             ]
         return record
 

@@ -1,4 +1,5 @@
-"""Failures of one side alone, repeated before they are said; known ones by their releases."""
+"""Failures of one side alone, repeated before they are said; known ones by their
+releases."""
 
 from __future__ import annotations
 
@@ -48,7 +49,10 @@ def test_said_when_it_is_repeated(
 
 def test_a_request_that_new_refuses() -> None:
     old = side("old", False, False)
-    records = [answer(CASE.operations[0]), refused(CASE.operations[1], message="no such field")]
+    records = [
+        answer(CASE.operations[0]),
+        refused(CASE.operations[1], message="no such field"),
+    ]
     new = [run("new", records, index=i) for i in (1, 2)]
     (one,) = failures.compare(old, new, case=CASE)
     assert one.matters
@@ -62,7 +66,10 @@ def test_a_request_that_new_refuses() -> None:
 
 def test_an_overloaded_server_refuses_by_chance() -> None:
     old = side("old", False, False)
-    new = [run("new", [refused(op, 503) for op in CASE.operations], index=i) for i in (1, 2)]
+    new = [
+        run("new", [refused(op, 503) for op in CASE.operations], index=i)
+        for i in (1, 2)
+    ]
     (one,) = failures.compare(old, new, case=CASE)
     assert one.outcome is Outcome.NONE
 
@@ -85,10 +92,12 @@ def test_the_form_of_an_answer_is_named_once() -> None:
     assert one.matters
 
 
-# ---------------------------------------------------------------------------- known failures
+# ----------------------------------------------------------------------- known failures
 
 
-def known(engine: str, old: str, new: str, case: Case, *args: str) -> dict[str, Difference]:
+def known(
+    engine: str, old: str, new: str, case: Case, *args: str
+) -> dict[str, Difference]:
     server = ServerWanted(engine=engine, release=old, args=list(args))
     case = case.model_copy(update={"server": server})
     found = catalogue.compare(case, server.model_copy(update={"release": new}))
@@ -116,10 +125,13 @@ def test_a_failure_that_new_has_matters_if_the_traffic_can_meet_it() -> None:
 
 
 def test_what_a_failure_needs_together_must_be_there_together() -> None:
-    """A streamed call of a tool is lost by one parser: not where there is none, or another one."""
+    """A streamed call of a tool is lost by one parser: not where there is none, or
+    another one."""
     name, parser = "tool-arguments-dropped", "--tool-call-parser"
     for stream in (False, True):
-        case = case_of([operation("r1", "x", stream=stream, tools=[{"type": "function"}])])
+        case = case_of(
+            [operation("r1", "x", stream=stream, tools=[{"type": "function"}])]
+        )
         for args in ((), (parser, "hermes"), (parser, "xlam"), (f"{parser}=xlam",)):
             found = known("vllm", "0.24.0", "0.32.0", case, *args)
             could = stream and "xlam" in "".join(args)

@@ -1,4 +1,5 @@
-"""The form of answers: what is planted is named, once; noise and other texts are no difference."""
+"""The form of answers: what is planted is named, once; noise and other texts are no
+difference."""
 
 from __future__ import annotations
 
@@ -17,8 +18,14 @@ from upgrade_sides import Change, nothing, run, sides
 OPS = [operation(f"r{i}", f"text {i}", stream=i % 2 == 0) for i in range(6)]
 CASE = case_of(OPS)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | st.floats(0, 1) | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | st.floats(0, 1)
+    | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner)
+    ),
     max_leaves=12,
 )
 
@@ -47,7 +54,8 @@ def empty_gone(record: RequestRecord, body: dict[str, Any]) -> None:
 
 
 def no_calls(record: RequestRecord, body: dict[str, Any]) -> None:
-    """vLLM 0.24.0 leaves an empty list of calls out (its ChatMessage has a serializer)."""
+    """vLLM 0.24.0 leaves an empty list of calls out (its ChatMessage has a
+    serializer)."""
     for choice in body["choices"]:
         del choice["message"]["calls"]
 
@@ -73,7 +81,12 @@ def longer_prompts(record: RequestRecord, body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "subject", "says", "matters"),
     [
-        (renamed, "usage.prompt_tokens", "usage.prompt_token_count, perhaps the same", True),
+        (
+            renamed,
+            "usage.prompt_tokens",
+            "usage.prompt_token_count, perhaps the same",
+            True,
+        ),
         (gone, "usage", "is gone from 3 of 3", True),
         (empty_gone, "choices[].message.reasoning", "it was always null", False),
         (no_calls, "choices[].message.calls", "it was always empty", False),
@@ -159,12 +172,17 @@ def test_nothing_that_both_sides_answer() -> None:
     assert found.outcome is Outcome.UNTOLD
 
 
-# ---------------------------------------------------------------------------- the schema
+# --------------------------------------------------------------------------- the schema
 
 
 def test_fields_of_a_stream_are_those_of_all_pieces() -> None:
-    pieces = [{"choices": [{"delta": {"role": "a"}}]}, {"choices": [], "usage": {"n": 1}}]
-    text = "".join(f"data: {json.dumps(piece)}\n" for piece in pieces) + "data: [DONE]\n"
+    pieces = [
+        {"choices": [{"delta": {"role": "a"}}]},
+        {"choices": [], "usage": {"n": 1}},
+    ]
+    text = (
+        "".join(f"data: {json.dumps(piece)}\n" for piece in pieces) + "data: [DONE]\n"
+    )
     assert fields_of(text.encode()) == {
         "choices": ["array"],
         "choices[]": ["object"],
@@ -176,7 +194,9 @@ def test_fields_of_a_stream_are_those_of_all_pieces() -> None:
 
 
 def test_tokens_as_keys_are_data() -> None:
-    told = {"logprobs": {"top_logprobs": [{" the": -1.0, "a": -2.5}, None, {"cat": -1.0}]}}
+    told = {
+        "logprobs": {"top_logprobs": [{" the": -1.0, "a": -2.5}, None, {"cat": -1.0}]}
+    }
     assert fields_of(json.dumps(told).encode()) == {
         "logprobs": ["object"],
         "logprobs.top_logprobs": ["array"],
@@ -200,15 +220,28 @@ HEADERS = {
 
 def test_of_headers_that_say_something_a_few_have_values() -> None:
     found = fields_of(b"", HEADERS)
-    assert found == {"header content-type": ["text/event-stream"], "header x-request-id": ["there"]}
+    assert found == {
+        "header content-type": ["text/event-stream"],
+        "header x-request-id": ["there"],
+    }
 
 
 @pytest.mark.parametrize(
     ("headers", "subject", "says", "matters"),
     [
-        ({"X-Request-Id": None}, "header x-request-id", "is gone from 6 of 6 answers", False),
+        (
+            {"X-Request-Id": None},
+            "header x-request-id",
+            "is gone from 6 of 6 answers",
+            False,
+        ),
         ({"X-Served-By": "a"}, "header x-served-by", "is new in 6 of 6 answers", False),
-        ({"Content-Type": "text/plain"}, "header content-type", "is text/plain in place of", True),
+        (
+            {"Content-Type": "text/plain"},
+            "header content-type",
+            "is text/plain in place of",
+            True,
+        ),
         ({"X-Request-Id": "8", "Date": "then", "Content-Length": "9"}, "", "", False),
     ],
 )
@@ -217,12 +250,20 @@ def test_a_header_that_comes_or_goes(
 ) -> None:
     case = case_of([operation(f"r{n}") for n in range(6)])
     old, new = sides(case, answer)
-    newer = {name: value for name, value in (HEADERS | headers).items() if value is not None}
+    newer = {
+        name: value for name, value in (HEADERS | headers).items() if value is not None
+    }
     for runs, told in ((old, HEADERS), (new, newer)):
         for one in runs:
-            one.fields = {id: {**form, **fields_of(b"", told)} for id, form in one.fields.items()}
-    found = [one for one in protocol.compare(old, new, case=case) if one.subject != "form"]
-    assert [(one.subject, one.matters) for one in found] == [(subject, matters)] * bool(subject)
+            one.fields = {
+                id: {**form, **fields_of(b"", told)} for id, form in one.fields.items()
+            }
+    found = [
+        one for one in protocol.compare(old, new, case=case) if one.subject != "form"
+    ]
+    assert [(one.subject, one.matters) for one in found] == [(subject, matters)] * bool(
+        subject
+    )
     assert all(says in one.statement for one in found)
 
 

@@ -1,4 +1,5 @@
-"""A comparison from its options to its document and its reports, on servers that are made up."""
+"""A comparison from its options to its document and its reports, on servers that are
+made up."""
 
 from __future__ import annotations
 
@@ -32,14 +33,16 @@ TIMES = ("ttft", "itl", "tpot", "latency")
 
 
 class Measures(FakePlayer):
-    """``slower``: the new side, by so much; ``error``: why nothing is measured; ``takes_s``:
-    a play of all of the traffic."""
+    """``slower``: the new side, by so much; ``error``: why nothing is measured;
+    ``takes_s``: a play of all of the traffic."""
 
     takes_s = 0.0
     paces = (10.0, 10.5)
     """Milliseconds of the fixed computation, in turn."""
 
-    def __init__(self, slower: float = 0.0, error: str = "", noise: float = 0.002) -> None:
+    def __init__(
+        self, slower: float = 0.0, error: str = "", noise: float = 0.002
+    ) -> None:
         super().__init__(lambda case: {op.id: "200" for op in case.operations})
         self.slower, self.error, self.noise = slower, error, noise
         self.firsts: list[str] = []
@@ -48,7 +51,9 @@ class Measures(FakePlayer):
         played = super().play(*rest, **more)
         time.sleep(self.takes_s)
         for request in played.evidence.requests:
-            answer = ChoiceSeen(index=0, text="yes", finish_reason="stop", tokens=["yes"])
+            answer = ChoiceSeen(
+                index=0, text="yes", finish_reason="stop", tokens=["yes"]
+            )
             request.text, request.choices = "yes", [answer]
             request.tokens, request.logprobs = ["yes"], [-0.1]
             request.finish_reason = "stop"
@@ -85,7 +90,9 @@ class FakedUpgrading(Fakes, Upgrading):
         return [OptionSeen(name="--cache", value="N")]
 
 
-def compared(tmp_path: Path, player: FakePlayer, **options: Any) -> tuple[Upgrade, Path]:
+def compared(
+    tmp_path: Path, player: FakePlayer, **options: Any
+) -> tuple[Upgrade, Path]:
     traffic = tmp_path / "traffic"
     write_case(fake_case([fake_op(f"r{n}") for n in range(3)]), traffic)
     given = {"server": SERVER, "new_server": NEWER, "out": tmp_path / "u", **options}
@@ -119,7 +126,9 @@ def test_the_same_twice_has_no_difference(tmp_path: Path) -> None:
     assert not made.limits
     noisier, _ = compared(tmp_path / "noisier", Measures(noise=0.02))
     assert len(noisier.blocks) < LOOKS[-1]
-    assert told(noisier) == stated(noisier, last=False), "half of the error is of the last look"
+    assert told(noisier) == stated(noisier, last=False), (
+        "half of the error is of the last look"
+    )
 
 
 def test_what_is_too_noisy_exits_with_3_when_all_looks_are_over(tmp_path: Path) -> None:
@@ -135,8 +144,8 @@ def test_a_machine_whose_speed_varies_is_told(tmp_path: Path) -> None:
     player.paces = (10.0, 15.0)
     made, _ = compared(tmp_path, player)
     assert made.limits == [
-        "the machine's own speed varied: a fixed computation took 10.0 to 15.0 ms from block to "
-        "block, without a tenth of them at each end"
+        "the machine's own speed varied: a fixed computation took 10.0 to 15.0 ms from "
+        "block to block, without a tenth of them at each end"
     ]
 
 
@@ -157,7 +166,9 @@ def test_blocks_that_measure_nothing_end_it(tmp_path: Path) -> None:
 def test_a_side_that_does_not_start_is_not_measured(tmp_path: Path) -> None:
     player = Measures()
     player.engine = lambda case: (
-        {NO_START: ""} if case.server == NEWER else {op.id: "200" for op in case.operations}
+        {NO_START: ""}
+        if case.server == NEWER
+        else {op.id: "200" for op in case.operations}
     )
     made, _ = compared(tmp_path, player)
     assert made.exit_code == 1
@@ -165,12 +176,17 @@ def test_a_side_that_does_not_start_is_not_measured(tmp_path: Path) -> None:
     assert any(d.matters and d.area == "start" for d in made.differences)
 
 
-def within(tmp_path: Path, asked_s: float, budget_s: float | None, takes_s: float) -> Upgrade:
-    """A comparison that is asked to take ``asked_s``, and is stopped after ``budget_s``."""
+def within(
+    tmp_path: Path, asked_s: float, budget_s: float | None, takes_s: float
+) -> Upgrade:
+    """A comparison that is asked to take ``asked_s``, and is stopped after
+    ``budget_s``."""
     traffic = tmp_path / "traffic"
     write_case(fake_case([fake_op("r0")]), traffic)
     sides = {"server": SERVER, "new_server": NEWER}
-    options = UpgradeCommand(traffic=traffic, out=tmp_path / "u", budget_s=asked_s, **sides)
+    options = UpgradeCommand(
+        traffic=traffic, out=tmp_path / "u", budget_s=asked_s, **sides
+    )
     session = FakedUpgrading(options, write=lambda made, folder: None)
     session.player = player = Measures()
     player.takes_s = takes_s
@@ -211,7 +227,7 @@ def test_its_reports(player: Measures, tmp_path: Path) -> None:
     assert bool(list(suite.iter("error"))) is (made.exit_code == 3)
 
 
-# ------------------------------------------------------------------------------------ its options
+# -------------------------------------------------------------------------- its options
 
 
 def asked(**options: Any) -> UpgradeCommand:

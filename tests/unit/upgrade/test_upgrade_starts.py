@@ -1,4 +1,5 @@
-"""What of two releases' starts differs: options, defaults, settings, and whether they start."""
+"""What of two releases' starts differs: options, defaults, settings, and whether they
+start."""
 
 from __future__ import annotations
 
@@ -47,14 +48,16 @@ def test_two_releases_of_vllm() -> None:
     assert found["options added"].evidence == ["--enable-scale-out"]
     assert "--allowed-origins ['*'] → []" in found["defaults changed"].evidence
     assert (
-        "--attention-config.indexer_kv_dtype 'bf16' → 'auto'" in found["defaults changed"].evidence
+        "--attention-config.indexer_kv_dtype 'bf16' → 'auto'"
+        in found["defaults changed"].evidence
     )
     assert found["values gone"].evidence == ["--tokenizer-mode: slow"]
     assert not any(one.matters for one in found.values())
 
 
 def test_a_default_that_is_left_to_the_engine_need_not_be_another() -> None:
-    """vLLM 0.32.0 lists None for --disable-cascade-attn, and its ModelConfig still says True."""
+    """vLLM 0.32.0 lists None for --disable-cascade-attn, and its ModelConfig still says
+    True."""
     before = [OptionSeen(name="--disable-cascade-attn", default="True")]
     after = [OptionSeen(name="--disable-cascade-attn", default="None")]
     assert [*compared(before, after)] == ["defaults that one side leaves to the engine"]
@@ -64,7 +67,9 @@ def test_an_option_that_the_command_uses_and_new_lacks_matters() -> None:
     found = compared(
         helped("vllm-0.24.0"),
         helped("vllm-0.32.0"),
-        *("--max-num-partial-prefills=2", "--dtype", "float32"),
+        "--max-num-partial-prefills=2",
+        "--dtype",
+        "float32",
         failed="unrecognized arguments: --max-num-partial-prefills=2",
     )
     (one,) = [one for one in found.values() if one.matters]
@@ -74,7 +79,9 @@ def test_an_option_that_the_command_uses_and_new_lacks_matters() -> None:
 
 
 def test_a_value_that_the_command_uses_and_new_lacks_matters() -> None:
-    found = compared(helped("vllm-0.24.0"), helped("vllm-0.32.0"), "--tokenizer_mode", "slow")
+    found = compared(
+        helped("vllm-0.24.0"), helped("vllm-0.32.0"), "--tokenizer_mode", "slow"
+    )
     assert found["--tokenizer-mode"].matters
     assert not found["values gone"].matters
 
@@ -84,7 +91,9 @@ def test_an_option_that_neither_side_lists_is_nobodys_news() -> None:
     assert [*compared(both, both, "--of-a-plugin", "x")] == ["options"]
 
 
-@given(st.lists(st.from_regex(r"--[a-z]{2,9}(-[a-z]{2,9})?", fullmatch=True), unique=True))
+@given(
+    st.lists(st.from_regex(r"--[a-z]{2,9}(-[a-z]{2,9})?", fullmatch=True), unique=True)
+)
 def test_a_release_beside_itself_has_no_difference(names: list[str]) -> None:
     options = [OptionSeen(name=name, default="1", choices=["1"]) for name in names]
     found = compared(options, options)
@@ -98,19 +107,28 @@ LONG = "Fraction of the memory of a GPU that the KV cache may take, from 0 to 1.
     ("old", "new", "pair"),
     [
         (("--gpu-memory-use", LONG), ("--gpu-memory-utilization", LONG), True),
-        (("--gpu-memory-use", LONG), ("--device-share", LONG), True),  # the text is the same
+        (
+            ("--gpu-memory-use", LONG),
+            ("--device-share", LONG),
+            True,
+        ),  # the text is the same
         (("--num-stages", LONG), ("--num-stage", LONG), True),
         (("--enable-a", "Enable a."), ("--disable-log-requests", "No logs."), False),
-        (("--dsv3-backend", "Backend of V3's attention, one of these."),
-         ("--dsv4-backend", "Where sparse layers of another model are kept."), False),
+        (
+            ("--dsv3-backend", "Backend of V3's attention, one of these."),
+            ("--dsv4-backend", "Where sparse layers of another model are kept."),
+            False,
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_renamed_option_is_only_perhaps_one(
     old: tuple[str, str], new: tuple[str, str], pair: bool
 ) -> None:
     before, after = ([OptionSeen(name=n, text=t)] for n, t in (old, new))
     found = compared(before, after)
-    expected = {"options perhaps renamed"} if pair else {"options gone", "options added"}
+    expected = (
+        {"options perhaps renamed"} if pair else {"options gone", "options added"}
+    )
     assert {*found} == expected
 
 
@@ -121,7 +139,9 @@ def test_a_switch_is_no_renamed_value() -> None:
 
 
 def test_a_server_that_does_not_start() -> None:
-    found = compared(helped("vllm-0.24.0"), helped("vllm-0.24.0"), failed="KeyError: 'x'")
+    found = compared(
+        helped("vllm-0.24.0"), helped("vllm-0.24.0"), failed="KeyError: 'x'"
+    )
     assert found["starts"].matters
     assert "KeyError: 'x'" in found["starts"].statement
 
@@ -138,17 +158,32 @@ def test_a_start_that_fails_now_and_then_tells_nothing() -> None:
 
 def test_settings_in_effect() -> None:
     """What every start draws anew, and paths, are no difference."""
-    old = {"chunked_prefill_size": "2048", "random_seed": "1", "model": "'/a/b/c'", "dtype": "auto"}
-    new = {"chunked_prefill_size": "4096", "random_seed": "2", "model": "'/a/d/c'", "dtype": "auto"}
+    old = {
+        "chunked_prefill_size": "2048",
+        "random_seed": "1",
+        "model": "'/a/b/c'",
+        "dtype": "auto",
+    }
+    new = {
+        "chunked_prefill_size": "4096",
+        "random_seed": "2",
+        "model": "'/a/d/c'",
+        "dtype": "auto",
+    }
     found = compared([], [], config=(old, new))
-    assert found["settings in effect differ"].evidence == ["chunked_prefill_size 2048 → 4096"]
+    assert found["settings in effect differ"].evidence == [
+        "chunked_prefill_size 2048 → 4096"
+    ]
 
 
 VLLM = (
-    "(EngineCore pid=7) INFO 11-26 04:20:05 [core.py:113] Initializing a V1 LLM engine (v0.23.0) "
+    "(EngineCore pid=7) INFO 11-26 04:20:05 [core.py:113] Initializing a V1 LLM engine "
+    "(v0.23.0) "
     "with config: model='/m', dtype=torch.bfloat16, max_seq_len=512, load_format=auto, "
-    "observability_config=ObservabilityConfig(otlp_traces_endpoint=None), compilation_config="
-    "{'mode': <CompilationMode.NONE: 0>, 'inductor_passes': {}}, kernel_config=KernelConfig("
+    "observability_config=ObservabilityConfig(otlp_traces_endpoint=None), "
+    "compilation_config="
+    "{'mode': <CompilationMode.NONE: 0>, 'inductor_passes': {}}, "
+    "kernel_config=KernelConfig("
     "ir_op_priority=IrOpPriorityConfig(rms_norm=['native']), moe_backend='auto'), "
 )
 

@@ -1,4 +1,5 @@
-"""MADE-UP runs of two sides: a case, what each answers, and the bodies that it would have sent."""
+"""MADE-UP runs of two sides: a case, what each answers, and the bodies that it would
+have sent."""
 
 from __future__ import annotations
 
@@ -32,11 +33,16 @@ def body_of(record: RequestRecord) -> dict[str, Any]:
                 "calls": [],
             },
             "finish_reason": choice.finish_reason,
-            "logprobs": {"content": [{"token": t, "logprob": -0.5} for t in choice.tokens]},
+            "logprobs": {
+                "content": [{"token": t, "logprob": -0.5} for t in choice.tokens]
+            },
         }
         for choice in record.choices
     ]
-    usage = {"prompt_tokens": record.prompt_tokens, "completion_tokens": record.completion_tokens}
+    usage = {
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+    }
     return {"id": "x", "choices": choices, "usage": usage}
 
 
@@ -60,9 +66,15 @@ def run(
         change(record, body)
         data = json.dumps(body).encode()
         kept.append(record)
-        fields[record.label] = fields_of(b"data: " + data + b"\n" if record.stream else data)
+        fields[record.label] = fields_of(
+            b"data: " + data + b"\n" if record.stream else data
+        )
     return SideRun(
-        side=side, index=index, played=played(kept), fields=fields, sightings=list(sightings)
+        side=side,
+        index=index,
+        played=played(kept),
+        fields=fields,
+        sightings=list(sightings),
     )
 
 

@@ -32,8 +32,9 @@ PTH = "zz_mmrepro_host.pth"  # .pth files are read by name: all of ours are befo
 TIMEOUT_S = 60.0
 OFFLINE = {"UV_OFFLINE": "1", "UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never"}
 
-# Of an interpreter in a virtual environment this is that environment's own folder, and the base's
-# only where it was made to see them. `uv venv --system-site-packages` would take the base's alone.
+# Of an interpreter in a virtual environment this is that environment's own folder, and
+# the base's only where it was made to see them. `uv venv --system-site-packages` would
+# take the base's alone.
 _FACTS = """
 import json, site, sys
 from importlib.metadata import distributions
@@ -74,7 +75,9 @@ class CarriedBuild(Build):
         system_site_packages: bool,
     ) -> None:
         super().__init__(spec, folder, say)
-        self.torch = TorchSource(variables=OFFLINE)  # no index is asked, whatever is set
+        self.torch = TorchSource(
+            variables=OFFLINE
+        )  # no index is asked, whatever is set
         self.place = wheelhouse.absolute()
         self.house, self.document = _read(self.place)
         self.set = _set_of(self.house, spec)
@@ -94,7 +97,9 @@ class CarriedBuild(Build):
             raise bad(self.place, error) from error
         self.lock = install.lock_of(packages, self.files)
         self._check_host()
-        self.reasons = [Reason(n.name, n.value, n.why) for n in self.set.notes] + self._reasons()
+        self.reasons = [
+            Reason(n.name, n.value, n.why) for n in self.set.notes
+        ] + self._reasons()
         wheel = self.set.wheel
         uploaded = datetime.fromisoformat(wheel.uploaded) if wheel.uploaded else None
         cutoff = datetime.fromisoformat(self.set.cutoff)
@@ -103,7 +108,10 @@ class CarriedBuild(Build):
 
     def _reasons(self) -> list[Reason]:
         target = self.house.target
-        made = f"{self.house.made:%Y-%m-%d} for Python {target.python} on {target.platform}"
+        made = (
+            f"{self.house.made:%Y-%m-%d} for Python {target.python} on "
+            f"{target.platform}"
+        )
         reasons = [Reason("wheelhouse", made, "carried here; no network was used")]
         if self.of_host:
             names = ", ".join(f"{one.name} {one.version}" for one in self.of_host)
@@ -113,9 +121,14 @@ class CarriedBuild(Build):
         for one in self.set.packages:
             if one.origin == "left-out":
                 left.setdefault(one.why, []).append(f"{one.name} {one.version}")
-        reasons += [Reason("packages left out", ", ".join(p), why) for why, p in left.items()]
+        reasons += [
+            Reason("packages left out", ", ".join(p), why) for why, p in left.items()
+        ]
         if self.set.key != self.spec.key():
-            why = "the wheelhouse was made by another version of mmrepro, which asked for other"
+            why = (
+                "the wheelhouse was made by another version of mmrepro, which "
+                "asked for other"
+            )
             reasons.append(Reason("requirements", self.set.key, f"{why} requirements"))
         return reasons
 
@@ -130,7 +143,9 @@ class CarriedBuild(Build):
             raise self._other(target.platform, f"this machine is {platform.machine()}")
         facts = self._facts()
         if facts.version != target.python:
-            raise self._other(f"Python {target.python}", f"{self.interpreter} is {facts.version}")
+            raise self._other(
+                f"Python {target.python}", f"{self.interpreter} is {facts.version}"
+            )
         have: dict[str, str] = {canonicalize_name(n): v for n, v in facts.have.items()}
         wrong = [p for p in self.of_host if not _same(have.get(p.name, ""), p.version)]
         if wrong:
@@ -157,7 +172,12 @@ class CarriedBuild(Build):
                 check=True,
             )
             return _Facts.model_validate_json(done.stdout)
-        except (UvFailed, OSError, subprocess.SubprocessError, ValidationError) as error:
+        except (
+            UvFailed,
+            OSError,
+            subprocess.SubprocessError,
+            ValidationError,
+        ) as error:
             raise self._other(
                 f"Python {self.house.target.python}",
                 f"{self.interpreter} is none that works here",
@@ -176,13 +196,22 @@ class CarriedBuild(Build):
         wheels.mkdir()
         self.say(f"joining {len(self.files)} wheels")
         size = sum(file["bytes"] for file in self.files)
-        require_space(self.folder.parent, max(self.spec.disk_bytes, size) if self.files else 0)
+        require_space(
+            self.folder.parent, max(self.spec.disk_bytes, size) if self.files else 0
+        )
         try:
             install.join(self.place, self.files, wheels)
         except install.BadWheelhouse as error:
             raise bad(self.place, error) from error
         (self.folder / "wheel.lock").write_text(self.lock)
-        arguments = ["pip", "install", "--python", str(self.python), "--no-index", "--no-deps"]
+        arguments = [
+            "pip",
+            "install",
+            "--python",
+            str(self.python),
+            "--no-index",
+            "--no-deps",
+        ]
         arguments += ["--find-links", "wheels", "--require-hashes", "-r", "wheel.lock"]
         self.say("installing")
         self._uv(arguments, f"installing {self.spec.engine} {self.spec.release}")
@@ -202,9 +231,12 @@ class CarriedBuild(Build):
     def _check_torch(self, stubs: Sequence[Path]) -> None:
         if library := loading.missing_library(self.python, "torch"):
             raise EnvironmentBuildError(
-                f"The torch of this environment does not load without {library}, which neither the "
-                "wheelhouse nor the host has.",
-                hint="make the wheelhouse without --leave-out, or for a torch that the host has",
+                f"The torch of this environment does not load without {library}, which "
+                "neither the wheelhouse nor the host has.",
+                hint=(
+                    "make the wheelhouse without --leave-out, or for a torch "
+                    "that the host has"
+                ),
             )
 
     def _wheel_facts(self) -> WheelFacts:
@@ -229,8 +261,14 @@ def _read(folder: Path) -> tuple[Wheelhouse, install.Json]:
         raise bad(folder, error) from error
     except ValidationError as error:
         raise EnvironmentBuildError(
-            f"The manifest of the wheelhouse {folder} cannot be read by this version of mmrepro.",
-            hint="make the wheelhouse and mmrepro with the same version: install.py puts it there",
+            (
+                f"The manifest of the wheelhouse {folder} cannot be read by this "
+                "version of mmrepro."
+            ),
+            hint=(
+                "make the wheelhouse and mmrepro with the same version: "
+                "install.py puts it there"
+            ),
             detail=str(error).splitlines()[:4],
         ) from error
 
@@ -240,7 +278,9 @@ def _set_of(house: Wheelhouse, spec: EnvironmentSpec) -> EngineSet:
     for one in house.engines:
         if (one.engine, one.release, one.device) == wanted:
             return one
-    held = ", ".join(f"{one.engine} {one.release} ({one.device})" for one in house.engines)
+    held = ", ".join(
+        f"{one.engine} {one.release} ({one.device})" for one in house.engines
+    )
     other = next(iter(house.engines), None)
     raise UsageError(
         f"The wheelhouse holds {held or 'no engine'}; "

@@ -1,8 +1,9 @@
-"""Puts mmrepro onto a machine without a network: ``python3 install.py`` in a wheelhouse.
+"""Puts mmrepro onto a machine without a network: ``python3 install.py`` in a
+wheelhouse.
 
-Also what mmrepro itself reads a wheelhouse with. It lies in every part, and runs where nothing is
-installed yet: the standard library alone, on Python 3.9 or later. uv comes in the wheelhouse.
-"""
+Also what mmrepro itself reads a wheelhouse with. It lies in every part, and runs where
+nothing is installed yet: the standard library alone, on Python 3.9 or later. uv comes
+in the wheelhouse."""
 
 from __future__ import annotations
 
@@ -34,11 +35,17 @@ class BadWheelhouse(Exception):
 
 MOST_BYTES = 64 << 20
 """A manifest with two engines has 300 KB."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}")  # never a path, never two lines
+_NAME = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}"
+)  # never a path, never two lines
 _PART = re.compile(r"part-[0-9]{1,9}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _FILE = {"name": _NAME, "bytes": int, "sha256": _HASH}
-_PACKAGE = {"name": _NAME, "version": _NAME, "file": re.compile(rf"(?:{_NAME.pattern})?")}
+_PACKAGE = {
+    "name": _NAME,
+    "version": _NAME,
+    "file": re.compile(rf"(?:{_NAME.pattern})?"),
+}
 _SHAPE = {
     "schema_version": int,
     "made": str,
@@ -49,8 +56,8 @@ _SHAPE = {
         {"engine": _NAME, "release": _NAME, "device": _NAME, "packages": [_PACKAGE]},
     ],
 }
-"""What this program reads of a manifest. Names in it become names of files: each is checked before
-it is used, since anybody may have written it."""
+"""What this program reads of a manifest. Names in it become names of files: each is
+checked before it is used, since anybody may have written it."""
 
 
 def _unfit(value: Any, shape: Any, where: str = "") -> str:
@@ -59,7 +66,8 @@ def _unfit(value: Any, shape: Any, where: str = "") -> str:
         if not isinstance(value, dict):
             return where or "the whole"
         places = (
-            (value.get(key), part, f"{where}.{key}".strip(".")) for key, part in shape.items()
+            (value.get(key), part, f"{where}.{key}".strip("."))
+            for key, part in shape.items()
         )
     elif isinstance(shape, list):
         if not isinstance(value, list):
@@ -73,7 +81,8 @@ def _unfit(value: Any, shape: Any, where: str = "") -> str:
 
 
 def read(folder: Path) -> Json:
-    """The youngest manifest below ``folder``: one that was added to has older ones as well.
+    """The youngest manifest below ``folder``: one that was added to has older ones as
+    well.
 
     Raises:
         BadWheelhouse: there is none, or one that this version cannot read.
@@ -86,21 +95,31 @@ def read(folder: Path) -> Json:
             with path.open("rb") as file:
                 content = file.read(MOST_BYTES + 1)
             if len(content) > MOST_BYTES:
-                raise BadWheelhouse(f"{path.relative_to(folder)} is too large for a manifest")
+                raise BadWheelhouse(
+                    f"{path.relative_to(folder)} is too large for a manifest"
+                )
             document = json.loads(content)
         except FileNotFoundError:
             continue
         except (OSError, ValueError, RecursionError) as error:
-            raise BadWheelhouse(f"{path.relative_to(folder)} cannot be read: {error}") from error
+            raise BadWheelhouse(
+                f"{path.relative_to(folder)} cannot be read: {error}"
+            ) from error
         version = document.get("schema_version", 1) if isinstance(document, dict) else 1
         if version == 1 and (wrong := _unfit(document, _SHAPE)):
-            raise BadWheelhouse(f"{path.relative_to(folder)} is no manifest: {wrong} does not fit")
+            raise BadWheelhouse(
+                f"{path.relative_to(folder)} is no manifest: {wrong} does not fit"
+            )
         found.append(document)
     if not found:
-        raise BadWheelhouse(f"{folder} is no wheelhouse: no {MANIFEST} is in it or in a part of it")
+        raise BadWheelhouse(
+            f"{folder} is no wheelhouse: no {MANIFEST} is in it or in a part of it"
+        )
     newest: Json = max(found, key=lambda one: str(one.get("made")))
     if newest["schema_version"] != 1:
-        raise BadWheelhouse(f"the wheelhouse is of a form {newest['schema_version']!r:.40}, not 1")
+        raise BadWheelhouse(
+            f"the wheelhouse is of a form {newest['schema_version']!r:.40}, not 1"
+        )
     held = {file["name"] for file in newest["files"]}
     sets = (newest["harness"], *newest["engines"])
     wanted = {package["file"] for one in sets for package in one["packages"]} - {""}
@@ -110,7 +129,8 @@ def read(folder: Path) -> Json:
 
 
 def files_of(document: Json, packages: Iterable[Json]) -> list[Json]:
-    """Return the files of those ``packages`` that are carried, in the manifest's order."""
+    """Return the files of those ``packages`` that are carried, in the manifest's
+    order."""
     wanted = {package["file"] for package in packages}
     return [file for file in document["files"] if file["name"] in wanted]
 
@@ -134,11 +154,14 @@ def check_there(folder: Path, document: Json, files: Sequence[Json]) -> None:
                 raise BadWheelhouse(f"{part}/{name} is no plain file")
             size = found.st_size
             if size != piece["bytes"]:
-                raise BadWheelhouse(f"{part}/{name} has {size} bytes instead of {piece['bytes']}")
+                raise BadWheelhouse(
+                    f"{part}/{name} has {size} bytes instead of {piece['bytes']}"
+                )
 
 
 def join(folder: Path, files: Sequence[Json], into: Path | None) -> None:
-    """Put ``files`` together in ``into``, each checked by its SHA-256; None: only check.
+    """Put ``files`` together in ``into``, each checked by its SHA-256; None: only
+    check.
 
     A file that was not split is a hard link where that can be.
 
@@ -147,7 +170,9 @@ def join(folder: Path, files: Sequence[Json], into: Path | None) -> None:
     """
     for file in files:
         whole = hashlib.sha256()
-        pieces = [(piece, folder / piece["part"] / piece["name"]) for piece in file["pieces"]]
+        pieces = [
+            (piece, folder / piece["part"] / piece["name"]) for piece in file["pieces"]
+        ]
         made = into / file["name"] if into is not None else None
         linked = made is not None and len(pieces) == 1 and _linked(pieces[0][1], made)
         target = made if made is not None and not linked else Path(os.devnull)
@@ -161,17 +186,23 @@ def join(folder: Path, files: Sequence[Json], into: Path | None) -> None:
                         out.write(chunk)
                 if own.hexdigest() != piece["sha256"]:
                     raise BadWheelhouse(
-                        f"{piece['part']}/{piece['name']} is damaged: its SHA-256 differs"
+                        f"{piece['part']}/{piece['name']} is damaged: its SHA-256 "
+                        "differs"
                     )
         if whole.hexdigest() != file["sha256"]:
-            raise BadWheelhouse(f"{file['name']} is damaged: its SHA-256 differs when joined")
+            raise BadWheelhouse(
+                f"{file['name']} is damaged: its SHA-256 differs when joined"
+            )
 
 
 def lock_of(packages: Iterable[Json], files: Sequence[Json]) -> str:
     """Requirements with hashes of those ``packages`` that are carried."""
     digests = {file["name"]: file["sha256"] for file in files}
     lines = [
-        f"{package['name']}=={package['version']} --hash=sha256:{digests[package['file']]}"
+        (
+            f"{package['name']}=={package['version']} "
+            f"--hash=sha256:{digests[package['file']]}"
+        )
         for package in packages
         if package["file"]
     ]
@@ -212,7 +243,13 @@ def install(folder: Path, venv: Path, python: str) -> Path:
         uv = _uv_of(wheels, work)
         (work / "lock").write_text(lock_of(packages, files))
         _run(uv, ["venv", "--relocatable", "--python", python, str(fresh)])
-        arguments = ["pip", "install", "--python", str(fresh / "bin" / "python"), "--no-index"]
+        arguments = [
+            "pip",
+            "install",
+            "--python",
+            str(fresh / "bin" / "python"),
+            "--no-index",
+        ]
         arguments += ["--find-links", str(wheels), "--no-deps", "--require-hashes"]
         _run(uv, [*arguments, "-r", str(work / "lock")])
         fresh.rename(venv)
@@ -226,10 +263,18 @@ def _uv_of(wheels: Path, work: Path) -> Path:
         raise BadWheelhouse("the wheelhouse has no uv")
     try:
         with zipfile.ZipFile(wheel) as archive:
-            member = next(one for one in archive.namelist() if one.endswith(".data/scripts/uv"))
+            member = next(
+                one for one in archive.namelist() if one.endswith(".data/scripts/uv")
+            )
             with archive.open(member) as source, (work / "uv").open("wb") as target:
                 shutil.copyfileobj(source, target)
-    except (OSError, ValueError, StopIteration, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        OSError,
+        ValueError,
+        StopIteration,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         raise BadWheelhouse(f"{wheel.name} has no uv in it") from error
     (work / "uv").chmod(0o700)
     return work / "uv"
@@ -253,17 +298,29 @@ def _run(uv: Path, arguments: list[str]) -> None:
 def main(words: Sequence[str] | None = None) -> int:
     here = Path(__file__).resolve().parent
     folder = here.parent if here.match(PARTS) else here
-    parser = argparse.ArgumentParser(description="Install mmrepro from this wheelhouse, offline.")
-    parser.add_argument("--into", type=Path, default=Path("mmrepro-venv"), help="the new venv")
-    parser.add_argument("--python", default=sys.executable, help="the interpreter to make it with")
-    parser.add_argument("--check", action="store_true", help="only check every part's SHA-256s")
+    parser = argparse.ArgumentParser(
+        description="Install mmrepro from this wheelhouse, offline."
+    )
+    parser.add_argument(
+        "--into", type=Path, default=Path("mmrepro-venv"), help="the new venv"
+    )
+    parser.add_argument(
+        "--python", default=sys.executable, help="the interpreter to make it with"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="only check every part's SHA-256s"
+    )
     options = parser.parse_args(words)
     try:
         document = read(folder)
         if options.check:
             check_there(folder, document, document["files"])
             join(folder, document["files"], None)
-            parts = "1 part" if len(document["parts"]) == 1 else f"{len(document['parts'])} parts"
+            parts = (
+                "1 part"
+                if len(document["parts"]) == 1
+                else f"{len(document['parts'])} parts"
+            )
             print(f"{len(document['files'])} files in {parts}: all whole")
             return 0
         command = install(folder, options.into.absolute(), options.python)
@@ -271,7 +328,8 @@ def main(words: Sequence[str] | None = None) -> int:
         for engine in document["engines"]:
             print(
                 f"next: {command} env create {engine['engine']} {engine['release']} "
-                f"--device {engine['device']} --wheelhouse {folder} --python {options.python}"
+                f"--device {engine['device']} --wheelhouse {folder} --python "
+                f"{options.python}"
             )
     except BadWheelhouse as error:
         sys.stderr.write(f"install.py: {error}.\n")

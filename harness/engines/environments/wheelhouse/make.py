@@ -38,14 +38,16 @@ AT_ONCE = 4  # downloads
 FETCHED = ".fetched"
 PART = "part-{:02d}"
 CHUNK = 1 << 20
-# In each part lie the manifest and install.py; the manifest's size is only known in the end.
+# In each part lie the manifest and install.py; the manifest's size is only known in the
+# end.
 RESERVE = 512 * 1024
 SMALLEST_PART = 4 * RESERVE
 
 
 @dataclass(frozen=True)
 class Made:
-    """``plan``: of the engine, None without one; ``new_parts``: what was written for it."""
+    """``plan``: of the engine, None without one; ``new_parts``: what was written for
+    it."""
 
     plan: Plan | None
     harness: list[Planned]
@@ -85,7 +87,8 @@ def make(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Made:
-    """Make a wheelhouse for ``spec`` in ``into``, or add that engine to the one that is there.
+    """Make a wheelhouse for ``spec`` in ``into``, or add that engine to the one that is
+    there.
 
     What was fetched for a call that broke off is not fetched again.
 
@@ -94,9 +97,8 @@ def make(
         lean: without what ``unneeded.toml`` has for it.
         max_part: bytes.
 
-    Raises:
-        UsageError: ``into`` is for another target; the parts are too small; see ``plan``.
-        UnknownRelease, EnvironmentBuildError, NoSpace: as for a build.
+    Raises: UsageError: ``into`` is for another target; the parts are too small; see
+        ``plan``. UnknownRelease, EnvironmentBuildError, NoSpace: as for a build.
     """
     say = progress or (lambda _: None)
     if max_part < SMALLEST_PART:
@@ -110,7 +112,9 @@ def make(
     known = logins()
     spare = unneeded(spec) if lean and spec else {}
     ask = (
-        partial(plan, spec, target, leave_out, spare=spare, logins=known, say=say) if spec else None
+        partial(plan, spec, target, leave_out, spare=spare, logins=known, say=say)
+        if spec
+        else None
     )
     if dry_run:
         with tempfile.TemporaryDirectory(prefix="mmrepro-") as name:
@@ -125,18 +129,24 @@ def make(
     held = {file.name: file for file in before.files} if before else {}
     work = _Fetch(fetched, held, known, say)
     itself = work.itself()
-    harness_set = HarnessSet(version=itself.version, packages=[itself, *work.fetch(harness)])
+    harness_set = HarnessSet(
+        version=itself.version, packages=[itself, *work.fetch(harness)]
+    )
     packages = work.fetch(carried)
     say("writing the parts")
     old = before.parts if before else []
-    parts, files = write_parts(fetched, into, work.digests, max_part - RESERVE, first=len(old) + 1)
+    parts, files = write_parts(
+        fetched, into, work.digests, max_part - RESERVE, first=len(old) + 1
+    )
     shutil.rmtree(fetched)
     known_engines = before.engines if before else []
     engines = [
         *(one for one in known_engines if not spec or one.key != spec.key()),
         *([_engine_set(planned, packages)] if planned else []),
     ]
-    if not parts and engines != known_engines:  # only parts are carried: one says what is new
+    if (
+        not parts and engines != known_engines
+    ):  # only parts are carried: one says what is new
         parts = [PART.format(len(old) + 1)]
         (into / parts[0]).mkdir()
     new = {file.name for file in files}
@@ -177,27 +187,33 @@ def bad(folder: Path, error: install.BadWheelhouse) -> EnvironmentBuildError:
     """Return that error as one of ours."""
     return EnvironmentBuildError(
         f"The wheelhouse cannot be used: {error}.",
-        hint=f"carry that part over again, then: python3 {folder / 'install.py'} --check",
+        hint=(
+            f"carry that part over again, then: python3 {folder / 'install.py'} --check"
+        ),
     )
 
 
 def _there(into: Path, target: Target) -> Wheelhouse | None:
     if not (into / install.MANIFEST).exists():
         if into.is_dir() and any(path.name != FETCHED for path in into.iterdir()):
-            raise UsageError(f"{into} is not empty, and no wheelhouse.", hint="--into a new folder")
+            raise UsageError(
+                f"{into} is not empty, and no wheelhouse.", hint="--into a new folder"
+            )
         return None
     house = check(into)
     if house.target != target:
         raise UsageError(
-            f"{into} is for Python {house.target.python} on {house.target.platform}"
-            f"{' with what --have listed' if house.target.have else ''}, not for this one.",
+            f"{into} is for Python {house.target.python} on "
+            f"{house.target.platform}{' with what --have listed' if house.target.have else ''}, "
+            "not for this one.",
             hint="--into a new folder",
         )
     return house
 
 
 class _Fetch:
-    """Fetches files that ``held`` lacks. ``digests``: SHA-256 by name of what is new, in order."""
+    """Fetches files that ``held`` lacks. ``digests``: SHA-256 by name of what is new,
+    in order."""
 
     def __init__(
         self, folder: Path, held: Mapping[str, WheelFile], known: Logins, say: Progress
@@ -209,14 +225,17 @@ class _Fetch:
         self.digests: dict[str, str] = {}
 
     def itself(self) -> Package:
-        """mmrepro's own wheel; another one of the same version takes the old one's place."""
+        """mmrepro's own wheel; another one of the same version takes the old one's
+        place."""
         made = own.own_wheel(self.folder)
         digest = digest_of(made)
         if made.name in self.held and self.held[made.name].sha256 == digest:
             made.unlink()
         else:
             self.digests[made.name] = digest
-        return Package(name=own.NAME, version=own.version(), origin="wheel", file=made.name)
+        return Package(
+            name=own.NAME, version=own.version(), origin="wheel", file=made.name
+        )
 
     def fetch(self, packages: Sequence[Planned]) -> list[Package]:
         """The packages, with the names of their files."""
@@ -230,7 +249,9 @@ class _Fetch:
         return done
 
     def _one(self, one: Planned) -> Package:
-        package = Package(name=one.name, version=one.version, origin=one.origin, why=one.why)
+        package = Package(
+            name=one.name, version=one.version, origin=one.origin, why=one.why
+        )
         if one.file is None:
             return package
         if one.origin != "built":
@@ -244,8 +265,8 @@ class _Fetch:
         if not made.name.endswith("-none-any.whl"):
             made.unlink()
             raise EnvironmentBuildError(
-                f"{one.name} {one.version} comes as source only, and must be compiled on the "
-                "target's own kind of machine.",
+                f"{one.name} {one.version} comes as source only, and must be compiled "
+                "on the target's own kind of machine.",
                 hint=f"--leave-out {one.name}, or build its wheel there",
             )
         if made.name in self.held:
@@ -257,9 +278,15 @@ class _Fetch:
 
 
 def write_parts(
-    source: Path, into: Path, digests: Mapping[str, str], capacity: int, *, first: int = 1
+    source: Path,
+    into: Path,
+    digests: Mapping[str, str],
+    capacity: int,
+    *,
+    first: int = 1,
 ) -> tuple[list[str], list[WheelFile]]:
-    """Write files into parts of at most ``capacity`` bytes, one part filled after the other.
+    """Write files into parts of at most ``capacity`` bytes, one part filled after the
+    other.
 
     A file that meets the end of a part is cut there. One that is not cut is moved.
 
@@ -287,7 +314,9 @@ def write_parts(
                 own = digest if whole else _copy(stream, bytes_, place)
                 if whole:
                     (source / file).rename(place)
-                pieces.append(Piece(part=parts[-1], name=name, bytes=bytes_, sha256=own))
+                pieces.append(
+                    Piece(part=parts[-1], name=name, bytes=bytes_, sha256=own)
+                )
                 room, left = room - bytes_, left - bytes_
         files.append(WheelFile(name=file, bytes=size, sha256=digest, pieces=pieces))
     return parts, files
@@ -316,14 +345,19 @@ def _engine_set(planned: Plan, packages: list[Package]) -> EngineSet:
         key=spec.key(),
         wheel=WheelFacts(
             project=spec.project,
-            filename=f"{spec.project} {own_package.version}" if host else wheel.filename,
+            filename=f"{spec.project} {own_package.version}"
+            if host
+            else wheel.filename,
             sha256="" if host else wheel.sha256,
             uploaded=wheel.uploaded.isoformat() if wheel.uploaded and not host else "",
             origin="the host's own installation" if host else spec.origin,
         ),
         cutoff=planned.cutoff,
         packages=packages,
-        notes=[Setting(name=name, value=value, why=why) for name, value, why in planned.notes],
+        notes=[
+            Setting(name=name, value=value, why=why)
+            for name, value, why in planned.notes
+        ],
     )
 
 
@@ -332,6 +366,9 @@ def _check_sizes(into: Path, parts: Iterable[str], max_part: int) -> None:
         size = sum(path.stat().st_size for path in (into / part).iterdir())
         if size > max_part:
             raise EnvironmentBuildError(
-                f"{part} has {size} bytes, more than {max_part}: its manifest is too large.",
+                (
+                    f"{part} has {size} bytes, more than {max_part}: its manifest is "
+                    "too large."
+                ),
                 hint="a larger --max-part",
             )

@@ -1,4 +1,5 @@
-"""``wheelhouse.json``: what a wheelhouse holds and where in it, and the machine that it is for."""
+"""``wheelhouse.json``: what a wheelhouse holds and where in it, and the machine that it
+is for."""
 
 from __future__ import annotations
 
@@ -47,9 +48,12 @@ class Package(Record):
     """One package of a resolution."""
 
     name: str
-    version: Annotated[str, Field(description="of the host: as it has it, local label and all")]
+    version: Annotated[
+        str, Field(description="of the host: as it has it, local label and all")
+    ]
     origin: Annotated[
-        Origin, Field(description="built: from source here; host: the target must have it")
+        Origin,
+        Field(description="built: from source here; host: the target must have it"),
     ]
     file: Annotated[str, Field(description="its wheel; empty: it is not carried")] = ""
     why: Annotated[str, Field(description="why it is not carried")] = ""
@@ -79,14 +83,17 @@ class Target(Record):
     """The machine that it is for."""
 
     python: Annotated[str, Field(description="e.g. 3.12")]
-    platform: Annotated[str, Field(description="as uv names it, e.g. x86_64-manylinux_2_35")]
+    platform: Annotated[
+        str, Field(description="as uv names it, e.g. x86_64-manylinux_2_35")
+    ]
     have: Annotated[
         dict[str, str], Field(description="version by name of what it said that it has")
     ] = {}
 
 
 class Wheelhouse(Record):
-    """``parts`` never change; adding makes new ones, with a younger manifest in them."""
+    """``parts`` never change; adding makes new ones, with a younger manifest in
+    them."""
 
     schema_version: Literal[1] = 1
     made: datetime
@@ -114,11 +121,16 @@ def make_target(python: str, platform: str = "", freeze: str = "") -> Target:
     """
     platform = platform or f"{this_platform.machine()}-manylinux_2_{COMMON_GLIBC}"
     if not _PYTHON.fullmatch(python):
-        raise UsageError(f"{python!r} is no version of Python.", hint="e.g. --python 3.12")
+        raise UsageError(
+            f"{python!r} is no version of Python.", hint="e.g. --python 3.12"
+        )
     if not _PLATFORM.fullmatch(platform):
         raise UsageError(
             f"{platform!r} is no platform that a wheelhouse can be made for.",
-            hint="e.g. --platform x86_64-manylinux_2_39 (the glibc of `ldd --version` there)",
+            hint=(
+                "e.g. --platform x86_64-manylinux_2_39 (the glibc of `ldd "
+                "--version` there)"
+            ),
         )
     return Target(python=python, platform=platform, have=have_of(freeze))
 
@@ -134,9 +146,13 @@ def have_of(freeze: str) -> dict[str, str]:
         try:
             one = Requirement(line.partition(" #")[0].strip())
             if one.url:
-                version = str(parse_wheel_filename(unquote(one.url.rpartition("/")[2]))[1])
+                version = str(
+                    parse_wheel_filename(unquote(one.url.rpartition("/")[2]))[1]
+                )
             else:
-                (version,) = (pin.version for pin in one.specifier if pin.operator == "==")
+                (version,) = (
+                    pin.version for pin in one.specifier if pin.operator == "=="
+                )
         except ValueError:  # not a requirement, not a wheel, not one version
             continue
         have[canonicalize_name(one.name)] = version
@@ -148,7 +164,7 @@ def have_of(freeze: str) -> dict[str, str]:
     return have
 
 
-# ------------------------------------------------------------------ what need not be carried
+# ------------------------------------------------------------- what need not be carried
 
 
 def unneeded(spec: EnvironmentSpec) -> dict[str, str]:

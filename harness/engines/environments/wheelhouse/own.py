@@ -24,17 +24,23 @@ NAME = "mmrepro"
 PROJECT = "pyproject.toml"
 CONSTRAINTS = "constraints.txt"
 RUN_EXTRA = re.compile(r"""\s*(?:;|and)\s*extra == ["']run["']""")
-# The same code gives the same wheel, byte for byte: the moment that its files are dated by.
+# The same code gives the same wheel, byte for byte: the moment that its files are dated
+# by.
 EPOCH = "1767225600"
 
 
 def version() -> str:
     checkout = _checkout()
-    return str(_project(checkout)["project"]["version"]) if checkout else _installed().version
+    return (
+        str(_project(checkout)["project"]["version"])
+        if checkout
+        else _installed().version
+    )
 
 
 def own_wheel(into: Path) -> Path:
-    """Build mmrepro's wheel from the checkout that it runs from, else pack it from its files.
+    """Build mmrepro's wheel from the checkout that it runs from, else pack it from its
+    files.
 
     Raises:
         EnvironmentBuildError: it cannot be built.
@@ -62,13 +68,16 @@ def build_wheel(source: Path, into: Path, what: str) -> Path:
     with tempfile.TemporaryDirectory(prefix="mmrepro-") as name:
         arguments = ["build", "--wheel", "-q", "--out-dir", name, str(source)]
         doing = f"building the wheel of {what}"
-        run_uv(arguments, doing=doing, cwd=Path(name), extra={"SOURCE_DATE_EPOCH": EPOCH})
+        run_uv(
+            arguments, doing=doing, cwd=Path(name), extra={"SOURCE_DATE_EPOCH": EPOCH}
+        )
         made = next(Path(name).glob("*.whl"))
         return Path(shutil.move(made, into / made.name))
 
 
 def own_requirements(target: Target) -> list[Planned]:
-    """Return what mmrepro needs on the target, in the versions of constraints.txt or of here.
+    """Return what mmrepro needs on the target, in the versions of constraints.txt or of
+    here.
 
     Raises:
         EnvironmentBuildError: there is none for that target.
@@ -81,18 +90,24 @@ def own_requirements(target: Target) -> list[Planned]:
             shutil.copy2(checkout / CONSTRAINTS, constraints)
         else:
             here = {canonicalize_name(d.name): d.version for d in distributions()}
-            constraints.write_text("".join(f"{n}=={v}\n" for n, v in here.items() if n != NAME))
-        (folder / "requirements.in").write_text("\n".join(_requirements(checkout)) + "\n")
+            constraints.write_text(
+                "".join(f"{n}=={v}\n" for n, v in here.items() if n != NAME)
+            )
+        (folder / "requirements.in").write_text(
+            "\n".join(_requirements(checkout)) + "\n"
+        )
         machine = interpreter_options(target.python, target.platform)
         arguments = ["pip", "compile", "-q", *machine, "--format", "pylock.toml"]
         arguments += ["--constraint", constraints.name, "requirements.in"]
-        text = run_uv(arguments, doing="resolving mmrepro's own requirements", cwd=folder)
+        text = run_uv(
+            arguments, doing="resolving mmrepro's own requirements", cwd=folder
+        )
     found = locked(text)
     for one in found:
         if not one.wheels:
             raise EnvironmentBuildError(
-                f"{one.project} {one.version}, which mmrepro needs, has no wheel for Python "
-                f"{target.python} on {target.platform}.",
+                f"{one.project} {one.version}, which mmrepro needs, has no wheel for "
+                f"Python {target.python} on {target.platform}.",
                 hint="another --python or --platform",
             )
     return [Planned(p.project, p.version, "wheel", best_wheel(p.wheels)) for p in found]
@@ -105,12 +120,15 @@ def _checkout() -> Path | None:
 
 
 def _project(checkout: Path) -> dict[str, Any]:
-    project: dict[str, Any] = tomllib.loads((checkout / PROJECT).read_text(encoding="utf-8"))
+    project: dict[str, Any] = tomllib.loads(
+        (checkout / PROJECT).read_text(encoding="utf-8")
+    )
     return project
 
 
 def _installed() -> Installed:
-    """The distribution that this runs from, not what a build left beside its sources."""
+    """The distribution that this runs from, not what a build left beside its
+    sources."""
     return next(one for one in distributions(name=NAME) if one.read_text("WHEEL"))
 
 
@@ -141,7 +159,14 @@ def _packed(installed: Installed, into: Path) -> Path:
     """The wheel that ``installed`` came from, out of its files."""
     tag = re.search(r"^Tag: (\S+)$", installed.read_text("WHEEL") or "", re.MULTILINE)
     made = into / f"{NAME}-{installed.version}-{tag[1] if tag else 'py3-none-any'}.whl"
-    own = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"}
+    own = {
+        "RECORD",
+        "INSTALLER",
+        "REQUESTED",
+        "direct_url.json",
+        "uv_cache.json",
+        "uv_build.json",
+    }
     record = ""
     with ZipFile(made, "w", ZIP_DEFLATED) as archive:
         for file in sorted(installed.files or [], key=str):
@@ -150,7 +175,9 @@ def _packed(installed: Installed, into: Path) -> Path:
                 continue
             content = file.read_binary()
             archive.writestr(_entry(str(file)), content)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=")
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(
+                b"="
+            )
             record += f"{file},sha256={digest.decode()},{len(content)}\n"
         listed = f"{NAME}-{installed.version}.dist-info/RECORD"
         archive.writestr(_entry(listed), f"{record}{listed},,\n")

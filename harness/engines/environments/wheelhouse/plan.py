@@ -1,8 +1,8 @@
-"""What an engine's environment on the target is made of: carried, the host's, or left out.
+"""What an engine's environment on the target is made of: carried, the host's, or left
+out.
 
-Resolved by the very question that a build asks (resolving.py), for another interpreter. Where the
-target has torch, its torch and what that came with are taken as they are.
-"""
+Resolved by the very question that a build asks (resolving.py), for another interpreter.
+Where the target has torch, its torch and what that came with are taken as they are."""
 
 from __future__ import annotations
 
@@ -40,14 +40,18 @@ from mmrepro.engines.environments.wheelhouse.model import Origin, Target
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-OF_TORCH = ("nvidia-", "cuda-")  # begin the names of what torch built with CUDA requires
+OF_TORCH = (
+    "nvidia-",
+    "cuda-",
+)  # begin the names of what torch built with CUDA requires
 BY_REQUEST = "left out by request"
 ONLY_THEIRS = "only what is not carried needs it"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One package. ``file``: what is fetched for it, a wheel or (``built``) its source."""
+    """One package. ``file``: what is fetched for it, a wheel or (``built``) its
+    source."""
 
     name: str
     version: str
@@ -92,14 +96,17 @@ def plan(
         spare: what else is left out if it is required at all: why, by name.
         wheels: a folder for a wheel whose metadata the index does not serve by itself.
 
-    Raises:
-        UsageError: a name to be left out is not required; the release wants another Python.
-        UnknownRelease, EnvironmentBuildError: as for a build; or the pins that clash with what the
+    Raises: UsageError: a name to be left out is not required; the release wants another
+        Python. UnknownRelease, EnvironmentBuildError: as for a build; or the pins that
+        clash with what the
             target has.
     """
     if spec.python and spec.python != target.python:
         raise UsageError(
-            f"{spec.engine} {spec.release} wants Python {spec.python}, not {target.python}.",
+            (
+                f"{spec.engine} {spec.release} wants Python {spec.python}, not "
+                f"{target.python}."
+            ),
             hint=f"--python {spec.python}, if the target has one",
         )
     say(f"looking for {spec.project} {spec.installed}")
@@ -109,15 +116,22 @@ def plan(
         say(f"fetching {release.wheel.filename}")
         wheels.mkdir(parents=True, exist_ok=True)
         with ZipFile(index.fetch(release.wheel, wheels, logins=logins)[0]) as archive:
-            member = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+            member = next(
+                n for n in archive.namelist() if n.endswith(".dist-info/METADATA")
+            )
             metadata = archive.read(member).decode("utf-8", "replace")
-    say(f"resolving {spec.engine} {spec.release} for Python {target.python}, {target.platform}")
+    say(
+        f"resolving {spec.engine} {spec.release} for Python {target.python}, "
+        f"{target.platform}"
+    )
     asked = spec
     source = PACKAGE_INDEX
     if "torch" not in target.have:
         source = torch_source(spec, sys.executable, say)
     if spec.project == "torch":
-        source, spec, release = cpu_build(source, spec, release, say, platform=target.platform)
+        source, spec, release = cpu_build(
+            source, spec, release, say, platform=target.platform
+        )
 
     def planned(source: TorchSource) -> Plan:
         with tempfile.TemporaryDirectory(prefix="mmrepro-") as name:
@@ -146,11 +160,18 @@ class _Planner:
         machine = interpreter_options(self.target.python, self.target.platform)
         self.options = [*machine, "--format", "pylock.toml", *self.source.options]
         self.resolver = Resolver(
-            self.spec, self.release, self.metadata, self.folder, self._uv, self.source.local
+            self.spec,
+            self.release,
+            self.metadata,
+            self.folder,
+            self._uv,
+            self.source.local,
         )
 
     def plan(self, leave_out: Collection[str], spare: Mapping[str, str]) -> Plan:
-        left: dict[str, str] = {canonicalize_name(name): BY_REQUEST for name in leave_out}
+        left: dict[str, str] = {
+            canonicalize_name(name): BY_REQUEST for name in leave_out
+        }
         pins = self._pins()
         own = canonicalize_name(self.spec.project)
         if own in pins and pins[own] != self.spec.installed:
@@ -159,10 +180,15 @@ class _Planner:
         names = {one.project for one in found}
         if unknown := sorted(left.keys() - names):
             raise UsageError(
-                f"{self.title} does not require {', '.join(unknown)}, so it cannot be left out.",
+                (
+                    f"{self.title} does not require {', '.join(unknown)}, so it cannot "
+                    "be left out."
+                ),
                 hint="leave that --leave-out away",
             )
-        left = {name: why for name, why in spare.items() if name in names - pins.keys()} | left
+        left = {
+            name: why for name, why in spare.items() if name in names - pins.keys()
+        } | left
         closed = left.keys() | (pins.keys() & names)
         needed = self._needed(found, closed, engine_taken=own in pins)
         packages = [self._planned(one, pins, left, needed) for one in found]
@@ -184,7 +210,9 @@ class _Planner:
 
     def _uv(self, arguments: list[str], doing: str, stdin: str = "") -> str:
         variables = self.source.variables
-        return run_uv(arguments, doing=doing, cwd=self.folder, stdin=stdin, extra=variables)
+        return run_uv(
+            arguments, doing=doing, cwd=self.folder, stdin=stdin, extra=variables
+        )
 
     def _written(self, name: str, lines: Collection[str]) -> str:
         (self.folder / name).write_text("".join(f"{line}\n" for line in lines))
@@ -193,7 +221,8 @@ class _Planner:
     # ------------------------------------------------------------ the target's torch
 
     def _pins(self) -> dict[str, str]:
-        """The torch family as the target has it: public version by name; empty: no torch there."""
+        """The torch family as the target has it: public version by name; empty: no
+        torch there."""
         have = self.target.have
         if "torch" not in have:
             return {}
@@ -203,19 +232,23 @@ class _Planner:
             text = self._uv(arguments, "resolving the target's torch", "\n".join(asked))
         except EnvironmentBuildError as error:
             raise EnvironmentBuildError(
-                f"The package index cannot give {' '.join(asked)}, which the target has, "
-                f"for Python {self.target.python}.",
+                f"The package index cannot give {' '.join(asked)}, which the target "
+                f"has, for Python {self.target.python}.",
                 hint="check the list that --have was given",
                 detail=error.detail,
             ) from error
         closure = {one.project for one in locked(text)}
         family = sorted(name for name in closure if name.startswith(OF_TORCH))
-        return {name: public_of(have[name]) for name in (*FAMILY, *family) if name in have}
+        return {
+            name: public_of(have[name]) for name in (*FAMILY, *family) if name in have
+        }
 
     def _resolve(self, pins: dict[str, str]) -> list[ReleaseFiles]:
         if not pins:
             return locked(self.resolver.compile(self.options))
-        pinned = self._written("target.txt", [f"{n}=={version}" for n, version in pins.items()])
+        pinned = self._written(
+            "target.txt", [f"{n}=={version}" for n, version in pins.items()]
+        )
         options = [*self.options, "--constraint", pinned]
         for name in pins:  # what the target has may be younger than the release
             options += ["--exclude-newer-package", f"{name}=false"]
@@ -225,7 +258,8 @@ class _Planner:
             raise self._clash(*self._wanted_otherwise(pins), error.detail) from error
 
     def _wanted_otherwise(self, pins: dict[str, str]) -> tuple[str, list[str]]:
-        """What of the family is wanted in another version: by the engine itself, or by others."""
+        """What of the family is wanted in another version: by the engine itself, or by
+        others."""
         wanted: dict[str, str] = {}
         for line in self.resolver.requirements:
             try:
@@ -233,7 +267,9 @@ class _Planner:
             except InvalidRequirement:
                 continue
             name = canonicalize_name(requirement.name)
-            if name in pins and not requirement.specifier.contains(pins[name], prereleases=True):
+            if name in pins and not requirement.specifier.contains(
+                pins[name], prereleases=True
+            ):
                 wanted[name] = f"{name}{requirement.specifier}"
         if wanted:
             return "wants", list(wanted.values())
@@ -254,8 +290,8 @@ class _Planner:
             f"{self.title} {verb} {', '.join(wanted)}; the target has {has}."
             if wanted
             else f"{self.title} cannot be resolved with the target's torch {torch}.",
-            hint="another release, or no --have: its own torch is then carried, if that fits "
-            "the target's driver",
+            hint="another release, or no --have: its own torch is then carried, if "
+            "that fits the target's driver",
             detail=detail,
         )
 
@@ -264,16 +300,20 @@ class _Planner:
     def _needed(
         self, found: list[ReleaseFiles], closed: set[str], *, engine_taken: bool
     ) -> set[str]:
-        """Names of what is left of ``found`` when ``closed`` ask for nothing themselves.
+        """Names of what is left of ``found`` when ``closed`` ask for nothing
+        themselves.
 
-        The same question again, with empty requirements put in for ``closed`` and all versions
-        as they were found.
-        """
+        The same question again, with empty requirements put in for ``closed`` and all
+        versions as they were found."""
         if not closed and not engine_taken:
             return {one.project for one in found}
         empty = "[[dependency-metadata]]\nname = {}\nrequires-dist = []"
-        self._written("uv.toml", [empty.format(json.dumps(name)) for name in sorted(closed)])
-        same = self._written("found.txt", [f"{one.project}=={one.version}" for one in found])
+        self._written(
+            "uv.toml", [empty.format(json.dumps(name)) for name in sorted(closed)]
+        )
+        same = self._written(
+            "found.txt", [f"{one.project}=={one.version}" for one in found]
+        )
         lines = self.spec.requirements if engine_taken else self.resolver.requirements
         asked = self._written("needed.in", lines)
         arguments = ["pip", "compile", "-q", *self.options, "--constraint", same]

@@ -1,16 +1,22 @@
-"""Which of torch's operations are device work, and what each does: queue, wait, or run at once.
+"""Which of torch's operations are device work, and what each does: queue, wait, or run
+at once.
 
-Storages are marked: *device* memory (weights, KV cache, device buffers, whatever device work
-returns) and *pinned* host memory (the host side of buffers). Then, of each operation:
+Storages are marked: *device* memory (weights, KV cache, device buffers, whatever device
+work returns) and *pinned* host memory (the host side of buffers). Then, of each
+operation:
 
-- it touches no device memory: host work, runs at once (a write to pinned memory is watched);
+- it touches no device memory: host work, runs at once (a write to pinned memory is
+  watched);
 - it returns a view: no data is touched, runs at once;
-- a copy from pinned host memory with ``non_blocking``: queued, reads the host when its turn comes;
-- a copy from other host memory: queued with the values of now (CUDA stages pageable memory);
+- a copy from pinned host memory with ``non_blocking``: queued, reads the host when its
+  turn comes;
+- a copy from other host memory: queued with the values of now (CUDA stages pageable
+  memory);
 - a copy to the host: queued with ``non_blocking``, else the host waits;
 - a read of a value by the host: the host waits;
-- all other work: queued; shapes of results come from a run on the meta device. Where that is not
-  possible (the shape depends on values) the host waits, as it does on a GPU.
+- all other work: queued; shapes of results come from a run on the meta device. Where
+  that is not possible (the shape depends on values) the host waits, as it does on a
+  GPU.
 """
 
 import weakref
@@ -24,7 +30,11 @@ from torch.utils._pytree import tree_flatten, tree_map
 from mmrepro_stream.queue import Stream
 from mmrepro_stream.watch import Watch
 
-READS = {"aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default"}
+READS = {
+    "aten._local_scalar_dense.default",
+    "aten.equal.default",
+    "aten.is_nonzero.default",
+}
 
 
 class Marks:
@@ -79,7 +89,9 @@ class StreamMode(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+        tensors = [
+            x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)
+        ]
         if _is_composite(func):
             with self:
                 result = func.decompose(*args, **kwargs)
@@ -98,7 +110,9 @@ class StreamMode(TorchDispatchMode):
             return func(*args, **kwargs)
         return self._device_work(func, args, kwargs)
 
-    def _host_work(self, schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _host_work(
+        self, schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         for value in _written(schema, args, kwargs):
             if self.marks.is_pinned(value):
                 self.watch.host_writes(key(value), *span(value))
@@ -125,19 +139,24 @@ class StreamMode(TorchDispatchMode):
         self.stream.launch(lambda: target.copy_(source))
         return target
 
-    def _device_work(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _device_work(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         schema = func._schema
         for value in _written(schema, args, kwargs):
             self.marks.device(value)  # a fresh buffer that device work fills
-        # Host operands are taken by value at the launch. Those of custom operators are made anew
-        # for each step by vLLM, and its attention metadata holds pointers into itself.
+        # Host operands are taken by value at the launch. Those of custom operators are
+        # made anew for each step by vLLM, and its attention metadata holds pointers
+        # into itself.
         own = func.namespace == "aten"
         given = tree_map(self._by_value, args) if own else args
         named = tree_map(self._by_value, kwargs) if own else kwargs
         if not schema.returns:
             self.stream.launch(lambda: func(*given, **named))
             return None
-        if all(r.alias_info is not None and r.alias_info.is_write for r in schema.returns):
+        if all(
+            r.alias_info is not None and r.alias_info.is_write for r in schema.returns
+        ):
             self.stream.launch(lambda: func(*given, **named))
             written = list(_written(schema, args, kwargs))
             return written[0] if len(schema.returns) == 1 else tuple(written)
@@ -188,7 +207,8 @@ def _is_array(value: object) -> bool:
 
 
 def _is_composite(func: Any) -> bool:
-    """Made of other operations: under inference mode it arrives here before it is taken apart."""
+    """Made of other operations: under inference mode it arrives here before it is taken
+    apart."""
     implicit = "CompositeImplicitAutograd"
     return func.namespace == "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(
         func.name(), implicit
@@ -200,7 +220,9 @@ def _is_view(schema: Any) -> bool:
     return bool(aliases) and all(a is not None and not a.is_write for a in aliases)
 
 
-def _written(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def _written(
+    schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[torch.Tensor]:
     found = []
     for index, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -210,7 +232,8 @@ def _written(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
 
 
 def _shapes(func: Any, args: Any, kwargs: Any) -> Any:
-    """What ``func`` would return, on the meta device; None where shapes depend on values."""
+    """What ``func`` would return, on the meta device; None where shapes depend on
+    values."""
 
     def meta(value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -1,9 +1,9 @@
 """The device's queue: work runs in order, and as late as the host's own waiting allows.
 
-A real stream runs queued work at some time between its launch and the moment when somebody has
-waited for it. This one always takes the latest moment, which makes every run the same: what a
-program relies on without waiting for it goes wrong each time, and what it waits for is right.
-"""
+A real stream runs queued work at some time between its launch and the moment when
+somebody has waited for it. This one always takes the latest moment, which makes every
+run the same: what a program relies on without waiting for it goes wrong each time, and
+what it waits for is right."""
 
 import threading
 from collections import deque
@@ -16,7 +16,8 @@ Work = Callable[[], object]
 
 
 class DeviceError(RuntimeError):
-    """Queued work failed. As on a GPU, the error shows where the host next waits, and stays."""
+    """Queued work failed. As on a GPU, the error shows where the host next waits, and
+    stays."""
 
 
 class Stream:
@@ -102,7 +103,8 @@ class Event:
 
 
 class LazyFuture(Future[Any]):
-    """Computed by whoever asks for the result first, in that thread; never done before."""
+    """Computed by whoever asks for the result first, in that thread; never done
+    before."""
 
     def __init__(self, compute: Callable[[], object]) -> None:
         super().__init__()
@@ -119,12 +121,15 @@ class LazyFuture(Future[Any]):
 
 
 class LazyExecutor:
-    """In place of a thread that waits for the device: nobody waits before a result is wanted."""
+    """In place of a thread that waits for the device: nobody waits before a result is
+    wanted."""
 
     def __init__(self, *args: object, **options: object) -> None:
         pass
 
-    def submit(self, compute: Callable[..., object], *args: Any, **options: Any) -> LazyFuture:
+    def submit(
+        self, compute: Callable[..., object], *args: Any, **options: Any
+    ) -> LazyFuture:
         return LazyFuture(lambda: compute(*args, **options))
 
     def shutdown(self, *args: object, **options: object) -> None:

@@ -1,4 +1,5 @@
-"""The stream under vLLM's CPU model runner (written against 0.12.0 to 0.14.0, 0.23.0, 0.33.0)."""
+"""The stream under vLLM's CPU model runner (written against 0.12.0 to 0.14.0, 0.23.0,
+0.33.0)."""
 
 import contextlib
 import copy
@@ -16,7 +17,8 @@ from mmrepro_stream.watch import Watch
 
 PREFIX = "mmrepro-stream: "
 ON_DEVICE = ("positions", "is_padding", "seq_lens", "num_computed_tokens")
-"""Tensors that a runner of 0.22.0 and later makes on the device, without a host's side."""
+"""Tensors that a runner of 0.22.0 and later makes on the device, without a host's
+side."""
 
 
 def tell(text: str) -> None:
@@ -31,7 +33,8 @@ def _as_device() -> Iterator[None]:
 
 
 class CudaStream:
-    """In place of ``torch.cuda.Stream``: all streams are the one queue, more order than a GPU."""
+    """In place of ``torch.cuda.Stream``: all streams are the one queue, more order than
+    a GPU."""
 
     def __init__(self, *args: object, **options: object) -> None:
         pass
@@ -54,13 +57,16 @@ class Device:
         self.marks = Marks()
         self.running = self.watch.step
         """The step whose work the device is doing."""
-        self.stream = Stream(_as_device, lambda error: self.watch.failed(self.running, error))
+        self.stream = Stream(
+            _as_device, lambda error: self.watch.failed(self.running, error)
+        )
         self.mode = StreamMode(self.stream, self.marks, self.watch)
 
     # ------------------------------------------------------------------ marking
 
     def mark_buffer(self, name: str, value: Any) -> None:
-        """A pair of host and device tensors, which the CPU runner makes one and the same."""
+        """A pair of host and device tensors, which the CPU runner makes one and the
+        same."""
         if value.cpu.data_ptr() == value.gpu.data_ptr():
             value.gpu = value.cpu.clone()
         self.marks.device(value.gpu)
@@ -69,9 +75,13 @@ class Device:
 
     def mark_runner(self, runner: Any, buffer_type: type) -> None:
         for name, value in vars(runner).items():
-            for index, item in enumerate(value if isinstance(value, list | tuple) else [value]):
+            for index, item in enumerate(
+                value if isinstance(value, list | tuple) else [value]
+            ):
                 if isinstance(item, buffer_type):
-                    where = f"{name}[{index}].cpu" if item is not value else f"{name}.cpu"
+                    where = (
+                        f"{name}[{index}].cpu" if item is not value else f"{name}.cpu"
+                    )
                     self.mark_buffer(where, item)
         for name in ON_DEVICE:
             if isinstance(value := getattr(runner, name, None), torch.Tensor):
@@ -103,10 +113,12 @@ class Device:
     def step(self) -> None:
         """The host begins a step; the device will, when it gets there.
 
-        Steps that it has yet to arrive at are queued themselves: alone they are no work.
-        """
+        Steps that it has yet to arrive at are queued themselves: alone they are no
+        work."""
         queued = self.stream.launched - self.stream.done
-        step = self.watch.begin(busy=queued > self.watch.step.number - self.running.number)
+        step = self.watch.begin(
+            busy=queued > self.watch.step.number - self.running.number
+        )
 
         def arrive() -> None:
             self.watch.ended(self.running)
@@ -114,8 +126,11 @@ class Device:
 
         self.stream.launch(arrive)
 
-    def look_at_mask(self, rows: int, mask: torch.Tensor, prepared: torch.Tensor) -> None:
-        """Once the device has copied ``mask``, hold it against what the host ``prepared``."""
+    def look_at_mask(
+        self, rows: int, mask: torch.Tensor, prepared: torch.Tensor
+    ) -> None:
+        """Once the device has copied ``mask``, hold it against what the host
+        ``prepared``."""
         step = self.watch.step
         step.embeddings = rows
 
@@ -130,7 +145,8 @@ DEVICE = Device()
 
 
 def install(runner_module: ModuleType) -> None:
-    """Put the device under ``vllm.v1.worker.cpu_model_runner``, which was just imported."""
+    """Put the device under ``vllm.v1.worker.cpu_model_runner``, which was just
+    imported."""
     import vllm
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.attention.backends import cpu_attn
@@ -138,17 +154,23 @@ def install(runner_module: ModuleType) -> None:
     from vllm.v1.utils import CpuGpuBuffer
 
     runner: Any = runner_module.CPUModelRunner
-    if not hasattr(runner, "_gather_mm_embeddings") or not hasattr(runner, "_postprocess_tensors"):
-        raise RuntimeError(f"vLLM {vllm.__version__} is not known to the emulated stream")
+    if not hasattr(runner, "_gather_mm_embeddings") or not hasattr(
+        runner, "_postprocess_tensors"
+    ):
+        raise RuntimeError(
+            f"vLLM {vllm.__version__} is not known to the emulated stream"
+        )
     _events_and_streams(runner_module)
     _host_reads()
     runner._postprocess_tensors = lambda self: DEVICE.mark_runner(self, CpuGpuBuffer)
     runner.execute_model = _in_stream(runner.execute_model, CpuGpuBuffer, begins=True)
     runner.sample_tokens = _in_stream(runner.sample_tokens, CpuGpuBuffer, begins=False)
     runner._gather_mm_embeddings = _watched(runner._gather_mm_embeddings)
-    # The operator that hides attention reads the forward context, gone when queued work runs.
+    # The operator that hides attention reads the forward context, gone when queued work
+    # runs.
     CpuPlatform.opaque_attention_op = classmethod(lambda cls: False)
-    # A CPU has an operator of its own for it from 0.32.0 on: its shapes are known when it has run.
+    # A CPU has an operator of its own for it from 0.32.0 on: its shapes are known when
+    # it has run.
     Sampler.greedy_sample = staticmethod(lambda logits: logits.argmax(dim=-1).view(-1))
     _metadata_from_host(cpu_attn.CPUAttentionMetadataBuilder)
     tell(f"installed on vLLM {vllm.__version__}")
@@ -185,7 +207,9 @@ def _host_reads() -> None:
 def _in_stream(original: Callable[..., Any], buffer_type: type, *, begins: bool) -> Any:
     def run(self: Any, *args: Any, **options: Any) -> Any:
         if not getattr(self, "_mmrepro_marked", False):
-            self._mmrepro_marked = True  # buffers may have been made anew since the start
+            self._mmrepro_marked = (
+                True  # buffers may have been made anew since the start
+            )
             DEVICE.mark_runner(self, buffer_type)
             DEVICE.mark_model(self)
         if begins:
@@ -197,14 +221,20 @@ def _in_stream(original: Callable[..., Any], buffer_type: type, *, begins: bool)
 
 
 def _watched(original: Callable[..., Any]) -> Any:
-    """The mask of image rows: what the host wrote, against what the device will read."""
+    """The mask of image rows: what the host wrote, against what the device will
+    read."""
 
     def gather(self: Any, *args: Any, **options: Any) -> Any:
         embeddings, mask = original(self, *args, **options)
         rows = sum(int(e.shape[0]) for e in embeddings)
         buffers = getattr(self, "is_mm_embed_buffers", None)
-        buffer = buffers[self.is_mm_embed_idx] if buffers else getattr(self, "is_mm_embed", None)
-        # 0.22.0 keeps no buffer: it makes a mask for each step (v1/worker/gpu_model_runner.py).
+        buffer = (
+            buffers[self.is_mm_embed_idx]
+            if buffers
+            else getattr(self, "is_mm_embed", None)
+        )
+        # 0.22.0 keeps no buffer: it makes a mask for each step
+        # (v1/worker/gpu_model_runner.py).
         prepared = (mask if buffer is None else buffer.cpu[: mask.shape[0]]).clone()
         DEVICE.look_at_mask(rows, mask, prepared)
         return embeddings, mask
@@ -213,17 +243,23 @@ def _watched(original: Callable[..., Any]) -> Any:
 
 
 def _metadata_from_host(builder: Any) -> None:
-    """The CPU's attention reads lengths on the host; there, a GPU's kernels read the device's.
+    """The CPU's attention reads lengths on the host; there, a GPU's kernels read the
+    device's.
 
-    vLLM keeps both, so the host's are given to it, and nothing waits that would not on a GPU.
-    """
+    vLLM keeps both, so the host's are given to it, and nothing waits that would not on
+    a GPU."""
     original = builder.build
 
     def build(
-        self: Any, common_prefix_len: int, common_attn_metadata: Any, *args: Any, **options: Any
+        self: Any,
+        common_prefix_len: int,
+        common_attn_metadata: Any,
+        *args: Any,
+        **options: Any,
     ) -> Any:
         metadata = copy.copy(common_attn_metadata)
-        # 0.32.0 keeps an upper bound alone, which is exact without drafts (attention/backend.py).
+        # 0.32.0 keeps an upper bound alone, which is exact without drafts
+        # (attention/backend.py).
         kept = ("_seq_lens_cpu", "seq_lens_cpu", "seq_lens_cpu_upper_bound")
         lengths = (getattr(metadata, name, None) for name in kept)
         metadata.seq_lens = next(one for one in lengths if one is not None).clone()

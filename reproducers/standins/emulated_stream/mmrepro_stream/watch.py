@@ -1,9 +1,9 @@
 """What the stand-in sees of host memory that the device has still to read.
 
-Two things are told apart. *Overwritten*: the host wrote to a buffer while a copy out of it was
-queued; whether it wrote other values does not matter, the program is wrong either way. *Changed*:
-the device read other values than those that were there at the launch.
-"""
+Two things are told apart. *Overwritten*: the host wrote to a buffer while a copy out of
+it was queued; whether it wrote other values does not matter, the program is wrong
+either way. *Changed*: the device read other values than those that were there at the
+launch."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -14,7 +14,8 @@ MAX_LINES = 400
 
 @dataclass
 class Copy:
-    """A queued copy out of a host buffer: elements ``start`` to ``stop``, launched in ``step``."""
+    """A queued copy out of a host buffer: elements ``start`` to ``stop``, launched in
+    ``step``."""
 
     buffer: Hashable
     start: int
@@ -27,7 +28,8 @@ class Copy:
 class Step:
     """A step of the engine that merges image rows.
 
-    ``prepared`` and ``read``: rows that the host marked as image rows, and that the device saw.
+    ``prepared`` and ``read``: rows that the host marked as image rows, and that the
+    device saw.
     ``differing``: rows marked differently. ``embeddings``: rows to be put there.
     """
 
@@ -60,15 +62,19 @@ class Watch:
         self._told: dict[str, int] = {}
 
     def begin(self, *, busy: bool = False) -> Step:
-        """The host begins a step; ``busy``: the device has still to do work of those before.
+        """The host begins a step; ``busy``: the device has still to do work of those
+        before.
 
-        How many of all did so is told of the first, second, fourth, eighth step, and so on.
-        """
+        How many of all did so is told of the first, second, fourth, eighth step, and so
+        on."""
         self.step = Step(self.step.number + 1)
         self.early += busy
         begun = self.step.number
         if begun & (begun - 1) == 0:
-            self._line("steps", f"steps: {begun} begun, {self.early} with the device still busy")
+            self._line(
+                "steps",
+                f"steps: {begun} begun, {self.early} with the device still busy",
+            )
         return self.step
 
     def copy_queued(self, buffer: Hashable, start: int, stop: int) -> Copy:
@@ -90,8 +96,9 @@ class Watch:
                     self._line(
                         "overwrite",
                         f"step {self.step.number}: overwrite: the host writes "
-                        f"{self.names.get(buffer, 'a buffer')}[{start}:{stop}] while the copy of "
-                        f"[{copy.start}:{copy.stop}] of step {copy.step} is queued",
+                        f"{self.names.get(buffer, 'a buffer')}[{start}:{stop}] while "
+                        f"the copy of [{copy.start}:{copy.stop}] of step {copy.step} "
+                        "is queued",
                     )
 
     def mask_read(self, step: Step, prepared: int, read: int, differing: int) -> None:
@@ -100,8 +107,8 @@ class Watch:
         if step.embeddings or step.changed:
             self._line(
                 "mask",
-                f"step {step.number}: mask: {step.embeddings} embeddings, {prepared} image rows "
-                f"prepared, {read} read, {differing} rows differ",
+                f"step {step.number}: mask: {step.embeddings} embeddings, {prepared} "
+                f"image rows prepared, {read} read, {differing} rows differ",
             )
 
     def ended(self, step: Step) -> None:
@@ -110,15 +117,16 @@ class Watch:
             self.silent += 1
             self._line(
                 "silent",
-                f"step {step.number}: silent: no error, but {step.embeddings} embeddings went by a "
-                f"mask with {step.differing} wrong rows",
+                f"step {step.number}: silent: no error, but {step.embeddings} "
+                f"embeddings went by a mask with {step.differing} wrong rows",
             )
 
     def failed(self, step: Step, error: BaseException) -> None:
         self._line(
             "error",
-            f"step {step.number}: device error with {step.embeddings} embeddings, {step.prepared} "
-            f"image rows prepared, {step.read} read: {type(error).__name__}: {error}"[:600],
+            f"step {step.number}: device error with {step.embeddings} embeddings, "
+            f"{step.prepared} image rows prepared, {step.read} read: "
+            f"{type(error).__name__}: {error}"[:600],
         )
 
     def _line(self, kind: str, text: str) -> None:
