@@ -178,9 +178,9 @@ def _known(kind: str) -> Iterator[str]:
 
         yield from sorted(one.name for one in entry_points(group="mmrepro.scenarios"))
     elif kind == "engine":
-        from mmrepro.engines import CLASSES
+        from mmrepro.engines import ENGINES
 
-        yield from CLASSES
+        yield from ENGINES
     elif kind == "release":
         from mmrepro.scenarios.data import recorded_releases
 

@@ -59,7 +59,7 @@ class Dialect:
         adapter: what stands before an adapter's name where it is asked.
         adapters: what stands before the paths that load and unload one.
         modern: options of the profile of that name; (): there is none.
-        features: those of :data:`FEATURES` that its episodes may have.
+        features: those of the engine that its episodes may have.
         model: tiny model that it serves.
     """
 

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 from mmrepro.engines import ENGINES
 from mmrepro.engines.environments.store import list_environments
-from mmrepro.engines.waits import PLACES, SGLANG, VLLM, Wait, WaitPlace, waiting
+from mmrepro.engines.waits import Wait, WaitPlace, wait_places, waiting
 from mmrepro.probes.data import Frame
 from seen import frames
 
+PLACES = {name: wait_places(name) for name in ENGINES}
+VLLM, SGLANG = PLACES["vllm"], PLACES["sglang"]
 KNOWN = Path(__file__).with_name("wait_places.json")
 RECORDED: dict[str, dict[str, dict[str, str]]] = json.loads(KNOWN.read_text())
 
@@ -54,7 +56,7 @@ def installed() -> dict[tuple[str, str], Path]:
 
 def lines_in(folder: Path, engine: str, release: str) -> dict[str, str]:
     found = {}
-    for place in [p for p in PLACES[engine] if p.covers(release)]:
+    for place in [p for p in wait_places(engine) if p.covers(release)]:
         file = folder / place.file
         found[place.source] = line_of(file.read_text(), place) if file.is_file() else ""
     return found
@@ -74,7 +76,7 @@ def test_each_place_is_in_the_installed_source(engine: str, release: str) -> Non
 @pytest.mark.parametrize(("engine", "release"), RELEASES)
 def test_the_recorded_lines_are_those_of_the_table(engine: str, release: str) -> None:
     lines = RECORDED[engine][release]
-    assert list(lines) == [p.source for p in PLACES[engine] if p.covers(release)]
+    assert list(lines) == [p.source for p in wait_places(engine) if p.covers(release)]
     for source, line in lines.items():
         assert source.rpartition(" ")[2] in line, (
             f"{source} is not in {engine} {release}"
@@ -82,7 +84,6 @@ def test_the_recorded_lines_are_those_of_the_table(engine: str, release: str) ->
 
 
 def test_no_place_is_of_no_release() -> None:
-    assert set(PLACES) <= set(ENGINES)
     for engine, places in PLACES.items():
         for place in places:
             assert any(place.covers(release) for release in RECORDED[engine]), (
@@ -207,7 +208,7 @@ def test_nothing_is_nothing() -> None:
 if __name__ == "__main__":
     found: dict[str, dict[str, dict[str, str]]] = {}
     for (engine, release), folder in sorted(installed().items()):
-        if engine in PLACES:
+        if wait_places(engine):
             found.setdefault(engine, {})[release] = lines_in(folder, engine, release)
     KNOWN.write_text(json.dumps(found, indent=1) + "\n")
     missing = [
