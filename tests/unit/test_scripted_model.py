@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -15,7 +16,7 @@ from mmrepro.base.errors import UsageError
 from mmrepro.engines.models.scripted import (
     Script,
     ScriptedModel,
-    script_of,
+    pieces_of,
     trigger_of,
 )
 from mmrepro.engines.models.stack import TinyQwen3Moe
@@ -110,7 +111,7 @@ class Spoken:
 
 
 def model_of(*texts: str, **more: Any) -> ScriptedModel:
-    scripts = [script_of(f"s{n}", text, SHARED) for n, text in enumerate(texts)]
+    scripts = [Script(f"s{n}", pieces_of(text, SHARED)) for n, text in enumerate(texts)]
     return ScriptedModel(tuple(scripts), SHARED, **more)
 
 
@@ -156,13 +157,13 @@ def test_experts_say_it_too(tmp_path: Path) -> None:
 
 
 def test_without_shared_tokens_nothing_looks_back(tmp_path: Path) -> None:
-    spoken = Spoken(ScriptedModel((script_of("a", "one two two", ()),)), tmp_path)
+    spoken = Spoken(ScriptedModel((Script("a", ("one", " two", " two")),)), tmp_path)
     assert not spoken.weights["model.layers.0.self_attn.o_proj.weight"].any()
     assert spoken.after("?")[0] == "one two two"
 
 
 def test_a_script_may_never_end(tmp_path: Path) -> None:
-    script = script_of("a", "round and ", (), ends=False)
+    script = Script("a", ("round", " and", " "), ends=False)
     spoken = Spoken(ScriptedModel((script,)), tmp_path)
     assert spoken.after("?", most=9)[0].startswith("round and round and ")
 
@@ -190,8 +191,46 @@ def test_any_scripts_are_said(tmp_path: Path, cut: list[list[str]]) -> None:
 
 def test_equal_models_share_a_folder_and_others_do_not(tmp_path: Path) -> None:
     assert model_of(CALL).key == model_of(CALL).key
-    others = [model_of(TWO), model_of(CALL, choice="x"), model_of(CALL, seed=1)]
+    others = [
+        model_of(TWO),
+        model_of(CALL, hidden_tokens=SHARED),
+        model_of(CALL, seed=1),
+    ]
     assert len({model_of(CALL).key, *(model.key for model in others)}) == 4
+
+
+def rendered(model: ScriptedModel, folder: Path, **request: Any) -> str:
+    """A chat's prompt, as an engine makes it."""
+    config = json.loads((model.write(folder) / "tokenizer_config.json").read_text())
+    template = jinja2.Environment().from_string(config["chat_template"])
+    return template.render(add_generation_prompt=True, **request)
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_chat_chooses_the_script(tmp_path: Path, parts: bool) -> None:
+    scripts = (
+        Script("plain", ("x",)),
+        Script("weather", ("x",), after_text='the "weather"', with_tools=True),
+        Script("result", ("x",), after_tool=True),
+        Script("tools", ("x",), with_tools=True),
+    )
+    model = ScriptedModel(scripts)
+
+    def chosen(role: str, text: str, tools: list[Any] | None = None) -> str:
+        content: Any = [{"type": "text", "text": text}] if parts else text
+        messages = [
+            {"role": "user", "content": "x"},
+            {"role": role, "content": content},
+        ]
+        prompt = rendered(model, tmp_path, messages=messages, tools=tools)
+        assert text in prompt
+        return prompt.rpartition("assistant\n")[2]
+
+    assert chosen("user", "hello") == trigger_of("plain")
+    assert chosen("user", 'the "weather"') == trigger_of("plain")
+    assert chosen("user", 'the "weather"?', [{}]) == trigger_of("weather")
+    assert chosen("user", "hello", [{}]) == trigger_of("tools")
+    assert chosen("tool", "22 °C", [{}]) == trigger_of("result")
 
 
 def test_what_is_no_set_of_scripts_is_refused() -> None:

@@ -22,11 +22,12 @@ no text contains. A prompt that ends otherwise begins the first script."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -83,20 +84,36 @@ class Script:
         pieces: texts of its tokens, in order. A text that is one of the model's shared
             tokens (``<think>``) is that token.
         ends: whether the model ends after it; else it begins again.
+        after_text: said when the last message has this text; "": whatever it has.
+        with_tools: said only when the request brings tools.
+        after_tool: said only when the last message is a tool's result.
     """
 
     name: str
     pieces: tuple[str, ...]
     ends: bool = True
+    after_text: str = ""
+    with_tools: bool = False
+    after_tool: bool = False
 
     @property
     def text(self) -> str:
         return "".join(self.pieces)
 
+    @property
+    def condition(self) -> str:
+        """When a chat chooses it, as an expression of Jinja; "": by itself never."""
+        parts = []
+        if self.after_text:
+            parts.append(f"{json.dumps(self.after_text)} in words(messages[-1])")
+        if self.with_tools:
+            parts.append("tools")
+        if self.after_tool:
+            parts.append("messages[-1]['role'] == 'tool'")
+        return " and ".join(parts)
 
-def script_of(
-    name: str, text: str, shared: Iterable[str], *, ends: bool = True
-) -> Script:
+
+def pieces_of(text: str, shared: Iterable[str]) -> tuple[str, ...]:
     """Cut ``text`` into words, each with the blanks before it; shared tokens stay
     whole."""
     known = sorted(shared, key=len, reverse=True)
@@ -106,7 +123,7 @@ def script_of(
     pieces: list[str] = []
     for part in parts:
         pieces += [part] if part in known else _PIECE.findall(part)
-    return Script(name, tuple(pieces), ends)
+    return tuple(pieces)
 
 
 def trigger_of(name: str) -> str:
@@ -115,13 +132,16 @@ def trigger_of(name: str) -> str:
 
 
 CHAT_TEMPLATE: Final = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
-    "{% if m['content'] is string %}{{ m['content'] }}{% elif m['content'] %}"
-    "{% for c in m['content'] %}{% if 'text' in c %}{{ c['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{{ CHOICE }}{% endif %}"
+    # A message's content is text or a list of parts, by what the engine makes of it.
+    "{% macro words(m) %}{% if m['content'] is string %}{{ m['content'] }}"
+    "{% elif m['content'] %}{% for c in m['content'] %}"
+    "{% if 'text' in c %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "{% endmacro %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ words(m) }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\nCHOICE{% endif %}"
 )
-"""CHOICE stands for what picks the script."""
+"""CHOICE stands for what prints the trigger of a script."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +154,6 @@ class ScriptedModel(TinyModel):
         hidden_tokens: those of ``shared`` that a tokenizer calls special, so that an
             answer is shown without them.
         base: the architecture; its widths are replaced.
-        choice: Jinja of what stands at the end of a chat's prompt. It sees what every
-            template sees (messages, tools), and prints a trigger. "": the first
-            script's.
     """
 
     kind: ClassVar[str] = "tiny model that says what it is told"
@@ -145,7 +162,6 @@ class ScriptedModel(TinyModel):
     shared: tuple[str, ...] = ()
     hidden_tokens: tuple[str, ...] = ()
     base: TextModel = field(default_factory=TinyQwen3Text)
-    choice: str = ""
     seed: int = 0
     image_tokens: int = 0
     std: float = 0.02
@@ -167,10 +183,9 @@ class ScriptedModel(TinyModel):
     @property
     def key(self) -> str:
         made_of = [
-            [(one.name, one.pieces, one.ends) for one in self.scripts],
+            [astuple(script) for script in self.scripts],
             self.shared,
             self.hidden_tokens,
-            self.choice,
             self.seed,
             self.std,
             self.sized.key,
@@ -217,8 +232,17 @@ class ScriptedModel(TinyModel):
         )
 
     def _template(self) -> str:
+        """The chat template: the first script whose condition holds is said, else the
+        first of all."""
+        choice = ""
+        for script in self.scripts:
+            if script.condition:
+                word = "elif" if choice else "if"
+                choice += f"{{% {word} {script.condition} %}}{trigger_of(script.name)}"
         first = trigger_of(self.scripts[0].name)
-        return CHAT_TEMPLATE.replace("{{ CHOICE }}", self.choice or first)
+        if choice:
+            choice += f"{{% else %}}{first}{{% endif %}}"
+        return CHAT_TEMPLATE.replace("CHOICE", choice or first)
 
 
 @dataclass(frozen=True)
