@@ -10,6 +10,7 @@ Alone::
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -32,15 +33,15 @@ from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import Frame, StackSample, StacksData, ThreadStack
 from mmrepro.probes.processes import resume_after_trace
 
-RETRIES = 3
-DUMP_TIMEOUT_S = 10.0
+_RETRIES = 3
+_DUMP_TIMEOUT_S = 10.0
 
 
 class StacksProbe(Probe[StacksData]):
     """``samples`` dumps of each of ``pids``, ``interval_s`` seconds apart.
 
     Samples are taken without pausing the target, so a stack that changes while it is
-    read may come out torn: after ``RETRIES`` failures in a row one sample pauses the
+    read may come out torn: after ``_RETRIES`` failures in a row one sample pauses the
     process for some milliseconds, unless ``blocking_fallback`` forbids it.
 
     ``until`` ends the sampling early once it holds for what was sampled so far, but not
@@ -138,7 +139,7 @@ class StacksProbe(Probe[StacksData]):
         pause = self.native or number >= self.samples
         taken, blocking = Moment.now(), pause and self._may_pause(pid, deadline)
         dumped = self._dump(program, pid, deadline, blocking=blocking)
-        for _ in range(RETRIES):
+        for _ in range(_RETRIES):
             if dumped.outcome is not Outcome.TORN or time.monotonic() >= deadline:
                 break
             taken = Moment.now()
@@ -180,7 +181,7 @@ class StacksProbe(Probe[StacksData]):
             blocking=blocking,
             with_locals=self.locals,
             native=self.native and blocking,
-            timeout_s=min(DUMP_TIMEOUT_S, deadline - time.monotonic()),
+            timeout_s=min(_DUMP_TIMEOUT_S, deadline - time.monotonic()),
         )
 
 
@@ -218,17 +219,20 @@ class Dump:
 
 @lru_cache(maxsize=1)
 def find_py_spy() -> Path | None:
-    """The binary that the wheel installed: beside the interpreter, rarely on PATH."""
-    candidates = [Path(sysconfig.get_path("scripts")) / "py-spy"]
-    candidates.append(Path(sys.executable).parent / "py-spy")
-    try:
-        files = metadata.files("py-spy") or []
-    except metadata.PackageNotFoundError:
-        files = []
-    candidates.extend(
-        Path(str(file.locate())) for file in files if file.name == "py-spy"
-    )
-    return next((path for path in candidates if path.is_file()), None)
+    """Return the binary that the wheel installed: beside the interpreter, rarely on
+    PATH."""
+    candidates = [
+        Path(sysconfig.get_path("scripts")) / "py-spy",
+        Path(sys.executable).parent / "py-spy",
+    ]
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for file in metadata.files("py-spy") or []:
+            if file.name == "py-spy":
+                candidates.append(Path(str(file.locate())))
+    for path in candidates:
+        if path.is_file():
+            return path
+    return None
 
 
 def dump(
@@ -240,7 +244,7 @@ def dump(
     timeout_s: float,
     native: bool = False,
 ) -> Dump:
-    """One sample of ``pid``, bounded in time and size; never raises.
+    """Take one sample of ``pid``, bounded in time and size; never raises.
 
     ``blocking`` pauses the process for some milliseconds; it runs again whatever
     becomes of py-spy. ``native`` adds the frames of C and C++ code, for which py-spy
@@ -249,18 +253,22 @@ def dump(
     if stat is None:
         return Dump(Outcome.GONE, [], b"", f"process {pid} does not exist (any more)")
     if stat.ended:
-        return Dump(
-            Outcome.GONE, [], b"", f"process {pid} has exited and waits to be reaped"
-        )
+        why = f"process {pid} has exited and waits to be reaped"
+        return Dump(Outcome.GONE, [], b"", why)
+
     command = [str(py_spy), "dump", "--pid", str(pid), "--json"]
-    command += [] if blocking else ["--nonblocking"]
-    command += ["--locals"] if with_locals else []
-    command += ["--native"] if native else []
+    if not blocking:
+        command.append("--nonblocking")
+    if with_locals:
+        command.append("--locals")
+    if native:
+        command.append("--native")
     try:
         code, raw, stderr = _run(command, timeout_s)
     except OSError as error:
         return Dump(Outcome.TORN, [], b"", f"py-spy could not be started: {error}")
     finally:
+        # Also where py-spy was killed: then it left the process stopped.
         if blocking:
             resume_after_trace(pid, stat.state)
     if code != 0:
@@ -295,26 +303,26 @@ def _run(command: list[str], timeout_s: float) -> tuple[int, bytes, str]:
 
 
 def _classify(pid: int, code: int, stderr: str) -> tuple[Outcome, str]:
-    """What py-spy's error text means; the stack backtrace below it is left out."""
+    """Return what py-spy's error text means; the stack backtrace below it is left
+    out."""
     text = stderr.split("Stack backtrace:")[0]
     line = " ".join(text.split())[:300] or f"py-spy ended with {code}"
     if not processes.alive(pid):
         return Outcome.GONE, f"process {pid} went away while it was sampled"
+
     lowered = text.lower()
-    if any(
-        sign in lowered
-        for sign in ("permission denied", "not permitted", "os error 13")
-    ):
+    if any(sign in lowered for sign in _REFUSED):
         return Outcome.DENIED, f"py-spy was refused at process {pid}; {HOW_TO_ALLOW}"
-    not_python = (
-        "failed to find python version" in lowered
-        or "failed to find a python" in lowered
-    )
-    if not_python and not _maps_python(pid):
+    no_python = any(sign in lowered for sign in _NO_PYTHON)
+    if no_python and not _maps_python(pid):
         return Outcome.NOT_PYTHON, f"process {pid} does not run Python: {line}"
     if code < 0:
         return Outcome.TORN, f"py-spy gave no sample in time (signal {-code})"
     return Outcome.TORN, line
+
+
+_REFUSED = ("permission denied", "not permitted", "os error 13")
+_NO_PYTHON = ("failed to find python version", "failed to find a python")
 
 
 def _maps_python(pid: int) -> bool:
@@ -326,12 +334,15 @@ def _maps_python(pid: int) -> bool:
 
 
 def parse_dump(raw: bytes) -> list[ThreadStack]:
-    """Threads of one ``py-spy dump --json``, bounded in every dimension.
+    """Return the threads of one ``py-spy dump --json``, bounded in every dimension.
 
     Raises:
         ValueError: it is not what py-spy writes.
     """
-    return [thread for process in parse_processes(raw) for thread in process.threads]
+    threads: list[ThreadStack] = []
+    for process in parse_processes(raw):
+        threads += process.threads
+    return threads
 
 
 @dataclass(frozen=True)
@@ -345,19 +356,21 @@ class PyProcess:
 
 
 def parse_processes(raw: bytes | str) -> list[PyProcess]:
-    """Each process of one or several ``py-spy dump --json`` that follow each other.
+    """Return each process of one or several ``py-spy dump --json`` that follow each
+    other.
 
     Raises:
         ValueError: it is not what py-spy writes.
     """
     text = raw if isinstance(raw, str) else raw.decode("utf-8", "surrogateescape")
-    decoder, at = json.JSONDecoder(), 0
-    found: list[PyProcess] = []
+    decoder = json.JSONDecoder()
+    at = 0
+    dumped: list[PyProcess] = []
     while True:
         # With --subprocesses a line of dashes may stand between two processes.
         at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr] # it may match nothing
-        if at >= len(text) and found:
-            return found
+        if at >= len(text) and dumped:
+            return dumped
         try:
             document, at = decoder.raw_decode(text, at)
         except RecursionError as error:
@@ -365,7 +378,7 @@ def parse_processes(raw: bytes | str) -> list[PyProcess]:
         if not isinstance(document, list):
             raise ValueError("not a list of threads")
         try:
-            found += _processes(document[:MAX_THREADS])
+            dumped += _processes(document[:MAX_THREADS])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a thread: {error!r}") from error
 
@@ -374,15 +387,20 @@ _BETWEEN = re.compile(r"[\s-]*")
 
 
 def _processes(items: list[dict[str, Any]]) -> list[PyProcess]:
+    """Return the threads by their process; without a thread, a process without a
+    number."""
     by_pid: dict[int | None, PyProcess] = {}
     for item in items:
-        pid, about = item.get("pid"), item.get("process_info") or {}
-        pid = pid if isinstance(pid, int) else None
-        process = by_pid.setdefault(
-            pid, PyProcess(pid, _text(about.get("command_line"), 500), [])
-        )
+        pid = item.get("pid")
+        if not isinstance(pid, int):
+            pid = None
+        info = item.get("process_info") or {}
+        title = _text(info.get("command_line"), 500)
+        process = by_pid.setdefault(pid, PyProcess(pid, title, []))
         process.threads.append(_thread(item))
-    return [*by_pid.values()] or [PyProcess(None, "", [])]
+    if not by_pid:
+        return [PyProcess(None, "", [])]
+    return list(by_pid.values())
 
 
 def _thread(item: dict[str, Any]) -> ThreadStack:
@@ -398,22 +416,20 @@ def _thread(item: dict[str, Any]) -> ThreadStack:
 
 def _frame(item: dict[str, Any]) -> Frame:
     line = item.get("line")
-    variables = item.get("locals") or []
+    variables: dict[str, str] = {}
+    for variable in (item.get("locals") or [])[:MAX_LOCALS]:
+        name = _text(variable.get("name"), 100)
+        variables[name] = _text(variable.get("repr"), MAX_REPR_CHARS)
     return Frame(
         function=_text(item["name"], 300),
         file=_text(item.get("short_filename") or item.get("filename"), 500),
         line=line if isinstance(line, int) else 0,
-        locals={
-            _text(variable.get("name"), 100): _text(
-                variable.get("repr"), MAX_REPR_CHARS
-            )
-            for variable in variables[:MAX_LOCALS]
-        },
+        locals=variables,
     )
 
 
 def _text(value: object, limit: int) -> str:
-    """A string as JSON may carry it: lone surrogates cannot be written to a file
+    """Return a string as JSON may carry it: lone surrogates cannot be written to a file
     again."""
     if value is None:
         return ""
