@@ -151,10 +151,7 @@ class _Exchange:
                 self._client.close()
 
     def timed_out(self, seconds: float) -> Fetched:
-        where = (
-            "" if self._status is None else f" in the body of a {self._status} answer"
-        )
-        error = f"no complete answer in {self.timeout_s:.1f} s{where}"
+        error = f"no complete answer in {self.timeout_s:.1f} s{self._where}"
         return Fetched(None, bytes(self._body), seconds, error, timed_out=True)
 
     def _exchange(self) -> Fetched:
@@ -185,10 +182,14 @@ class _Exchange:
         unfit = isinstance(error, _UNFIT) or type(error).__name__ == OURS
         if unfit and self._status is None:
             return f"{NOT_SENT}: {type(error).__name__}: {error}"[:500]
-        where = (
-            "" if self._status is None else f" in the body of a {self._status} answer"
-        )
-        return f"{type(error).__name__}{where}: {error}"[:500]
+        return f"{type(error).__name__}{self._where}: {error}"[:500]
+
+    @property
+    def _where(self) -> str:
+        """How far the answer came, for an error."""
+        if self._status is None:
+            return ""
+        return f" in the body of a {self._status} answer"
 
 
 # ------------------------------------------------------------------ cheap endpoints

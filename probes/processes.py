@@ -50,7 +50,7 @@ def role_from_title(name: str, cmdline: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _ProcessReading:
     mono: float
     stat: processes.Stat
     threads: dict[int, processes.Thread]
@@ -112,17 +112,19 @@ class ProcessesProbe(Probe[ProcessesData]):
         sink.write("processes.json", data.model_dump_json(indent=1))
         return data
 
-    def _read_all(self) -> dict[int, _Reading]:
-        readings: dict[int, _Reading] = {}
+    def _read_all(self) -> dict[int, _ProcessReading]:
+        readings: dict[int, _ProcessReading] = {}
         for pid in processes.tree(self.root_pid, self.also):
             threads = processes.threads(pid)
             now = time.monotonic()
             stat = processes.stat(pid)
             if stat is not None:
-                readings[pid] = _Reading(now, stat, threads)
+                readings[pid] = _ProcessReading(now, stat, threads)
         return readings
 
-    def _use(self, after: _Reading, before: _Reading | None) -> ProcessUse:
+    def _use(
+        self, after: _ProcessReading, before: _ProcessReading | None
+    ) -> ProcessUse:
         stat = after.stat
         if before is None or before.stat.start_ticks != stat.start_ticks:
             # Born within the window, or a recycled pid: nothing to compare with.

@@ -88,14 +88,15 @@ class StacksProbe(Probe[StacksData]):
         self._data = StacksData(samples=[])
 
     def collect(self, sink: RawSink, deadline: float) -> StacksData:
-        """Raises Unavailable when no process could be sampled, TimedOut without any
-        sample."""
+        """Take the samples. Raises Unavailable when no process could be sampled, TimedOut
+        without any sample."""
         program = find_py_spy()
         if program is None:
             raise Unavailable(
                 "py-spy is not installed beside this Python (pip install py-spy)"
             )
-        self._data = data = StacksData(samples=[])
+        data = StacksData(samples=[])
+        self._data = data
         live = list(self.pids)
         seen = False
         for number in range(self.samples + self.pausing):
@@ -105,14 +106,15 @@ class StacksProbe(Probe[StacksData]):
                 if time.monotonic() >= deadline:
                     return self._finish(out_of_time=True)
                 sample, outcome = self._sample(program, pid, number, sink, deadline)
-                if outcome is Outcome.DENIED:
+                if outcome is SampleOutcome.DENIED:
                     data.denied[pid] = sample.error
                     live.remove(pid)
                     continue
                 data.samples.append(sample)
-                if outcome is Outcome.GONE or (
-                    outcome is Outcome.NOT_PYTHON and not number
-                ):
+                # A process that was once read does not stop being Python: such an answer
+                # is a torn sample then.
+                no_python = outcome is SampleOutcome.NOT_PYTHON and number == 0
+                if no_python or outcome is SampleOutcome.GONE:
                     live.remove(pid)
             seen = seen or (self.until is not None and self.until(data.samples))
             if not live or (seen and number + 1 >= self.min_samples):
@@ -123,47 +125,50 @@ class StacksProbe(Probe[StacksData]):
         return self._data if self._data.samples or self._data.denied else None
 
     def _finish(self, *, out_of_time: bool) -> StacksData:
+        """Return what was sampled. Raises Unavailable, TimedOut: nothing was."""
         data = self._data
         if any(sample.threads for sample in data.samples):
             return data
-        reasons = list(
-            dict.fromkeys([*data.denied.values(), *(s.error for s in data.samples)])
-        )
+        errors = [*data.denied.values(), *(sample.error for sample in data.samples)]
+        reasons = list(dict.fromkeys(errors))
         if out_of_time:
             raise TimedOut("; ".join(["no stack was sampled in time", *reasons])[:2000])
         raise Unavailable("; ".join(reasons)[:2000] or "no process was given")
 
     def _sample(
         self, program: Path, pid: int, number: int, sink: RawSink, deadline: float
-    ) -> tuple[StackSample, Outcome]:
+    ) -> tuple[StackSample, SampleOutcome]:
+        """Take a sample of one process, and say what came of it."""
         pause = self.native or number >= self.samples
-        taken, blocking = Moment.now(), pause and self._may_pause(pid, deadline)
+        taken = Moment.now()
+        blocking = pause and self._may_pause(pid, deadline)
         dumped = self._dump(program, pid, deadline, blocking=blocking)
+
+        # py-spy reads the memory of a process that runs on, so that a sample may be torn:
+        # most are whole at the next try.
         for _ in range(_RETRIES):
-            if dumped.outcome is not Outcome.TORN or time.monotonic() >= deadline:
+            if dumped.outcome is not SampleOutcome.TORN or time.monotonic() >= deadline:
                 break
             taken = Moment.now()
             dumped = self._dump(program, pid, deadline, blocking=blocking)
-        if (
-            dumped.outcome is Outcome.TORN
-            and self.blocking_fallback
-            and self._may_pause(pid, deadline)
-        ):
-            taken, blocking = Moment.now(), True
+
+        # A process that is paused gives a whole one; that is the last resort.
+        still_torn = dumped.outcome is SampleOutcome.TORN
+        if still_torn and self.blocking_fallback and self._may_pause(pid, deadline):
+            taken = Moment.now()
+            blocking = True
             dumped = self._dump(program, pid, deadline, blocking=True)
         if dumped.raw:
             sink.write(f"{pid}-{number:02d}.json", dumped.raw)
-        return (
-            StackSample(
-                pid=pid,
-                taken=taken,
-                blocking=blocking,
-                seconds=round(time.monotonic() - taken.mono, 4),
-                threads=dumped.threads,
-                error=dumped.error,
-            ),
-            dumped.outcome,
+        sample = StackSample(
+            pid=pid,
+            taken=taken,
+            blocking=blocking,
+            seconds=round(time.monotonic() - taken.mono, 4),
+            threads=dumped.threads,
+            error=dumped.error,
         )
+        return sample, dumped.outcome
 
     def _may_pause(self, pid: int, deadline: float) -> bool:
         stat = processes.stat(pid)
@@ -174,7 +179,7 @@ class StacksProbe(Probe[StacksData]):
 
     def _dump(
         self, program: Path, pid: int, deadline: float, *, blocking: bool
-    ) -> Dump:
+    ) -> PySpyDump:
         return dump(
             program,
             pid,
@@ -201,7 +206,7 @@ HOW_TO_ALLOW = (
 )
 
 
-class Outcome(StrEnum):
+class SampleOutcome(StrEnum):
     SAMPLED = "sampled"
     DENIED = "denied"
     GONE = "gone"
@@ -210,8 +215,8 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Dump:
-    outcome: Outcome
+class PySpyDump:
+    outcome: SampleOutcome
     threads: list[ThreadStack]
     raw: bytes
     error: str = ""
@@ -243,7 +248,7 @@ def dump(
     with_locals: bool,
     timeout_s: float,
     native: bool = False,
-) -> Dump:
+) -> PySpyDump:
     """Take one sample of ``pid``, bounded in time and size; never raises.
 
     ``blocking`` pauses the process for some milliseconds; it runs again whatever
@@ -251,10 +256,12 @@ def dump(
     has to pause it."""
     stat = processes.stat(pid)
     if stat is None:
-        return Dump(Outcome.GONE, [], b"", f"process {pid} does not exist (any more)")
+        return PySpyDump(
+            SampleOutcome.GONE, [], b"", f"process {pid} does not exist (any more)"
+        )
     if stat.ended:
         why = f"process {pid} has exited and waits to be reaped"
-        return Dump(Outcome.GONE, [], b"", why)
+        return PySpyDump(SampleOutcome.GONE, [], b"", why)
 
     command = [str(py_spy), "dump", "--pid", str(pid), "--json"]
     if not blocking:
@@ -266,18 +273,22 @@ def dump(
     try:
         code, raw, stderr = _run(command, timeout_s)
     except OSError as error:
-        return Dump(Outcome.TORN, [], b"", f"py-spy could not be started: {error}")
+        return PySpyDump(
+            SampleOutcome.TORN, [], b"", f"py-spy could not be started: {error}"
+        )
     finally:
         # Also where py-spy was killed: then it left the process stopped.
         if blocking:
             resume_after_trace(pid, stat.state)
     if code != 0:
         outcome, error_text = _classify(pid, code, stderr)
-        return Dump(outcome, [], raw, error_text)
+        return PySpyDump(outcome, [], raw, error_text)
     try:
-        return Dump(Outcome.SAMPLED, parse_dump(raw), raw)
+        return PySpyDump(SampleOutcome.SAMPLED, parse_dump(raw), raw)
     except ValueError as error:
-        return Dump(Outcome.TORN, [], raw, f"unreadable py-spy output: {error}"[:300])
+        return PySpyDump(
+            SampleOutcome.TORN, [], raw, f"unreadable py-spy output: {error}"[:300]
+        )
 
 
 def _run(command: list[str], timeout_s: float) -> tuple[int, bytes, str]:
@@ -302,23 +313,26 @@ def _run(command: list[str], timeout_s: float) -> tuple[int, bytes, str]:
         return code, raw, errors.read(8192).decode("utf-8", "replace")
 
 
-def _classify(pid: int, code: int, stderr: str) -> tuple[Outcome, str]:
+def _classify(pid: int, code: int, stderr: str) -> tuple[SampleOutcome, str]:
     """Return what py-spy's error text means; the stack backtrace below it is left
     out."""
     text = stderr.split("Stack backtrace:")[0]
     line = " ".join(text.split())[:300] or f"py-spy ended with {code}"
     if not processes.alive(pid):
-        return Outcome.GONE, f"process {pid} went away while it was sampled"
+        return SampleOutcome.GONE, f"process {pid} went away while it was sampled"
 
     lowered = text.lower()
     if any(sign in lowered for sign in _REFUSED):
-        return Outcome.DENIED, f"py-spy was refused at process {pid}; {HOW_TO_ALLOW}"
+        return (
+            SampleOutcome.DENIED,
+            f"py-spy was refused at process {pid}; {HOW_TO_ALLOW}",
+        )
     no_python = any(sign in lowered for sign in _NO_PYTHON)
     if no_python and not _maps_python(pid):
-        return Outcome.NOT_PYTHON, f"process {pid} does not run Python: {line}"
+        return SampleOutcome.NOT_PYTHON, f"process {pid} does not run Python: {line}"
     if code < 0:
-        return Outcome.TORN, f"py-spy gave no sample in time (signal {-code})"
-    return Outcome.TORN, line
+        return SampleOutcome.TORN, f"py-spy gave no sample in time (signal {-code})"
+    return SampleOutcome.TORN, line
 
 
 _REFUSED = ("permission denied", "not permitted", "os error 13")

@@ -124,7 +124,7 @@ _MEDIA = ("image_data", "video_data", "audio_data", "modalities")
 _SECRET = ("--api-key", "--admin-api-key", "--tokenizer-metrics-custom-labels-header")
 
 
-class Refused(Exception):
+class RefusedPickle(Exception):
     """The pickle asks for something that no dump of requests holds."""
 
 
@@ -180,7 +180,7 @@ class _Reader(pickle.Unpickler):
                 return _remade
         elif module.partition(".")[0] in _INERT:
             return type(name[-80:], (Inert,), {"kind": f"{module}.{name}"[:300]})
-        raise Refused(f"{module}.{name}"[:200])
+        raise RefusedPickle(f"{module}.{name}"[:200])
 
 
 def _default(*args: Any) -> Any:
@@ -196,7 +196,7 @@ def main() -> None:
     _lock(size)
     try:
         summary = _summary(_Reader(source).load())
-    except Refused as refused:
+    except RefusedPickle as refused:
         summary = {"refused": str(refused)}
     except MemoryError:
         summary = {"error": "it needs more memory than it may have"}
@@ -238,7 +238,7 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
         return
     if event == "import" and arguments[0] == "os":  # by _leave
         return
-    raise Refused(event)
+    raise RefusedPickle(event)
 
 
 # ------------------------------------------------------------------ what is printed

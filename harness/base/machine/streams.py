@@ -20,7 +20,7 @@ from mmrepro.base.errors import ExitCode
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-ESCAPING = "mmrepro-escape"
+_ESCAPING = "mmrepro-escape"
 ASCII = "ascii_escaped"
 """ASCII by another name: click writes UTF-8 to a stream that calls itself ASCII."""
 
@@ -33,7 +33,7 @@ class Streams:
         for number, way in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
             _fill(number, way)
         codecs.register(_ascii)
-        codecs.register_error(ESCAPING, _escaped)
+        codecs.register_error(_ESCAPING, _escaped)
         self._stdout, self._stderr = _Steady(1), _Steady(2)
         if sys.stdout is sys.__stdout__:
             sys.stdout = _text(self._stdout, sys.stdout)
@@ -110,11 +110,11 @@ def _fill(number: int, way: int) -> None:
 
 def _text(below: _Steady, before: TextIO | None) -> TextIO:
     encoding = getattr(before, "encoding", "utf-8")
-    errors = getattr(before, "errors", ESCAPING)
+    errors = getattr(before, "errors", _ESCAPING)
     return io.TextIOWrapper(
         io.BufferedWriter(below),
         encoding=ASCII if codecs.lookup(encoding).name == "ascii" else encoding,
-        errors=ESCAPING if errors in ("strict", "surrogateescape") else errors,
+        errors=_ESCAPING if errors in ("strict", "surrogateescape") else errors,
         line_buffering=getattr(before, "line_buffering", True)
         or getattr(before, "write_through", False),
     )

@@ -23,7 +23,7 @@ from mmrepro.base.text.named import (
 )
 from mmrepro.base.text.opaque import Span
 
-Told = tuple[int, int, str]
+_Told = tuple[int, int, str]
 """Begin and end of a value, and the name that says what it is."""
 
 _LEAST: Final = 4
@@ -137,7 +137,7 @@ _OF_PROSE: Final = re.compile(
 """What stands behind a word of prose as well: ``token gpu0``, ``password check?``."""
 
 
-def spoken(text: str) -> Iterator[Told]:
+def spoken(text: str) -> Iterator[_Told]:
     """The values of names that say secret, where neither sign nor quotes join the two;
     in order."""
     position = 0
@@ -308,7 +308,7 @@ _LONGEST_HEADING: Final = 1024
 _LONGEST_ROW: Final = 4096
 
 
-def in_tables(text: str) -> Iterator[Told]:
+def in_tables(text: str) -> Iterator[_Told]:
     """Cells below a heading that says secret, and cells beside one in a table of two
     columns."""
     position = 0
@@ -324,7 +324,7 @@ def in_tables(text: str) -> Iterator[Told]:
         yield from cells
 
 
-def _of_heading(text: str, start: int, end: int) -> tuple[list[Told], int]:
+def _of_heading(text: str, start: int, end: int) -> tuple[list[_Told], int]:
     """What a line says of itself and the lines below it, and where its table ends."""
     for sign in ",;\t|":
         cells = _cells(text, start, end, sign)
@@ -429,9 +429,9 @@ def _says_secret(name: str) -> bool:
 
 def _below(
     text: str, at: int, sign: str, width: int, wanted: dict[int, str]
-) -> tuple[list[Told], int]:
+) -> tuple[list[_Told], int]:
     """The wanted cells of the rows below ``at``, and where the last row ends."""
-    told: list[Told] = []
+    told: list[_Told] = []
     for start, end in _rows(text, at):
         cells = _cells(text, start, end, sign) if end - start < _LONGEST_ROW else []
         if len(cells) != width:
@@ -444,7 +444,7 @@ def _below(
     return told, at
 
 
-def _beside(text: str, cells: list[Span]) -> Iterator[Told]:
+def _beside(text: str, cells: list[Span]) -> Iterator[_Told]:
     """``NAME,VALUE``: a row of a table of names and values."""
     name, value = (text[slice(*cell)] for cell in cells)
     if not (_CELL_NAME.fullmatch(name) and " " not in name and _says_secret(name)):
@@ -457,7 +457,7 @@ def _beside(text: str, cells: list[Span]) -> Iterator[Told]:
         yield (*cells[1], name)
 
 
-def _aligned(text: str, start: int, end: int) -> tuple[list[Told], int]:
+def _aligned(text: str, start: int, end: int) -> tuple[list[_Told], int]:
     """Columns that are told by two blanks, and by where their headings begin."""
     heads = [match.span() for match in _ALIGNED.finditer(text, start, end)]
     if len(heads) < 2:
@@ -467,7 +467,7 @@ def _aligned(text: str, start: int, end: int) -> tuple[list[Told], int]:
     # A log's own beginning stands before the heading, and not before the rows.
     offsets = {heads[column][0] - start: name for column, name in wanted.items()}
     offsets |= {heads[column][0] - heads[0][0]: name for column, name in wanted.items()}
-    told: list[Told] = []
+    told: list[_Told] = []
     position = end
     for begin, stop in _rows(text, end) if wanted else ():
         cells = [

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from mmrepro.traffic.capture.recording import PIECE
 
-MAX_HEAD: Final = 64 << 10
+_MAX_HEAD: Final = 64 << 10
 """Bytes of all header lines of a request, and of the trailer of its body."""
 MAX_BODY: Final = 64 << 20
 _MAX_CHUNK_LINE: Final = 1000
@@ -33,16 +33,16 @@ class MalformedRequest(Exception):
 
 
 class BoundedHead:
-    """A stream whose lines have ``MAX_HEAD`` bytes in all, until ``begin`` is called
+    """A stream whose lines have ``_MAX_HEAD`` bytes in all, until ``begin`` is called
     again."""
 
     def __init__(self, stream: BufferedIOBase) -> None:
         self._stream = stream
-        self._left = MAX_HEAD
+        self._left = _MAX_HEAD
 
     def begin(self) -> None:
         """The header lines of another request follow."""
-        self._left = MAX_HEAD
+        self._left = _MAX_HEAD
 
     def readline(self, limit: int = -1, /) -> bytes:
         """Raises LineTooLong: all lines together are."""
