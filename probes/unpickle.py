@@ -233,7 +233,7 @@ def _lock(size: int) -> None:
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """Raises Refused: only these events belong to reading."""
+    """Raises RefusedPickle: only these events belong to reading."""
     if event in ("pickle.find_class", "object.__getattr__"):
         return
     if event == "import" and arguments[0] == "os":  # by _leave

@@ -34,7 +34,8 @@ class Streams:
             _fill(number, way)
         codecs.register(_ascii)
         codecs.register_error(_ESCAPING, _escaped)
-        self._stdout, self._stderr = _Steady(1), _Steady(2)
+        self._stdout = _Steady(1)
+        self._stderr = _Steady(2)
         if sys.stdout is sys.__stdout__:
             sys.stdout = _text(self._stdout, sys.stdout)
         if sys.stderr is sys.__stderr__:
@@ -47,10 +48,8 @@ class Streams:
 
     @property
     def _reader_left(self) -> bool:
-        return any(
-            isinstance(one.failed, BrokenPipeError)
-            for one in (self._stdout, self._stderr)
-        )
+        failures = (self._stdout.failed, self._stderr.failed)
+        return any(isinstance(failure, BrokenPipeError) for failure in failures)
 
     def settle(self, code: int) -> int:
         """Write what is left; the exit code, which is another one than ``code`` if it
@@ -103,9 +102,9 @@ def _fill(number: int, way: int) -> None:
     try:
         os.fstat(number)
     except OSError:
-        os.set_inheritable(
-            os.open(os.devnull, way), True
-        )  # the lowest that is free: this one
+        # The lowest number that is free is given: this one.
+        opened = os.open(os.devnull, way)
+        os.set_inheritable(opened, True)
 
 
 def _text(below: _Steady, before: TextIO | None) -> TextIO:

@@ -294,18 +294,21 @@ def _quoted(shown: str) -> str:
 
 
 def _numbers(shown: str) -> str:
-    """Decimal numbers of bytes; pairs of digits may be hexadecimal ones as well, and
-    say both."""
+    """Read decimal numbers of bytes; pairs of digits may be hexadecimal ones as well,
+    and say both."""
     numbers = _NUMBER.findall(shown)
     codes = [int(number, 16 if number.startswith("0x") else 10) for number in numbers]
     if codes in (sorted(codes), sorted(codes, reverse=True)):
         return ""  # blocks, sizes: counted, not written
-    said = _readable(bytes(codes)) if max(codes) < 256 else ""
-    if not said and all(_OCTAL.fullmatch(number) for number in numbers):
-        said = _readable(bytes(int(number, 8) for number in numbers))
+    text = ""
+    if max(codes) < 256:
+        text = _readable(bytes(codes))
+    if not text and all(_OCTAL.fullmatch(number) for number in numbers):
+        octal = [int(number, 8) for number in numbers]
+        text = _readable(bytes(octal))
     if all(len(number) == 2 for number in numbers):
-        said = f"{said} {_pairs(shown)}".strip()
-    return said
+        text = f"{text} {_pairs(shown)}".strip()
+    return text
 
 
 def _pairs(shown: str) -> str:

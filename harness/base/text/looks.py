@@ -177,6 +177,10 @@ def prompts(text: str) -> Iterator[Span]:
 
 
 def _quoted(text: str, hint: re.Pattern[str], name: re.Pattern[str]) -> Iterator[Span]:
-    for value in values(text, hint, lambda n: bool(name.fullmatch(n)), quoted=True):
-        if len(text[value.start : value.end].strip()) >= _LEAST:
+    def is_name(found: str) -> bool:
+        return name.fullmatch(found) is not None
+
+    for value in values(text, hint, is_name, quoted=True):
+        quoted = text[value.start : value.end]
+        if len(quoted.strip()) >= _LEAST:
             yield value.start, value.end

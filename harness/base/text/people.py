@@ -377,9 +377,14 @@ def _cards(text: str) -> Iterator[Span]:
 
 def _luhn(shown: str) -> bool:
     """Whether the check digit is right: ISO/IEC 7812-1, annex B."""
-    digits = [int(c) for c in reversed(shown) if c.isdigit()]
-    doubled = [sum(divmod(2 * d, 10)) if n % 2 else d for n, d in enumerate(digits)]
-    return sum(doubled) % 10 == 0
+    digits = [int(sign) for sign in shown if sign.isdigit()]
+    total = 0
+    for number, digit in enumerate(reversed(digits)):
+        if number % 2:
+            # Every second digit counts double, as the sum of that number's digits.
+            digit = sum(divmod(2 * digit, 10))
+        total += digit
+    return total % 10 == 0
 
 
 def _phones(text: str) -> Iterator[Span]:

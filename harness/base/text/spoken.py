@@ -201,12 +201,18 @@ def _tagged(named: NamePlace) -> Span | None:
 
 def _in_column(named: NamePlace) -> Span | None:
     """Behind two blanks, a tab or a bar, and with nothing else in its cell."""
-    column = _COLUMN.match(named.text, named.end) if named.compound else None
-    value = _VALUE.match(named.text, column.end()) if column else None
-    if column is None or value is None or not _may_be(value[1]):
+    if not named.compound:
         return None
-    wide = len(column[0]) >= _WIDE or "\t" in column[0]
-    return value.span(1) if wide or _COLUMN_END.match(named.text, value.end()) else None
+    column = _COLUMN.match(named.text, named.end)
+    if column is None:
+        return None
+    value = _VALUE.match(named.text, column.end())
+    if value is None or not _may_be(value[1]):
+        return None
+    is_wide = len(column[0]) >= _WIDE or "\t" in column[0]
+    if is_wide or _COLUMN_END.match(named.text, value.end()):
+        return value.span(1)
+    return None
 
 
 def _after_words(named: NamePlace) -> Span | None:
@@ -214,12 +220,14 @@ def _after_words(named: NamePlace) -> Span | None:
     joint = _SURELY.match(named.text, named.end)
     if joint is None and named.compound and _SAID.search(named.before):
         joint = _SAID_TO.match(named.text, named.end)
-    value = _VALUE.match(named.text, joint.end()) if joint else None
+    if joint is None:
+        return None
+    value = _VALUE.match(named.text, joint.end())
     if value is None or not _may_be(value[1]):
         return None
-    return (
-        _trimmed(value) if named.compound or _looks(value[1], compound=False) else None
-    )
+    if named.compound or _looks(value[1], compound=False):
+        return _trimmed(value)
+    return None
 
 
 def _set_by_command(named: NamePlace) -> Span | None:
@@ -265,9 +273,11 @@ def _before_name(named: NamePlace) -> Span | None:
 
 
 def _trimmed(value: re.Match[str]) -> Span:
-    """Without the sign that ends the sentence."""
+    """Return its place without the sign that ends the sentence."""
     start, end = value.span(1)
-    return start, start + len(value[1].rstrip(".!?:")) if end - start > _LEAST else end
+    if end - start > _LEAST:
+        end = start + len(value[1].rstrip(".!?:"))
+    return start, end
 
 
 def _is_compound(name: str) -> bool:

@@ -449,7 +449,9 @@ class SglangLog:
         sampling = request.get("sampling_params")
         named: dict[str, Any] = {}
         if isinstance(sampling, dict):
-            named = {_NAMES.get(name, name): value for name, value in sampling.items()}
+            for name, value in sampling.items():
+                key: str = _NAMES.get(name, name)
+                named[key] = value
         fields = not_default(named, _SGLANG_DEFAULTS)
         fields["stream"] = bool(request.get("stream"))
         images = _pictures(request.get("image_data"))
