@@ -447,11 +447,8 @@ class SglangLog:
         if _is_cut(request):
             raise Unusable(_CUT_SHORT)
         sampling = request.get("sampling_params")
-        named: dict[str, Any] = {}
-        if isinstance(sampling, dict):
-            for name, value in sampling.items():
-                key: str = _NAMES.get(name, name)
-                named[key] = value
+        given: dict[str, Any] = sampling if isinstance(sampling, dict) else {}
+        named = {_NAMES.get(name, name): value for name, value in given.items()}
         fields = not_default(named, _SGLANG_DEFAULTS)
         fields["stream"] = bool(request.get("stream"))
         images = _pictures(request.get("image_data"))
