@@ -34,16 +34,21 @@ _MOST_PICTURE_BYTES = 64 << 20
 class Drive:
     """The scenario's hands.
 
-    Attributes: image_size: (width, height) in pixels of an image that fills the model's
-        token budget. max_model_len: tokens that prompt and answer may have. release: of
-        the engine, e.g. ``0.23.0``. mitigations: names of those applied. flips: names
-        of the factors that are not left as in the failing baseline. deadline_s: seconds
-        after which a request counts as unanswered; derived from the gate. options: of
-        the scenario, as given with ``--option``. python: the interpreter of the
-        engine's environment. model: the folder of the served model. reproducer_env:
-        variables for the scenario's reproducers, besides the server's. suspect_s:
-        seconds after which an unanswered request makes the trigger stop and look,
-            while the request itself keeps waiting for its full deadline.
+    Attributes:
+        image_size: (width, height) in pixels of an image that fills the model's token
+            budget.
+        max_model_len: tokens that prompt and answer may have.
+        release: of the engine, e.g. ``0.23.0``.
+        mitigations: names of those applied.
+        flips: names of the factors that are not left as in the failing baseline.
+        deadline_s: seconds after which a request counts as unanswered; derived from the
+            gate.
+        options: of the scenario, as given with ``--option``.
+        python: the interpreter of the engine's environment.
+        model: the folder of the served model.
+        reproducer_env: variables for the scenario's reproducers, besides the server's.
+        suspect_s: seconds after which an unanswered request makes the trigger stop and
+            look, while the request itself keeps waiting for its full deadline.
     """
 
     traffic: Traffic

@@ -32,11 +32,14 @@ RecursionError."""
 class RequestWatch:
     """Who looks on while a request goes on: of such a one all is kept that came of it.
 
-    Attributes: sent: called once the request is written. piece: called with the number
-        of pieces of a stream so far, at each. leave_at: the client goes away at so many
-        pieces; 0: as soon as the request is written. leave_s: the same, so many seconds
-        after it began to send. heard: called with the bytes of the answer, or with each
-        line of a stream. headed: called with the headers of the answer.
+    Attributes:
+        sent: called once the request is written.
+        piece: called with the number of pieces of a stream so far, at each.
+        leave_at: the client goes away at so many pieces; 0: as soon as the request is
+            written.
+        leave_s: the same, so many seconds after it began to send.
+        heard: called with the bytes of the answer, or with each line of a stream.
+        headed: called with the headers of the answer.
     """
 
     sent: Callable[[], None]

@@ -86,12 +86,14 @@ _SEARCHED_ALONE: Final = 256 << 10
 class RecordingProxy:
     """Passes requests on to a server on this machine; a context manager.
 
-    Attributes: retried: requests that a client's library sent again by itself; they are
-        not recorded. refused: protocols that it does not pass on, each once. malformed:
-        requests that it does not pass on either, by what is wrong with them. hosts:
-        that clients called; they are recorded as one. slow: connections that were
-        closed because a request did not come, or an answer was not
-            taken, in ``RECEIVES_S``.
+    Attributes:
+        retried: requests that a client's library sent again by itself; they are not
+            recorded.
+        refused: protocols that it does not pass on, each once.
+        malformed: requests that it does not pass on either, by what is wrong with them.
+        hosts: that clients called; they are recorded as one.
+        slow: connections that were closed because a request did not come, or an answer
+            was not taken, in ``RECEIVES_S``.
         crowded: connections that were closed because ``MAX_CONNECTIONS`` were open.
         cut: answers that are recorded in part.
     """
