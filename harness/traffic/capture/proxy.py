@@ -413,8 +413,8 @@ class _ProxyHandler(BaseHTTPRequestHandler):
                 self._take_the_rest()
 
     def _take_the_rest(self) -> None:
-        """Read what a refused client still sends: the kernel discards our answer with the
-        unread. Raises OSError."""
+        """Read what a refused client still sends: the kernel discards our answer with
+        the unread. Raises OSError."""
         self.connection.shutdown(socket.SHUT_WR)
         self.connection.settimeout(LINGERS_S)
         end = time.monotonic() + LINGERS_S
@@ -534,7 +534,8 @@ class _ProxyHandler(BaseHTTPRequestHandler):
             onward.close()
 
     def _send_on(self, onward: http.client.HTTPConnection, body: KeptBytes) -> None:
-        """Send the request with the served model's name. Raises OSError, HTTPException."""
+        """Send the request with the served model's name. Raises OSError,
+        HTTPException."""
         path = self.path
         if not path.startswith("/"):
             path = "/" + path.split("/", 3)[-1]
