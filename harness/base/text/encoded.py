@@ -8,7 +8,7 @@ hexadecimal of readable text; each also within another. Of a secret that is know
 spellings that nobody can tell from noise are looked for as they are.
 
 Time is linear in the text: each pattern has bounded repetition, a text has few views,
-and at most ``_MOST_SECRETS`` secrets are looked for."""
+and at most ``MOST_SECRETS`` secrets are looked for."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from typing import Final
 
 from mmrepro.base.text.opaque import Span
 
-_LEVELS: Final = 3
+LEVELS: Final = 3
 """Encodings within each other that are undone: a percent sign of a percent sign has
 two."""
 AROUND: Final = 2048
 """Characters of a line, on either side of what is encoded, that a view shows."""
-_MOST_SECRETS: Final = 64
+MOST_SECRETS: Final = 64
 _MORE_SECRETS: Final = 128 << 20
 """Characters to look through: in a short text more secrets are looked for."""
 LEAST_SECRET: Final = 4
@@ -152,11 +152,11 @@ class DecodedView:
 
 def views(text: str) -> Iterator[DecodedView]:
     """Views of all parts of ``text`` in which something is encoded, each decoded
-    further up to ``_LEVELS`` times."""
+    further up to ``LEVELS`` times."""
     for start, end, within in _windows(text, _decodable(text)):
         view = _view(text, start, end, within, None)
         yield view
-        for _ in range(_LEVELS - 1):
+        for _ in range(LEVELS - 1):
             deeper = _decodable(view.text)
             if not deeper:
                 break
@@ -295,21 +295,18 @@ def _quoted(shown: str) -> str:
 
 
 def _numbers(shown: str) -> str:
-    """Read decimal numbers of bytes; pairs of digits may be hexadecimal ones as well,
-    and say both."""
+    """Decimal numbers of bytes; pairs of digits may be hexadecimal ones as well, and
+    say both."""
     numbers = _NUMBER.findall(shown)
     codes = [int(number, 16 if number.startswith("0x") else 10) for number in numbers]
     if codes in (sorted(codes), sorted(codes, reverse=True)):
         return ""  # blocks, sizes: counted, not written
-    text = ""
-    if max(codes) < 256:
-        text = _readable(bytes(codes))
-    if not text and all(_OCTAL.fullmatch(number) for number in numbers):
-        octal = [int(number, 8) for number in numbers]
-        text = _readable(bytes(octal))
+    said = _readable(bytes(codes)) if max(codes) < 256 else ""
+    if not said and all(_OCTAL.fullmatch(number) for number in numbers):
+        said = _readable(bytes(int(number, 8) for number in numbers))
     if all(len(number) == 2 for number in numbers):
-        text = f"{text} {_pairs(shown)}".strip()
-    return text
+        said = f"{said} {_pairs(shown)}".strip()
+    return said
 
 
 def _pairs(shown: str) -> str:
@@ -422,12 +419,12 @@ def spelled(text: str, secrets: Iterable[str]) -> list[tuple[int, int, str]]:
     wanted = [secret for secret in secrets if len(secret) >= LEAST_SECRET]
     if not wanted:
         return []
-    wanted = wanted[-max(_MOST_SECRETS, _MORE_SECRETS // (len(text) + 1)) :]
+    wanted = wanted[-max(MOST_SECRETS, _MORE_SECRETS // (len(text) + 1)) :]
     found: list[tuple[int, int, str]] = []
     for secret in wanted:
         for form in _forms(secret):
             found += [(*span, secret) for span in _places(text, form)]
-        if _stands_out(secret):
+        if stands_out(secret):
             whole = [
                 span
                 for span in _places(text, secret)
@@ -505,7 +502,7 @@ def _moved(places: int) -> dict[int, str]:
     return moved
 
 
-def _stands_out(secret: str) -> bool:
+def stands_out(secret: str) -> bool:
     """Whether a secret is no word that a text may have as well: it is one wherever it
     stands."""
     mixed = any(c.isdigit() for c in secret) and any(c.isalpha() for c in secret)

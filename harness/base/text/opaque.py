@@ -42,7 +42,7 @@ _CASE: Final = {"UU": 1.0, "Ul": 1.0, "lU": 2.5, "ll": 0.0, " U": 1.0, " l": 0.2
 _WORD_COST: Final = 4.8
 _DIGIT_IN_WORD: Final = 3.0
 _SYMBOL: Final = 2.0
-_ENOUGH: Final = 27.0
+ENOUGH: Final = 27.0
 """Bits more than a word of the same length would have."""
 _ONE_PIECE: Final = 18
 _ENOUGH_OF_ONE: Final = (18.0, 10.0)
@@ -189,12 +189,9 @@ def _hot(part: str) -> list[Span]:
 
 
 def _enough_of_one(word: str) -> float:
-    """Return how many bits one piece must have to be no word by itself."""
-    of_digits, of_letters = _ENOUGH_OF_ONE
     if word.isalpha():
-        return of_letters if word.islower() or word.isupper() else _ENOUGH
-    digits = sum(sign.isdigit() for sign in word)
-    return of_digits if digits >= 3 else _ENOUGH
+        return _ENOUGH_OF_ONE[1] if word.islower() or word.isupper() else ENOUGH
+    return _ENOUGH_OF_ONE[0] if sum(c.isdigit() for c in word) >= 3 else ENOUGH
 
 
 def _is_of_words(part: str) -> bool:
@@ -202,32 +199,24 @@ def _is_of_words(part: str) -> bool:
     NVML_FI_DEV_C0_L2."""
     if _CONSTANT.fullmatch(part):
         return True
-    letters = sum(sign.isalnum() for sign in part)
-    in_words = 0
+    letters = sum(c.isalnum() for c in part)
+    words = 0
     for match in _WORDS.finditer(part):
         word = match[0]
-        gain = sum(_gain(before, letter, False) for before, letter in pairwise(word))
-        if gain < 0:
-            in_words += len(word)
-    return in_words * 2 >= letters
+        gain = sum(_gain(a, b, False) for a, b in pairwise(word))
+        words += len(word) if gain < 0 else 0
+    return words * 2 >= letters
 
 
 @lru_cache(maxsize=1 << 14)
 def _gain(previous: str, letter: str, mixed: bool) -> float:
-    """Return the bits of ``letter`` after ``previous`` beyond what one of a word has."""
-    row = _ROWS[_LETTERS.index(_folded(previous))]
-    bits = int(row[_LETTERS.index(_folded(letter))], 36) / 2 - _WORD_COST
+    """Bits of ``letter`` after ``previous`` beyond what one of a word has."""
+    row, column = (_LETTERS.index(_folded(c)) for c in (previous, letter))
+    bits = int(_ROWS[row][column], 36) / 2 - _WORD_COST
     if letter.isdigit():
         return bits + (_DIGIT_IN_WORD if mixed else 0.0)
-
-    # Case counts apart: in a secret it changes more often than in words.
-    before = " "
-    if previous.isupper():
-        before = "U"
-    elif previous.islower():
-        before = "l"
-    after = "U" if letter.isupper() else "l"
-    return bits + _CASE[before + after]
+    kind = "U" if previous.isupper() else "l" if previous.islower() else " "
+    return bits + _CASE[kind + ("U" if letter.isupper() else "l")]
 
 
 def _folded(letter: str) -> str:
@@ -246,7 +235,7 @@ def _stretches(gains: list[float]) -> list[Span]:
         if total > best:
             best, end = total, at + 1
         if total <= max(0.0, best - _FALL):
-            if best >= _ENOUGH and end - begin >= _LEAST:
+            if best >= ENOUGH and end - begin >= _LEAST:
                 spans.append((begin, end))
             total = best = 0.0
     return spans

@@ -23,7 +23,7 @@ from mmrepro.base.text.named import (
 )
 from mmrepro.base.text.opaque import Span
 
-_Told = tuple[int, int, str]
+Told = tuple[int, int, str]
 """Begin and end of a value, and the name that says what it is."""
 
 _LEAST: Final = 4
@@ -137,7 +137,7 @@ _OF_PROSE: Final = re.compile(
 """What stands behind a word of prose as well: ``token gpu0``, ``password check?``."""
 
 
-def spoken(text: str) -> Iterator[_Told]:
+def spoken(text: str) -> Iterator[Told]:
     """The values of names that say secret, where neither sign nor quotes join the two;
     in order."""
     position = 0
@@ -201,18 +201,12 @@ def _tagged(named: NamePlace) -> Span | None:
 
 def _in_column(named: NamePlace) -> Span | None:
     """Behind two blanks, a tab or a bar, and with nothing else in its cell."""
-    if not named.compound:
+    column = _COLUMN.match(named.text, named.end) if named.compound else None
+    value = _VALUE.match(named.text, column.end()) if column else None
+    if column is None or value is None or not _may_be(value[1]):
         return None
-    column = _COLUMN.match(named.text, named.end)
-    if column is None:
-        return None
-    value = _VALUE.match(named.text, column.end())
-    if value is None or not _may_be(value[1]):
-        return None
-    is_wide = len(column[0]) >= _WIDE or "\t" in column[0]
-    if is_wide or _COLUMN_END.match(named.text, value.end()):
-        return value.span(1)
-    return None
+    wide = len(column[0]) >= _WIDE or "\t" in column[0]
+    return value.span(1) if wide or _COLUMN_END.match(named.text, value.end()) else None
 
 
 def _after_words(named: NamePlace) -> Span | None:
@@ -220,14 +214,12 @@ def _after_words(named: NamePlace) -> Span | None:
     joint = _SURELY.match(named.text, named.end)
     if joint is None and named.compound and _SAID.search(named.before):
         joint = _SAID_TO.match(named.text, named.end)
-    if joint is None:
-        return None
-    value = _VALUE.match(named.text, joint.end())
+    value = _VALUE.match(named.text, joint.end()) if joint else None
     if value is None or not _may_be(value[1]):
         return None
-    if named.compound or _looks(value[1], compound=False):
-        return _trimmed(value)
-    return None
+    return (
+        _trimmed(value) if named.compound or _looks(value[1], compound=False) else None
+    )
 
 
 def _set_by_command(named: NamePlace) -> Span | None:
@@ -273,11 +265,9 @@ def _before_name(named: NamePlace) -> Span | None:
 
 
 def _trimmed(value: re.Match[str]) -> Span:
-    """Return its place without the sign that ends the sentence."""
+    """Without the sign that ends the sentence."""
     start, end = value.span(1)
-    if end - start > _LEAST:
-        end = start + len(value[1].rstrip(".!?:"))
-    return start, end
+    return start, start + len(value[1].rstrip(".!?:")) if end - start > _LEAST else end
 
 
 def _is_compound(name: str) -> bool:
@@ -318,7 +308,7 @@ _LONGEST_HEADING: Final = 1024
 _LONGEST_ROW: Final = 4096
 
 
-def in_tables(text: str) -> Iterator[_Told]:
+def in_tables(text: str) -> Iterator[Told]:
     """Cells below a heading that says secret, and cells beside one in a table of two
     columns."""
     position = 0
@@ -334,7 +324,7 @@ def in_tables(text: str) -> Iterator[_Told]:
         yield from cells
 
 
-def _of_heading(text: str, start: int, end: int) -> tuple[list[_Told], int]:
+def _of_heading(text: str, start: int, end: int) -> tuple[list[Told], int]:
     """What a line says of itself and the lines below it, and where its table ends."""
     for sign in ",;\t|":
         cells = _cells(text, start, end, sign)
@@ -439,9 +429,9 @@ def _says_secret(name: str) -> bool:
 
 def _below(
     text: str, at: int, sign: str, width: int, wanted: dict[int, str]
-) -> tuple[list[_Told], int]:
+) -> tuple[list[Told], int]:
     """The wanted cells of the rows below ``at``, and where the last row ends."""
-    told: list[_Told] = []
+    told: list[Told] = []
     for start, end in _rows(text, at):
         cells = _cells(text, start, end, sign) if end - start < _LONGEST_ROW else []
         if len(cells) != width:
@@ -454,7 +444,7 @@ def _below(
     return told, at
 
 
-def _beside(text: str, cells: list[Span]) -> Iterator[_Told]:
+def _beside(text: str, cells: list[Span]) -> Iterator[Told]:
     """``NAME,VALUE``: a row of a table of names and values."""
     name, value = (text[slice(*cell)] for cell in cells)
     if not (_CELL_NAME.fullmatch(name) and " " not in name and _says_secret(name)):
@@ -467,7 +457,7 @@ def _beside(text: str, cells: list[Span]) -> Iterator[_Told]:
         yield (*cells[1], name)
 
 
-def _aligned(text: str, start: int, end: int) -> tuple[list[_Told], int]:
+def _aligned(text: str, start: int, end: int) -> tuple[list[Told], int]:
     """Columns that are told by two blanks, and by where their headings begin."""
     heads = [match.span() for match in _ALIGNED.finditer(text, start, end)]
     if len(heads) < 2:
@@ -477,7 +467,7 @@ def _aligned(text: str, start: int, end: int) -> tuple[list[_Told], int]:
     # A log's own beginning stands before the heading, and not before the rows.
     offsets = {heads[column][0] - start: name for column, name in wanted.items()}
     offsets |= {heads[column][0] - heads[0][0]: name for column, name in wanted.items()}
-    told: list[_Told] = []
+    told: list[Told] = []
     position = end
     for begin, stop in _rows(text, end) if wanted else ():
         cells = [
