@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from mmrepro.base.errors import UsageError, did_you_mean
-from mmrepro.base.options import Command, Declared, declared
+from mmrepro.base.options import Command, DeclaredOption, declared
 
 if TYPE_CHECKING:
     from mmrepro.campaign.events import CampaignEvent
@@ -254,7 +254,7 @@ def _asked(made: type[C], given: dict[str, Any]) -> C:
     return made(**given)
 
 
-def _hold(name: str, one: Declared, value: Any) -> None:
+def _hold(name: str, one: DeclaredOption, value: Any) -> None:
     option, words = (
         one.option,
         get_args(one.type) if get_origin(one.type) is Literal else (),

@@ -142,9 +142,8 @@ def run_probe(
     def target() -> None:
         try:
             box.append(probe.collect(sink, deadline))
-        except (
-            BaseException
-        ) as error:  # every failure of a probe is data, never a crash
+        except BaseException as error:
+            # Every failure of a probe is data, never a crash.
             box.append(error)
 
     thread = threading.Thread(target=target, name=f"probe-{probe.name}", daemon=True)

@@ -23,8 +23,8 @@ from mmrepro.base.options import (
     GROUPS,
     OUTPUT,
     Command,
-    Declared,
-    Origin,
+    DeclaredOption,
+    OptionOrigin,
     declared,
 )
 from typer.core import TyperCommand
@@ -67,7 +67,7 @@ def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None
 
 
 def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
-    origins: dict[str, Origin] = {}
+    origins: dict[str, OptionOrigin] = {}
     for one in declared(made):
         source = ctx.get_parameter_source(one.field)
         configured = ctx.default_map
@@ -75,7 +75,7 @@ def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
             configured.origin(one.field) if isinstance(configured, Configured) else None
         )
         if source is not None and source.name == "COMMANDLINE":
-            origins[one.field] = Origin.OVER if below else Origin.WORD
+            origins[one.field] = OptionOrigin.OVER if below else OptionOrigin.WORD
         elif below:
             origins[one.field] = below
         else:
@@ -99,7 +99,7 @@ def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
     return made(**values, origins=origins)
 
 
-def _parameter(one: Declared) -> inspect.Parameter:
+def _parameter(one: DeclaredOption) -> inspect.Parameter:
     option = one.option
     kind: Any = one.type
     help_text = option.help + (f"  [default: {option.shown}]" if option.shown else "")
@@ -158,7 +158,7 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _metavar(one: Declared) -> str | None:
+def _metavar(one: DeclaredOption) -> str | None:
     names = {int: "N", float: "N", Path: "FILE", str: "TEXT"}
     return names.get(one.type) if not isinstance(one.type, type(StrEnum)) else None
 
@@ -196,7 +196,7 @@ def _known(kind: str) -> Iterator[str]:
         yield from names(kind)
 
 
-def _choices(one: Declared) -> list[str]:
+def _choices(one: DeclaredOption) -> list[str]:
     """Return the words that it takes; []: any."""
     words = one.type if isinstance(one.type, type(StrEnum)) else get_args(one.type)
     return [str(word) for word in words]

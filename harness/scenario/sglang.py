@@ -39,7 +39,7 @@ from mmrepro.scenario.parts import (
 from mmrepro.scenario.silent import Pair, as_in_a_run
 from mmrepro.traffic.drive import Drive, Picture
 from mmrepro.traffic.evidence import Evidence, Missing, RequestRecord
-from mmrepro.traffic.reading import Watch
+from mmrepro.traffic.reading import RequestWatch
 
 if TYPE_CHECKING:
     from mmrepro.failure.documents import Exhibit, Shown
@@ -145,7 +145,7 @@ async def stream(
         **{"stream": True, "stream_options": {"include_usage": True}},
     }
     first = started or asyncio.Event()
-    watch = Watch(lambda: None, lambda _: first.set(), leave_at)
+    watch = RequestWatch(lambda: None, lambda _: first.set(), leave_at)
     try:
         return await drive.traffic.send(
             label,

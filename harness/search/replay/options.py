@@ -12,7 +12,7 @@ from mmrepro.base.machine.files import device_of
 from mmrepro.base.options import ENGINE, LIMITS, Command, option
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.runs.options import StartMode
-from mmrepro.traffic.capture.mooncake import Excerpt
+from mmrepro.traffic.capture.mooncake import RecordingExcerpt
 from mmrepro.traffic.case.model import ServerWanted
 
 BUDGET, REPEATS, TIMEOUT_S = 40, 3, 600.0
@@ -116,8 +116,8 @@ class TrafficCommand(ServerCommand):
     window: tuple[float, float] | None = common.WINDOW(None)
 
     @property
-    def excerpt(self) -> Excerpt:
-        return Excerpt(self.first, *(self.window or ()))
+    def excerpt(self) -> RecordingExcerpt:
+        return RecordingExcerpt(self.first, *(self.window or ()))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import in_process
 import pytest
 from mmrepro.base.errors import UsageError
-from mmrepro.base.options import Origin
+from mmrepro.base.options import OptionOrigin
 from mmrepro.cli.app import app
 from mmrepro.search.fuzz.options import FuzzCommand, Profile, dialect_of
 from mmrepro.search.fuzz.server import kept_options, read_source, server_of, settled
@@ -73,7 +73,7 @@ def test_a_session_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
     again = settled(FuzzCommand(engine="vllm", resume=tmp_path))
     assert again.decides == first.decides
     asked = FuzzCommand(
-        engine="vllm", resume=tmp_path, seed=0, origins={"seed": Origin.WORD}
+        engine="vllm", resume=tmp_path, seed=0, origins={"seed": OptionOrigin.WORD}
     )
     assert (settled(asked).seed, settled(asked).blind) == (0, True)
 

@@ -19,7 +19,7 @@ from mmrepro.traffic.case.bodies import body
 from mmrepro.traffic.case.model import Case, Message, Operation, ServerWanted
 from mmrepro.traffic.case.sending import Played, PlayState
 from mmrepro.traffic.evidence.recorder import Recorder
-from mmrepro.traffic.reading import Watch
+from mmrepro.traffic.reading import RequestWatch
 
 REQUESTS, TOKENS = 120, 8
 
@@ -103,7 +103,7 @@ async def played_through(proxy: LyingProxy, tmp_path: Path) -> Played:
 
             async def send(op: Operation) -> None:
                 async with room:
-                    watch = Watch(lambda: None, lambda _: None)
+                    watch = RequestWatch(lambda: None, lambda _: None)
                     asked = body(op, {}, "tiny")
                     await traffic.send(
                         op.id, asked, watch, stream=op.stream, deadline_s=30
