@@ -517,8 +517,9 @@ def unit_vectors(count: int, width: int, seed: int) -> np.ndarray:
     import numpy as np
 
     random = np.random.default_rng(seed)
-    drawn = random.standard_normal((count, width)).astype(np.float32)
-    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    drawn: np.ndarray = random.standard_normal((count, width), dtype=np.float32)
+    drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
+    return drawn
 
 
 _WRITES: Final = (
