@@ -4,6 +4,7 @@ import gc
 import os
 from typing import Any
 
+import costs
 import pytest
 
 # What a killed process wrote is in the kernel: only a machine that stops loses what was
@@ -15,6 +16,14 @@ os.fsync = lambda _file: None  # type: ignore[assignment]
 # again and
 # again: a quarter of the time that it takes to collect them.
 gc.set_threshold(50_000, 20, 50)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    costs.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    costs.register(config)
 
 
 def pytest_collection_finish() -> None:
