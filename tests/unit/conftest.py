@@ -2,6 +2,9 @@
 
 import gc
 import os
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import costs
@@ -11,6 +14,11 @@ import pytest
 # not waited for, and no test stops one. Thousands of lines of journals are written
 # here, 5 ms each.
 os.fsync = lambda _file: None  # type: ignore[assignment]
+
+# No test reads what its user has built or downloaded: it would say something else on
+# another machine. A folder for each worker, and for the commands that it starts.
+CACHE = Path(tempfile.gettempdir()) / f"mmrepro-unit-{os.getpid()}"
+os.environ["MMREPRO_CACHE_DIR"] = str(CACHE)
 
 # Twelve thousand tests are a million objects, which the collector would look through
 # again and
@@ -24,6 +32,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     costs.register(config)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(CACHE, ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:
