@@ -20,10 +20,9 @@ os.fsync = lambda _file: None  # type: ignore[assignment]
 CACHE = Path(tempfile.gettempdir()) / f"mmrepro-unit-{os.getpid()}"
 os.environ["MMREPRO_CACHE_DIR"] = str(CACHE)
 
-# Twelve thousand tests are a million objects, which the collector would look through
-# again and
-# again: a quarter of the time that it takes to collect them.
-gc.set_threshold(50_000, 20, 50)
+# Fourteen thousand tests are a million objects, which the collector would look through
+# again and again: a quarter of the time that it takes to collect them.
+gc.disable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,9 +38,11 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays to the end."""
+    """What was collected stays to the end, and is looked through no more."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.hookimpl(optionalhook=True)
