@@ -33,6 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
     costs.register(config)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark before `-m` selects."""
+    costs.mark_slow(items)
+
+
 def pytest_unconfigure() -> None:
     shutil.rmtree(CACHE, ignore_errors=True)
 

@@ -3,13 +3,18 @@ too.
 
 Wall time says how busy the machine was. `--costs FILE` writes a line for each test and
 each shared fixture, the dearest first; `--most-seconds S` fails the run where a test
-took more than that."""
+took more than that.
+
+``python tests/unit/costs.py FILE...`` makes the tiers of such files: it writes
+slow_tests.txt, whose tests get the marker `slow`."""
 
 from __future__ import annotations
 
 import json
 import resource
-from collections.abc import Generator, Iterator
+import sys
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,10 @@ import pytest
 
 PROPERTY = "processor seconds"
 SHARED = "shared fixtures"
+SLOW_TESTS = Path(__file__).with_name("slow_tests.txt")
+ROW_S, ROWS_S = 0.4, 3.0
+"""What one row of a test may take, and all of its rows together, to be in the tier in
+which people wait. Less than the nightly check's half second: machines differ."""
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -141,3 +150,59 @@ class Costs:
 def dearest_first(seconds_of: dict[str, float]) -> list[tuple[str, float]]:
     """Return names with their seconds, sorted."""
     return sorted(seconds_of.items(), key=lambda entry: -entry[1])
+
+
+# ------------------------------------------------------------------ the tiers
+
+
+def slow_tests() -> frozenset[str]:
+    """Return the tests outside of the tier in which people wait, without their rows."""
+    lines = SLOW_TESTS.read_text().splitlines()
+    return frozenset(line for line in lines if not line.startswith("#"))
+
+
+def mark_slow(items: Iterable[pytest.Item]) -> None:
+    """Give the marker `slow` to the tests of slow_tests.txt."""
+    slow = slow_tests()
+    for item in items:
+        if function_of(item.nodeid) in slow:
+            item.add_marker("slow")
+
+
+def function_of(test: str) -> str:
+    """Return a test's name without its row."""
+    return test.partition("[")[0]
+
+
+def write_tiers(files: list[str]) -> None:
+    """Write slow_tests.txt as `--costs` measured, and print what each tier takes."""
+    rows: dict[str, list[float]] = defaultdict(list)
+    shared = 0.0
+    for file in files:
+        for line in Path(file).read_text().splitlines():
+            entry = json.loads(line)
+            if entry["kind"] == "test":
+                rows[function_of(entry["name"])].append(entry["seconds"])
+            else:
+                shared += entry["seconds"]
+
+    slow = {
+        name
+        for name, seconds in rows.items()
+        if max(seconds) > ROW_S or sum(seconds) > ROWS_S
+    }
+    heading = (
+        "# Tests of which a row takes more than "
+        f"{ROW_S:g} s of processor time, or all rows more than {ROWS_S:g} s.\n"
+        "# Written by tests/unit/costs.py.\n"
+    )
+    SLOW_TESTS.write_text(heading + "".join(f"{name}\n" for name in sorted(slow)))
+    for tier, names in (("fast", rows.keys() - slow), ("slow", slow)):
+        tests = sum(len(rows[name]) for name in names)
+        seconds = sum(sum(rows[name]) for name in names)
+        print(f"{tier}: {tests} tests of {len(names)} functions, {seconds:.0f} s")
+    print(f"shared fixtures of both: {shared:.0f} s")
+
+
+if __name__ == "__main__":
+    write_tiers(sys.argv[1:])
