@@ -73,7 +73,7 @@ def test_tiers_are_made_of_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seconds = {"a.py::one[x]": 0.1, "a.py::one[y]": 0.5, "a.py::two": 0.2}
-    seconds |= {f"a.py::three[{row}]": 0.3 for row in range(10)}
+    seconds |= {f"a.py::three[{row}]": 0.3 for row in range(20)}
     lines = [
         f'{{"kind": "test", "name": "{name}", "seconds": {spent}}}\n'
         for name, spent in seconds.items()
