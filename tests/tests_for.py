@@ -2,8 +2,7 @@
 """Runs the unit tests that a change needs: ``python tests/tests_for.py [REVISION]``.
 
 The change is what differs from REVISION (where this branch left main): committed or
-not, and files that git does not know yet. Three things pick tests, of the tier in which
-people wait:
+not, and files that git does not know yet. Three things pick tests:
 
 - a changed test file, and the tests that use a changed helper, fixture or data file;
 - a direct import: a test file that names a changed module;
@@ -37,33 +36,48 @@ def main() -> int:
     """Print and run what the change needs; return pytest's exit code."""
     given = options()
     if given.record:
-        return subprocess.call([*PYTEST, "--testmon-noselect", str(UNIT)], cwd=ROOT)
+        return run("--testmon-noselect", str(UNIT))
 
     since = given.since or left_main()
     changed = changed_files(since)
-    files = sorted(str(file.relative_to(ROOT)) for file in tests_of(changed))
+    own, others = split(tests_of(changed), changed)
     recorded = DATA.exists() and importlib.util.find_spec("testmon") is not None
-    print(f"{len(changed)} changed files since {since[:12]}: {len(files)} test files")
-    for file in files:
-        print(f"  {file}")
+    print(f"{len(changed)} changed files since {since[:12]}; tests that changed:")
+    print("".join(f"  {file}\n" for file in own), end="")
+    print("and tests that name what changed (slow ones run in CI, or with -m slow):")
+    print("".join(f"  {file}\n" for file in others), end="", flush=True)
     if given.list:
         return 0
 
+    kept = ["--testmon-noselect"] if recorded else []
     codes = []
-    if files:
-        kept = ["--testmon-noselect"] if recorded else []
-        codes.append(subprocess.call([*PYTEST, *kept, *files], cwd=ROOT))
+    if own:
+        # Who changes a slow test wants to see it pass.
+        codes.append(run(*kept, "-m", "not nightly", *own))
+    if others:
+        codes.append(run(*kept, *others))
     if recorded:
         print("and what ran a changed function before:", flush=True)
         # By itself testmon selects nothing where `-m` is given, as in pyproject.toml.
-        chosen = [*PYTEST, "--testmon-forceselect", str(UNIT)]
-        codes.append(subprocess.call(chosen, cwd=ROOT))
+        codes.append(run("--testmon-forceselect", str(UNIT)))
     else:
         print(
-            "These name what changed. For those that run it from further away, once: "
+            "What runs it from further away is known after, once: "
             "uv run --group affected python tests/tests_for.py --record"
         )
     return max((code for code in codes if code != NOTHING_COLLECTED), default=0)
+
+
+def run(*words: str) -> int:
+    """Run pytest and return its exit code."""
+    return subprocess.call([*PYTEST, *words], cwd=ROOT)
+
+
+def split(tests: set[Path], changed: list[Path]) -> tuple[list[str], list[str]]:
+    """Return the test files that changed themselves, and the others."""
+    own = sorted(str(test.relative_to(ROOT)) for test in tests.intersection(changed))
+    others = sorted(str(test.relative_to(ROOT)) for test in tests.difference(changed))
+    return own, others
 
 
 def options() -> argparse.Namespace:
