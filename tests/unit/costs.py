@@ -23,9 +23,10 @@ import pytest
 PROPERTY = "processor seconds"
 SHARED = "shared fixtures"
 SLOW_TESTS = Path(__file__).with_name("slow_tests.txt")
-ROW_S, ROWS_S = 0.4, 3.0
-"""What one row of a test may take, and all of its rows together, to be in the tier in
-which people wait. Less than the nightly check's half second: machines differ."""
+ROW_S, ROWS_S, FIXTURE_S = 0.3, 2.0, 1.5
+"""What a row of a test may take, all of its rows together, and a shared fixture, to be
+in the tier in which people wait. Less than the nightly check's half second, since
+machines differ; all that is left came to less than two minutes of two processors."""
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -156,16 +157,21 @@ def dearest_first(seconds_of: dict[str, float]) -> list[tuple[str, float]]:
 
 
 def slow_tests() -> frozenset[str]:
-    """Return the tests outside of the tier in which people wait, without their rows."""
+    """Return what is outside of the tier in which people wait.
+
+    Tests without their rows, and shared fixtures, for all tests that use them."""
     lines = SLOW_TESTS.read_text().splitlines()
     return frozenset(line for line in lines if not line.startswith("#"))
 
 
 def mark_slow(items: Iterable[pytest.Item]) -> None:
-    """Give the marker `slow` to the tests of slow_tests.txt."""
+    """Give the marker `slow` to what slow_tests.txt lists."""
     slow = slow_tests()
     for item in items:
-        if function_of(item.nodeid) in slow:
+        test = function_of(item.nodeid)
+        file = test.partition("::")[0]
+        fixtures = {f"{file}::{name}" for name in getattr(item, "fixturenames", ())}
+        if test in slow or fixtures & slow:
             item.add_marker("slow")
 
 
@@ -177,31 +183,28 @@ def function_of(test: str) -> str:
 def write_tiers(files: list[str]) -> None:
     """Write slow_tests.txt as `--costs` measured, and print what each tier takes."""
     rows: dict[str, list[float]] = defaultdict(list)
-    shared = 0.0
+    slow: set[str] = set()
     for file in files:
         for line in Path(file).read_text().splitlines():
             entry = json.loads(line)
             if entry["kind"] == "test":
                 rows[function_of(entry["name"])].append(entry["seconds"])
-            else:
-                shared += entry["seconds"]
+            elif entry["seconds"] > FIXTURE_S:
+                slow.add(entry["name"])
+    for name, seconds in rows.items():
+        if max(seconds) > ROW_S or sum(seconds) > ROWS_S:
+            slow.add(name)
 
-    slow = {
-        name
-        for name, seconds in rows.items()
-        if max(seconds) > ROW_S or sum(seconds) > ROWS_S
-    }
     heading = (
-        "# Tests of which a row takes more than "
-        f"{ROW_S:g} s of processor time, or all rows more than {ROWS_S:g} s.\n"
-        "# Written by tests/unit/costs.py.\n"
+        f"# Tests of which a row takes more than {ROW_S:g} s of processor time or all "
+        f"rows more than {ROWS_S:g} s,\n# and shared fixtures of more than "
+        f"{FIXTURE_S:g} s. Written by tests/unit/costs.py.\n"
     )
     SLOW_TESTS.write_text(heading + "".join(f"{name}\n" for name in sorted(slow)))
-    for tier, names in (("fast", rows.keys() - slow), ("slow", slow)):
+    for tier, names in (("fast", rows.keys() - slow), ("slow", rows.keys() & slow)):
         tests = sum(len(rows[name]) for name in names)
         seconds = sum(sum(rows[name]) for name in names)
         print(f"{tier}: {tests} tests of {len(names)} functions, {seconds:.0f} s")
-    print(f"shared fixtures of both: {shared:.0f} s")
 
 
 if __name__ == "__main__":
