@@ -165,9 +165,8 @@ def answer(call: Call) -> None:
         call.print(
             PYLOCK.format(name=name, version=version, file=file, day=day, sha="ab" * 32)
         )
-    elif (
-        command == "pip compile" and arguments[-1] == "-"
-    ):  # does PyTorch's CPU index answer?
+    elif command == "pip compile" and arguments[-1] == "-":
+        # Does PyTorch's CPU index answer?
         if not mode.startswith("cpu-index"):
             call.fail(
                 "error: Failed to fetch: https://user:secret@index.invalid/\n  cause: dns "
