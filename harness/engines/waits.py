@@ -6,7 +6,7 @@ A place is a function that calls another one and does not go on before that retu
 called from there are waiting too, as long as they belong to :data:`PASSIVE`: code that
 runs on top of a wait (a signal handler, a finalizer) is none.
 
-``tests/unit/diagnose/test_waits.py`` compares each place with the installed sources of
+``tests/engine/test_wait_places.py`` compares each place with the installed sources of
 its releases."""
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from costs import spent
 from in_process import mmrepro
 from mmrepro.base.errors import BrokenScenario, UntrustedFile, UsageError
 from mmrepro.campaign.matrix.options import MatrixRunCommand, load as load_matrix
@@ -174,9 +175,10 @@ def test_a_value_that_grows_is_bounded(
     text = ODD_IMAGE.replace('name = "odd-image"', "name = NAME")
     assert text != ODD_IMAGE
     (tmp_path / "x.py").write_text(BOMBS[name] + text)
-    began = time.monotonic()
+    began = spent()
     assert len(read_declared(str(tmp_path / "x.py")).name) <= 4000
-    assert time.monotonic() - began < 10
+    # Processor time: on a busy machine its child's start alone has taken 12 s.
+    assert spent() - began < 10
     monkeypatch.chdir(tmp_path)
     code, said, told = mmrepro("show", "./x.py")
     assert (code, told) == (0, "")

@@ -245,9 +245,10 @@ def test_the_commit_of_a_clone_by_the_command(
     monkeypatch.setattr(where, "Provisions", lambda *rest: FakeProvisions())
     clone = Clone(tmp_path / "tree")
     states = ("0", "0.001", "0", "0.05", "0.051", "0.05")
-    made = [
-        clone.commit(f"c{n}", state=text, other=f"{n}") for n, text in enumerate(states)
+    changes = [
+        (f"c{n}", {"state": text, "other": f"{n}"}) for n, text in enumerate(states)
     ]
+    made = clone.commits(changes)
     write_case(CASE, tmp_path / "mine")
     words = [
         "bisect",
