@@ -59,7 +59,11 @@ def footer(incident: Incident) -> b.Inline:
     made = f"UTC, made by mmrepro {incident.mmrepro_version} from "
     name = f"Incident {incident.id}, {incident.created.wall:%Y-%m-%d %H:%M:%S} {made}"
     beside = "; the raw evidence lies in "
-    return (name, b.code("incident.json"), beside, b.code("evidence/"), " beside it.")
+    where = (name, b.code("incident.json"), beside, b.code("evidence/"), " beside it.")
+    if incident.hashes is None:
+        return where
+    head = incident.hashes.recorded_sha256 or incident.hashes.sha256
+    return (*where, " The record of its hashes ends with ", b.code(head), ".")
 
 
 def _card(incident: Incident) -> Iterator[b.Block]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import typer
 from mmrepro.base import common_options as common, units
@@ -17,6 +17,7 @@ from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
     from mmrepro.failure.documents import Incident
+    from mmrepro.failure.documents.hashes import HashCheck
     from mmrepro.failure.documents.stored import BundleManifest
     from mmrepro.reports.documents import Kind
     from mmrepro.runs.judge import Rejudged
@@ -265,6 +266,12 @@ class JudgeCommand(Command):
         configurable=False,
         names="scenario",
     )
+    edited: bool = option(
+        False,
+        "Judge incidents that were changed since they were recorded as they are now.",
+        group=OUTPUT,
+        configurable=False,
+    )
     trust: bool = common.TRUST(False)
     verbose: bool = common.VERBOSE(
         False, help="Print all conditions, those as recorded as well."
@@ -278,23 +285,42 @@ def judge(asked: JudgeCommand) -> None:
     and now.
 
     It is how a signature is improved on runs that were made, and how a stranger checks
-    a verdict. Exit code 1: a verdict is another one than was recorded.
+    a verdict. Exit code 1: a verdict is another one than was recorded. Exit code 2: an
+    incident was changed since it was recorded; nothing is judged then.
 
     Example:  mmrepro judge incidents/ghost-key-eviction-0.23.0-20261121-030000
     """
+    from mmrepro.failure.documents.hashes import checked
     from mmrepro.reports import load
     from mmrepro.runs.judge import JudgedAgain, JudgeDocument, rejudge
 
-    judged: list[tuple[Path, Incident, Rejudged]] = []
+    judged: list[Judged] = []
     for path in asked.incidents:
         incident = load(path)
-        judged.append((path, incident, rejudge(incident, _scenario(incident, asked))))
+        check = checked(path)
+        if not asked.edited:
+            check.refuse_changed(path)
+        found = rejudge(incident, _scenario(incident, asked))
+        judged.append(Judged(path, incident, found, check))
     if asked.json:
-        emit(JudgeDocument(judged=[JudgedAgain.of(*one) for one in judged]))
+        again = [
+            JudgedAgain.of(one.path, one.incident, one.found, one.check)
+            for one in judged
+        ]
+        emit(JudgeDocument(judged=again))
     else:
         _print_judged(judged, every=asked.verbose)
-    if any(found.differs for _, _, found in judged):
+    if any(one.found.differs for one in judged):
         raise typer.Exit(1)
+
+
+class Judged(NamedTuple):
+    """An incident that was judged again, and what the record of its hashes says."""
+
+    path: Path
+    incident: Incident
+    found: Rejudged
+    check: HashCheck
 
 
 def _scenario(incident: Incident, asked: JudgeCommand) -> Any:
@@ -317,15 +343,13 @@ def _scenario(incident: Incident, asked: JudgeCommand) -> Any:
         ) from error
 
 
-def _print_judged(
-    judged: list[tuple[Path, Incident, Rejudged]], *, every: bool
-) -> None:
+def _print_judged(judged: list[Judged], *, every: bool) -> None:
     from mmrepro.base.text.sanitize import plain
     from rich.console import Console
     from rich.markup import escape
 
     out = Console(highlight=False, soft_wrap=True)
-    for path, _, found in judged:
+    for path, _, found, check in judged:
         now = found.now.outcome.value
         if found.differs:
             now = f"[bold red]{found.then.outcome.value} → {now}[/]"
@@ -335,6 +359,8 @@ def _print_judged(
         if not found.changes:
             parts = f"as recorded, with all {len(found.parts)} conditions and claims"
         out.print(f"{escape(plain(path.name))}  {now}  {parts}")
+        for note in check.notes:
+            out.print(f"  {escape(plain(note))}")
         rows = []
         for part in found.parts if every else found.changes:
             then, now = part.then or "new", part.now or "gone"
@@ -354,6 +380,13 @@ def _print_judged(
             f"{len(judged)} judged again: {len(judged) - other - alone} as recorded, "
             f"{other} with another verdict, {alone} with other conditions or claims "
             "alone"
+        )
+    unrecorded = sum(not one.check.has_record for one in judged)
+    if unrecorded:
+        which = "It carries" if len(judged) == 1 else f"{unrecorded} of them carry"
+        out.print(
+            f"{which} no record of hashes: whether anything was changed since it was "
+            "recorded cannot be seen."
         )
 
 

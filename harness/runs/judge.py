@@ -8,7 +8,7 @@ import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from mmrepro.base.errors import UsageError
 from mmrepro.base.records import EVIDENCE_DIR, Document, Record
@@ -43,6 +43,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import Field
 
 if TYPE_CHECKING:
+    from mmrepro.failure.documents.hashes import HashCheck
     from mmrepro.failure.signature.coherence import Run
 
 
@@ -273,9 +274,18 @@ class JudgedAgain(Record):
     differs: Annotated[bool, Field(description="the verdict is another one")]
     explanation: str
     parts: list[dict[str, str]]
+    record: Annotated[
+        Literal["unchanged", "changed", "none"],
+        Field(description="whether it is as its hashes were recorded; none: no record"),
+    ] = "none"
+    changed: Annotated[
+        list[str], Field(description="what was changed since; judged with --edited")
+    ] = []
 
     @classmethod
-    def of(cls, path: Path, incident: Incident, found: Rejudged) -> JudgedAgain:
+    def of(
+        cls, path: Path, incident: Incident, found: Rejudged, check: HashCheck
+    ) -> JudgedAgain:
         return cls(
             incident=str(path),
             scenario=incident.scenario.name,
@@ -285,6 +295,8 @@ class JudgedAgain(Record):
             differs=found.differs,
             explanation=found.now.explanation,
             parts=[asdict(part) for part in found.parts],
+            record=check.word,
+            changed=list(check.changed),
         )
 
 

@@ -591,6 +591,7 @@ def test_it_is_valid_on_disk_at_every_stage(
         ("interrupted", "model"),
         ("interrupted", "control"),
         ("interrupted", "start-up"),
+        ("interrupted", "probes"),
         ("complete", "verdict"),
     ]
     assert (
