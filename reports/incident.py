@@ -59,11 +59,7 @@ def footer(incident: Incident) -> b.Inline:
     made = f"UTC, made by mmrepro {incident.mmrepro_version} from "
     name = f"Incident {incident.id}, {incident.created.wall:%Y-%m-%d %H:%M:%S} {made}"
     beside = "; the raw evidence lies in "
-    where = (name, b.code("incident.json"), beside, b.code("evidence/"), " beside it.")
-    if incident.hashes is None:
-        return where
-    head = incident.hashes.recorded_sha256 or incident.hashes.sha256
-    return (*where, " The record of its hashes ends with ", b.code(head), ".")
+    return (name, b.code("incident.json"), beside, b.code("evidence/"), " beside it.")
 
 
 def _card(incident: Incident) -> Iterator[b.Block]:
@@ -393,6 +389,9 @@ def _run(incident: Incident) -> Iterator[b.Block]:
         yield b.p(text)
     if text := engine_exit(incident):
         yield b.p(b.strong(text, "bad"))
+    if hashes := incident.hashes:
+        head = hashes.recorded_sha256 or hashes.sha256
+        yield b.p("The record of its hashes ends with ", b.code(head), ".")
     processes = footprint(incident)[:40]
     heads = "process | resident memory:number | threads:number"
     shown = b.table(heads, processes, "processes of the engine")

@@ -1,8 +1,10 @@
 """The record of an incident's hashes: whatever is changed afterwards is seen, and
 nothing is judged of it."""
 
+import hashlib
 import json
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from mmrepro.failure.documents import INCIDENT_FILE, ServerFacts
 from mmrepro.failure.documents.folder import Journal
 from mmrepro.failure.documents.hashes import HASHES_FILE, HashCheck, checked
 from mmrepro.reports import load
+from mmrepro.reports.bundle import write_bundle
 from sealed import seal
 from typer.testing import CliRunner
 
@@ -259,3 +262,75 @@ def test_a_file_that_a_run_removes_again_is_not_missing(tmp_path: Path) -> None:
     (raw / "half").unlink()
     journal.save()
     assert checked(tmp_path / "run") == HashCheck(True)
+
+
+# ------------------------------------------------------------------------ in a bundle
+
+
+@pytest.fixture
+def packed(run: Path, tmp_path: Path) -> Path:
+    write_bundle(run, load(run), tmp_path / "run.zip")
+    return tmp_path / "run.zip"
+
+
+def repacked(bundle: Path, name: str, change: Callable[[bytes], bytes]) -> Path:
+    """One file of the bundle changed, and its line in the manifest with it."""
+    with zipfile.ZipFile(bundle) as archive:
+        content = {one: archive.read(one) for one in archive.namelist()}
+    content[name] = change(content[name])
+    manifest = json.loads(content["manifest.json"])
+    for entry in manifest["files"]:
+        if entry["name"] == name:
+            entry["bytes"] = len(content[name])
+            entry["sha256"] = hashlib.sha256(content[name]).hexdigest()
+    content["manifest.json"] = json.dumps(manifest).encode()
+    with zipfile.ZipFile(bundle, "w") as archive:
+        for one, data in content.items():
+            archive.writestr(one, data)
+    return bundle
+
+
+def test_packing_keeps_the_record_and_goes_on_with_it(run: Path, packed: Path) -> None:
+    """What it redacts and leaves out is hashed anew; the run's own head is shown."""
+    assert checked(packed) == HashCheck(True)
+    before, after = load(run).hashes, load(packed).hashes
+    assert before is not None
+    assert after is not None
+    assert after.recorded_sha256 == before.sha256 != after.sha256
+    with zipfile.ZipFile(packed) as archive:
+        text = archive.read(HASHES_FILE)
+        assert before.sha256 in archive.read("report.md").decode()
+    assert text.splitlines(keepends=True)[:2] == (
+        (run / HASHES_FILE).read_bytes().splitlines(keepends=True)
+    )
+    assert judge_again(packed).now.outcome is judge_again(run).now.outcome
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("incident.json", "incident.json"),
+        ("evidence/engine.log", "evidence/engine.log"),
+        (HASHES_FILE, "hashes.jsonl, line"),
+    ],
+)
+def test_a_bundle_that_is_changed_with_its_manifest(
+    packed: Path, name: str, named: str
+) -> None:
+    """The checksums of a manifest are written anew by whoever changes a file."""
+    repacked(packed, name, lambda content: content.replace(b"1", b"2", 1))
+    assert named in checked(packed).changed[0]
+
+
+def test_packing_does_not_wash_a_change_away(run: Path, tmp_path: Path) -> None:
+    edit(run, lambda d: d["evidence"].update(engine_exit=-7))
+    write_bundle(run, load(run), tmp_path / "run.zip")
+    (why,) = checked(tmp_path / "run.zip").changed
+    assert why == "incident.json: evidence.engine_exit (before it was packed)"
+
+
+def test_a_bundle_of_a_run_of_before_has_no_record(run: Path, tmp_path: Path) -> None:
+    edit(run, lambda d: d.pop("hashes"))
+    (run / HASHES_FILE).unlink()
+    write_bundle(run, load(run), tmp_path / "run.zip")
+    assert checked(tmp_path / "run.zip") == HashCheck()

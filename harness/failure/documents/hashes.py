@@ -73,6 +73,10 @@ class FileHash(Record):
         Field(description="its writer goes on: the hash is of its first bytes"),
     ] = False
 
+    @classmethod
+    def of(cls, content: bytes) -> FileHash:
+        return cls(bytes=len(content), sha256=_sha256(content))
+
 
 class HashLine(Record):
     """A line of the record: the hashes of all that there was when it was written."""
@@ -340,8 +344,8 @@ class _Stored:
     def is_as_hashed(self, name: str, noted: FileHash) -> bool:
         """Whether a raw file is still what was noted of it. Raises BadIncident."""
         if self.packed:
-            data = read_listed(self.place, f"{EVIDENCE_DIR}/{name}")
-            return (len(data), _sha256(data)) == (noted.bytes, noted.sha256)
+            content = read_listed(self.place, f"{EVIDENCE_DIR}/{name}")
+            return FileHash.of(content) == noted
         path = self.place / EVIDENCE_DIR / name
         try:
             longer = path.stat().st_size > noted.bytes
