@@ -198,7 +198,6 @@ def _run_of(incident: Incident, scenario: Scenario) -> Run:
     ):
         known = f"{scenario.name} has no variant {incident.scenario.variant!r}"
     engine = get_engine(scenario.engine)
-    latencies = gate.latencies_s if gate and not incident.evidence.never_ready else None
     measured = [
         r.latency_s for r in incident.evidence.requests_in("gate") if r.answered
     ]
@@ -216,12 +215,10 @@ def _run_of(incident: Incident, scenario: Scenario) -> Run:
         began=incident.created,
         ended=incident.finished,
         passed=gate.passed if gate else None,
-        latencies_s=None if latencies is None else tuple(latencies),
         deadline_s=max(rules, default=None),
         waited_s=incident.deadline_s,
         sources=tuple((ref.file, ref.qualname) for ref in scenario.sources),
         utc_offset_s=incident.host.utc_offset_s,
-        patterns={**engine.log_patterns, **scenario.log_patterns},
     )
 
 
