@@ -22,10 +22,16 @@ from mmrepro.base.machine.files import is_there, replacing
 from mmrepro.base.text.redact import PLACEHOLDER
 from mmrepro.failure.documents import EVIDENCE_DIR, INCIDENT_FILE, Incident
 from mmrepro.failure.documents.finding import LoadedFinding, finding_of
-from mmrepro.failure.documents.hashes import HASHES_FILE, FileHash, packed_chain
+from mmrepro.failure.documents.hashes import (
+    HASHES_FILE,
+    SIGNATURE_FILE,
+    FileHash,
+    packed_chain,
+)
 from mmrepro.failure.documents.public import NotPublic, public, public_text, register
 from mmrepro.failure.documents.published import Public
 from mmrepro.failure.documents.replay import REPLAY_FILE, Finding, Replay
+from mmrepro.failure.documents.signed import sign_head
 from mmrepro.failure.documents.stored import (
     MANIFEST_FILE,
     BundledFile,
@@ -167,6 +173,7 @@ def write_bundle(
     max_bytes: int = DEFAULT_MAX_BYTES,
     secrets: Sequence[str] = (),
     force: bool = False,
+    sign: Path | None = None,
 ) -> BundleManifest:
     """Write the bundle of ``made``, which lies in ``directory``, to ``target`` (a ZIP
     file).
@@ -176,11 +183,12 @@ def write_bundle(
     anew from that.
 
     Args: max_bytes: of the finished file; evidence that does not fit is left out and
-        listed. secrets: further texts to be replaced wherever they occur.
+        listed. secrets: further texts to be replaced wherever they occur. sign: a
+        private key, by which the record of hashes is signed.
 
     Raises: UsageError: ``target`` is there already, or a file of what is packed; or
         what has to be in
-            it is larger than the limit.
+            it is larger than the limit; or nothing can be signed.
         UnwritableOutput: it cannot be written.
     """
     cut = ""
@@ -188,14 +196,16 @@ def write_bundle(
         made, cut = _bounded(made)
     packer = _Packer(directory, target, force, document_json(made), secrets, max_bytes)
     if isinstance(made, Incident):
-        _add_incident(packer, directory, made, cut)
+        _add_incident(packer, directory, made, cut, sign)
+    elif sign is not None:
+        raise UsageError("--sign is for incidents: a replay has no record of hashes.")
     else:
         _add_replay(packer, directory, made)
     return packer.manifest
 
 
 def _add_incident(
-    packer: _Packer, directory: Path, incident: Incident, cut: str
+    packer: _Packer, directory: Path, incident: Incident, cut: str, sign: Path | None
 ) -> None:
     redactor = packer.redactor
     shown = redactor.redact_model(incident)
@@ -212,6 +222,13 @@ def _add_incident(
         chain = packed_chain(directory, shown, kept)
         if chain is not None:
             packer.add(HASHES_FILE, b"".join(chain.lines))
+        elif sign is not None:
+            raise UsageError(
+                f"{directory} carries no record of hashes: there is nothing to sign.",
+                hint="mmrepro bundle DIR, without --sign",
+            )
+        if chain is not None and sign is not None:
+            packer.add(SIGNATURE_FILE, sign_head(chain.last_sha256, sign))
         packer.add(INCIDENT_FILE, document_json(shown), size, cut)
 
 

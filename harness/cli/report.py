@@ -272,6 +272,13 @@ class JudgeCommand(Command):
         group=OUTPUT,
         configurable=False,
     )
+    signers: Path | None = option(
+        None,
+        "Judge only what somebody in this file of allowed signers (ssh-keygen) signed.",
+        "FILE",
+        OUTPUT,
+        configurable=False,
+    )
     trust: bool = common.TRUST(False)
     verbose: bool = common.VERBOSE(
         False, help="Print all conditions, those as recorded as well."
@@ -290,7 +297,7 @@ def judge(asked: JudgeCommand) -> None:
 
     Example:  mmrepro judge incidents/ghost-key-eviction-0.23.0-20261121-030000
     """
-    from mmrepro.failure.documents.hashes import checked
+    from mmrepro.failure.documents.hashes import checked, signed_by
     from mmrepro.reports import load
     from mmrepro.runs.judge import JudgedAgain, JudgeDocument, rejudge
 
@@ -300,11 +307,12 @@ def judge(asked: JudgeCommand) -> None:
         check = checked(path)
         if not asked.edited:
             check.refuse_changed(path)
+        signer = signed_by(path, check, asked.signers) if asked.signers else ""
         found = rejudge(incident, _scenario(incident, asked))
-        judged.append(Judged(path, incident, found, check))
+        judged.append(Judged(path, incident, found, check, signer))
     if asked.json:
         again = [
-            JudgedAgain.of(one.path, one.incident, one.found, one.check)
+            JudgedAgain.of(one.path, one.incident, one.found, one.check, one.signer)
             for one in judged
         ]
         emit(JudgeDocument(judged=again))
@@ -315,12 +323,14 @@ def judge(asked: JudgeCommand) -> None:
 
 
 class Judged(NamedTuple):
-    """An incident that was judged again, and what the record of its hashes says."""
+    """An incident that was judged again, what the record of its hashes says, and who
+    signed that."""
 
     path: Path
     incident: Incident
     found: Rejudged
     check: HashCheck
+    signer: str
 
 
 def _scenario(incident: Incident, asked: JudgeCommand) -> Any:
@@ -349,7 +359,7 @@ def _print_judged(judged: list[Judged], *, every: bool) -> None:
     from rich.markup import escape
 
     out = Console(highlight=False, soft_wrap=True)
-    for path, _, found, check in judged:
+    for path, _, found, check, signer in judged:
         now = found.now.outcome.value
         if found.differs:
             now = f"[bold red]{found.then.outcome.value} → {now}[/]"
@@ -359,6 +369,8 @@ def _print_judged(judged: list[Judged], *, every: bool) -> None:
         if not found.changes:
             parts = f"as recorded, with all {len(found.parts)} conditions and claims"
         out.print(f"{escape(plain(path.name))}  {now}  {parts}")
+        if signer:
+            out.print(f"  signed by {escape(plain(signer))}")
         for note in check.notes:
             out.print(f"  {escape(plain(note))}")
         rows = []
@@ -374,8 +386,9 @@ def _print_judged(judged: list[Judged], *, every: bool) -> None:
                 escape(plain(f"{found.now.outcome.value}: {found.now.explanation}"))
             )
     if len(judged) > 1:
-        other = sum(found.differs for _, _, found in judged)
-        alone = sum(bool(found.changes) and not found.differs for _, _, found in judged)
+        every_found = [one.found for one in judged]
+        other = sum(found.differs for found in every_found)
+        alone = sum(bool(one.changes) and not one.differs for one in every_found)
         out.print(
             f"{len(judged)} judged again: {len(judged) - other - alone} as recorded, "
             f"{other} with another verdict, {alone} with other conditions or claims "
@@ -383,9 +396,10 @@ def _print_judged(judged: list[Judged], *, every: bool) -> None:
         )
     unrecorded = sum(not one.check.has_record for one in judged)
     if unrecorded:
-        which = "It carries" if len(judged) == 1 else f"{unrecorded} of them carry"
+        carry = "carries" if unrecorded == 1 else "carry"
+        which = "It" if len(judged) == 1 else f"{unrecorded} of them"
         out.print(
-            f"{which} no record of hashes: whether anything was changed since it was "
+            f"{which} {carry} no record of hashes: whether anything was changed since it was "
             "recorded cannot be seen."
         )
 
@@ -410,6 +424,13 @@ class BundleCommand(Command):
     )
     secrets_file: Path | None = option(
         None, "Texts to replace wherever they occur, one a line.", "FILE", OUTPUT
+    )
+    sign: Path | None = option(
+        None,
+        "Sign the record of hashes with this SSH key (ssh-keygen -Y sign).",
+        "KEY",
+        OUTPUT,
+        configurable=False,
     )
     force: bool = common.FORCE(False)
     json: bool = common.JSON(False)
@@ -447,6 +468,7 @@ def bundle(asked: BundleCommand) -> None:
         max_bytes=int(asked.max_mib * 2**20),
         secrets=_lines(asked.secrets_file) if asked.secrets_file else (),
         force=asked.force,
+        sign=asked.sign,
     )
     if asked.json:
         facts = {"bundle": str(target), "bytes": target.stat().st_size}

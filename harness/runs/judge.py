@@ -278,10 +278,18 @@ class JudgedAgain(Record):
     changed: Annotated[
         list[str], Field(description="what was changed since; judged with --edited")
     ] = []
+    signed_by: Annotated[
+        str, Field(description="of the allowed signers of --signers; empty: not asked")
+    ] = ""
 
     @classmethod
     def of(
-        cls, path: Path, incident: Incident, found: Rejudged, check: HashCheck
+        cls,
+        path: Path,
+        incident: Incident,
+        found: Rejudged,
+        check: HashCheck,
+        signer: str,
     ) -> JudgedAgain:
         return cls(
             incident=str(path),
@@ -294,6 +302,7 @@ class JudgedAgain(Record):
             parts=[asdict(part) for part in found.parts],
             record=check.word,
             changed=list(check.changed),
+            signed_by=signer,
         )
 
 

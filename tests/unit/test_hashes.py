@@ -4,6 +4,7 @@ nothing is judged of it."""
 import hashlib
 import json
 import shutil
+import subprocess
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,18 @@ from pathlib import Path
 import pytest
 from imposters import CORPUS, imposters
 from mmrepro.api import judge as judge_again
-from mmrepro.base.errors import ChangedIncident
+from mmrepro.base.errors import BadIncident, ChangedIncident, UsageError
 from mmrepro.cli.app import app
 from mmrepro.failure.documents import INCIDENT_FILE, ServerFacts
 from mmrepro.failure.documents.folder import Journal
-from mmrepro.failure.documents.hashes import HASHES_FILE, HashCheck, checked
+from mmrepro.failure.documents.hashes import (
+    HASHES_FILE,
+    SIGNATURE_FILE,
+    HashCheck,
+    checked,
+    signed_by,
+)
+from mmrepro.failure.documents.signed import sign_head
 from mmrepro.reports import load
 from mmrepro.reports.bundle import write_bundle
 from sealed import seal
@@ -30,6 +38,11 @@ Change = Callable[[Path], object]
 def run(tmp_path: Path) -> Path:
     """The folder of a run that was recorded in two steps."""
     return seal(load(CORPUS / f"{RECORDED}.zip"), tmp_path / "run")
+
+
+def unchanged(place: Path) -> bool:
+    check = checked(place)
+    return check.has_record and not check.changed
 
 
 def edit(folder: Path, change: Callable[[dict], object]) -> None:  # type: ignore[type-arg]
@@ -48,7 +61,7 @@ def rewrite(folder: Path, kept: list[str]) -> None:
 
 
 def test_an_untouched_run_is_judged_wherever_it_lies(run: Path, tmp_path: Path) -> None:
-    assert checked(run) == HashCheck(True)
+    assert unchanged(run)
     moved = shutil.move(run, tmp_path / "moved")
     result = CliRunner().invoke(app, ["judge", "--json", str(moved)])
     assert result.exit_code == 0, result.output
@@ -58,7 +71,7 @@ def test_an_untouched_run_is_judged_wherever_it_lies(run: Path, tmp_path: Path) 
 
 def test_another_layout_of_the_same_json_is_no_change(run: Path) -> None:
     edit(run, lambda document: document.update(sorted(document.items())))
-    assert checked(run) == HashCheck(True)
+    assert unchanged(run)
 
 
 CHANGES: list[tuple[str, str, Change]] = [
@@ -212,7 +225,8 @@ def test_an_imposter_is_refused_by_its_record(tmp_path: Path) -> None:
 
 def test_a_file_that_is_added_is_no_change_and_is_said(run: Path) -> None:
     (run / "evidence/notes.txt").write_text("mine")
-    assert checked(run) == HashCheck(True, added=("notes.txt",))
+    assert unchanged(run)
+    assert checked(run).added == ("notes.txt",)
     said = CliRunner().invoke(app, ["judge", str(run)])
     assert said.exit_code == 0
     assert "not in its record: notes.txt" in said.output
@@ -232,7 +246,7 @@ def test_the_log_of_a_server_that_was_kept_goes_on(tmp_path: Path) -> None:
     run = seal(incident, tmp_path / "run")
     log = run / "evidence/engine.log"
     log.write_text(log.read_text() + "more\n")
-    assert checked(run) == HashCheck(True)
+    assert unchanged(run)
     log.write_text("more\n" + log.read_text())
     assert checked(run).changed == ("evidence/engine.log",)
 
@@ -249,7 +263,7 @@ def test_a_secret_that_is_learnt_later_leaves_the_record_whole(tmp_path: Path) -
     journal.recorder.event("said hunter2-hunter2 again")
     journal.save()
     assert "hunter2-hunter2" not in (tmp_path / "run" / INCIDENT_FILE).read_text()
-    assert checked(tmp_path / "run") == HashCheck(True)
+    assert unchanged(tmp_path / "run")
 
 
 def test_a_file_that_a_run_removes_again_is_not_missing(tmp_path: Path) -> None:
@@ -261,7 +275,7 @@ def test_a_file_that_a_run_removes_again_is_not_missing(tmp_path: Path) -> None:
     journal.save()
     (raw / "half").unlink()
     journal.save()
-    assert checked(tmp_path / "run") == HashCheck(True)
+    assert unchanged(tmp_path / "run")
 
 
 # ------------------------------------------------------------------------ in a bundle
@@ -292,7 +306,7 @@ def repacked(bundle: Path, name: str, change: Callable[[bytes], bytes]) -> Path:
 
 def test_packing_keeps_the_record_and_goes_on_with_it(run: Path, packed: Path) -> None:
     """What it redacts and leaves out is hashed anew; the run's own head is shown."""
-    assert checked(packed) == HashCheck(True)
+    assert unchanged(packed)
     before, after = load(run).hashes, load(packed).hashes
     assert before is not None
     assert after is not None
@@ -334,3 +348,87 @@ def test_a_bundle_of_a_run_of_before_has_no_record(run: Path, tmp_path: Path) ->
     (run / HASHES_FILE).unlink()
     write_bundle(run, load(run), tmp_path / "run.zip")
     assert checked(tmp_path / "run.zip") == HashCheck()
+
+
+# -------------------------------------------------------------------------- signatures
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, Path]:
+    """A key of a maintainer, and the file that allows it to sign."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("no ssh-keygen is here")
+    key = tmp_path / "key"
+    make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
+    subprocess.run(make, check=True)
+    kind, public, *_ = key.with_suffix(".pub").read_text().split()
+    signers = tmp_path / "signers"
+    signers.write_text(f"maintainer@example.org {kind} {public}\n")
+    return key, signers
+
+
+def test_a_bundle_that_somebody_signed(
+    run: Path, keys: tuple[Path, Path], tmp_path: Path
+) -> None:
+    key, signers = keys
+    bundle = tmp_path / "signed.zip"
+    command = ["bundle", str(run), "--out", str(bundle), "--sign", str(key)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    said = CliRunner().invoke(app, ["judge", str(bundle), "--signers", str(signers)])
+    assert said.exit_code == 0
+    assert "signed by maintainer@example.org" in said.output
+    as_json = ["judge", str(bundle), "--json", "--signers", str(signers)]
+    (again,) = json.loads(CliRunner().invoke(app, as_json).output)["judged"]
+    assert again["signed_by"] == "maintainer@example.org"
+
+
+def test_what_nobody_signed_or_somebody_else(
+    run: Path, packed: Path, keys: tuple[Path, Path], tmp_path: Path
+) -> None:
+    key, signers = keys
+    command = ["judge", "--signers", str(signers)]
+    refused = CliRunner().invoke(app, [*command, str(packed)])
+    assert isinstance(refused.exception, BadIncident)
+    assert "is not signed" in refused.exception.message
+
+    signed = tmp_path / "signed.zip"
+    write_bundle(run, load(run), signed, sign=key)
+    signers.write_text(signers.read_text().replace("AAAA", "BBBB"))
+    refused = CliRunner().invoke(app, [*command, str(signed)])
+    assert isinstance(refused.exception, BadIncident)
+    assert "is not signed as it is by anybody in" in refused.exception.message
+
+
+def test_a_signature_is_of_one_record(
+    run: Path, keys: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Another incident with a record that fits it, and the signature of the first."""
+    key, signers = keys
+    other = seal(load(CORPUS / f"{OTHER}.zip"), tmp_path / "other")
+    head = load(run).hashes
+    assert head is not None
+    (other / SIGNATURE_FILE).write_text(sign_head(head.sha256, key))
+    assert unchanged(other)
+    with pytest.raises(BadIncident):
+        signed_by(other, checked(other), signers)
+    shutil.copy(other / SIGNATURE_FILE, run / SIGNATURE_FILE)
+    assert signed_by(run, checked(run), signers) == "maintainer@example.org"
+
+
+def test_a_run_of_before_cannot_be_signed(
+    keys: tuple[Path, Path], tmp_path: Path
+) -> None:
+    incident = load(CORPUS / f"{RECORDED}.zip")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / INCIDENT_FILE).write_text(incident.model_dump_json())
+    with pytest.raises(UsageError, match="nothing to sign"):
+        write_bundle(tmp_path / "old", incident, tmp_path / "o.zip", sign=keys[0])
+    assert not (tmp_path / "o.zip").exists()
+
+
+def test_several_are_judged_and_those_without_a_record_counted(run: Path) -> None:
+    before = str(CORPUS / f"{RECORDED}.zip")
+    said = CliRunner().invoke(app, ["judge", str(run), before])
+    assert said.exit_code == 0, said.output
+    assert "2 judged again: 2 as recorded" in said.output
+    assert "1 of them carries no record of hashes" in said.output

@@ -24,6 +24,7 @@ from mmrepro.base.errors import BadIncident, ChangedIncident
 from mmrepro.base.machine.files import open_to_read, read_file
 from mmrepro.base.records import EVIDENCE_DIR, Record, Unfit, parsed
 from mmrepro.failure.documents.model import INCIDENT_FILE, HashHead, Incident
+from mmrepro.failure.documents.signed import signer_of
 from mmrepro.failure.documents.stored import (
     MAX_BYTES,
     is_bundle,
@@ -37,6 +38,7 @@ SIGNATURE_FILE: Final = "hashes.sig"
 REST: Final = "the rest"
 """Of an incident: all of it but its evidence and the head itself."""
 MAX_HASHES_BYTES: Final = 64 << 20
+MAX_SIGNATURE_BYTES: Final = 1 << 20
 MOST_NAMED: Final = 8
 """Of what was changed, in a sentence."""
 _CHUNK: Final = 1 << 20
@@ -268,11 +270,13 @@ class HashCheck(NamedTuple):
         has_record: whether there is one; incidents of before have none.
         changed: what differs from it, for people.
         added: files that it does not know.
+        head: the hash of its last line.
     """
 
     has_record: bool = False
     changed: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
+    head: str = ""
 
     @property
     def word(self) -> Literal["unchanged", "changed", "none"]:
@@ -432,7 +436,25 @@ def _compared(
             changed.append(f"{EVIDENCE_DIR}/{name} is missing")
         elif not stored.is_as_hashed(name, file):
             changed.append(f"{EVIDENCE_DIR}/{name}")
-    return HashCheck(True, tuple(changed), tuple(sorted(there - noted.files.keys())))
+    added = sorted(there - noted.files.keys())
+    head = document["hashes"]["sha256"]
+    return HashCheck(True, tuple(changed), tuple(added), head)
+
+
+def signed_by(place: Path, check: HashCheck, signers: Path) -> str:
+    """Who signed the record of an incident, of the allowed signers in a file.
+
+    Raises:
+        BadIncident: nobody did, or somebody else.
+        UsageError: there is no such file, or no ``ssh-keygen``.
+    """
+    signature = _Stored(place).read(SIGNATURE_FILE, MAX_SIGNATURE_BYTES)
+    if signature is None:
+        raise BadIncident(
+            f"{place} is not signed.",
+            hint="mmrepro bundle DIR --sign KEY, by whoever made it",
+        )
+    return signer_of(place, check.head, signature, signers)
 
 
 # -------------------------------------------------------------------------- a bundle
