@@ -19,7 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
@@ -41,7 +41,7 @@ from mmrepro.probes.data import (
     SyscallsData,
 )
 from mmrepro.probes.log_forms import ERROR_LEVELS, FORMS, TRACEBACK, written
-from mmrepro.traffic.evidence import Evidence, Phase, RequestRecord
+from mmrepro.traffic.evidence import Event, Evidence, Phase, RequestRecord
 
 Doubts = Iterator[tuple[str, str]]
 """What is doubted (a field of Evidence, or a kind of probe data; EVERYTHING), and
@@ -141,6 +141,11 @@ class Run:
         return bool(self.kernels) and environment.startswith(lender)
 
     @property
+    def number(self) -> str:
+        """The release, without what a build adds to it."""
+        return self.release.partition("+")[0]
+
+    @property
     def environment(self) -> str:
         found = ENVIRONMENT.search(" ".join(self.command[:1]))
         return found[1] if found else ""
@@ -173,30 +178,37 @@ def named(evidence: Evidence, run: Run) -> Doubts:
     if run.known:
         yield EVERYTHING, run.known
     own = {_plain(name) for name in (run.engine.name, *run.engine.distributions)}
-    versions = {_plain(n): v for n, _, v in (p.partition("==") for p in run.packages)}
-    told = {f"the package {name}": versions[name] for name in own & versions.keys()}
-    project, _, rest = run.wheel.partition("-")
-    wheel = rest.partition("-")[0]
-    if run.kernels and wheel != run.kernels:
-        yield (
-            EVERYTHING,
-            f"the wheel is {run.wheel}, the compiled files are of {run.kernels}",
-        )
-    if versions and not run.kernels and versions.get(_plain(project), wheel) != wheel:
-        yield EVERYTHING, f"the wheel is {run.wheel}, the packages have another"
-    if _plain(project) in own and not run.kernels:
-        told["the wheel"] = wheel
+    versions: dict[str, str] = {}
+    for package in run.packages:
+        name, _, version = package.partition("==")
+        versions[_plain(name)] = version
+    of_release = {f"the package {name}": versions[name] for name in own & {*versions}}
+
+    distribution, _, rest = run.wheel.partition("-")
+    project, wheel = _plain(distribution), rest.partition("-")[0]
+    if run.kernels:
+        if wheel != run.kernels:
+            yield (
+                EVERYTHING,
+                f"the wheel is {run.wheel}, the compiled files are of {run.kernels}",
+            )
+    else:
+        if versions and versions.get(project, wheel) != wheel:
+            yield EVERYTHING, f"the wheel is {run.wheel}, the packages have another"
+        if project in own:
+            of_release["the wheel"] = wheel
+
     if run.environment and run.packages:
-        told["the environment"] = run.environment.removeprefix(
-            run.engine.name + "-"
-        ).split("-")[0]
-        if not run.environment.startswith(run.engine.name + "-"):
+        begin = f"{run.engine.name}-"
+        if not run.environment.startswith(begin):
             yield (
                 EVERYTHING,
                 f"the server ran in {run.environment}, not of {run.engine.name}",
             )
-    for what, version in told.items():
-        if version.partition("+")[0] != run.release.partition("+")[0]:
+        within = run.environment.removeprefix(begin)
+        of_release["the environment"] = within.split("-")[0]
+    for what, version in of_release.items():
+        if version.partition("+")[0] != run.number:
             yield EVERYTHING, f"{what} is of {version}, the run of {run.release}"
 
 
@@ -205,25 +217,29 @@ def _plain(name: str) -> str:
 
 
 def reproduced_here(evidence: Evidence, run: Run) -> Doubts:
-    """What the reproducers print is of the environment and the release of the run, and
-    theirs."""
-    for one in evidence.reproducers:
-        for name, value in one.facts.items():
-            if name == run.engine.name and value != run.release.partition("+")[0]:
+    """What the reproducers print is of the environment and the release of the run."""
+    for reproducer in evidence.reproducers:
+        for name, value in reproducer.facts.items():
+            if name == run.engine.name and value != run.number:
                 yield (
                     "reproducers",
-                    f"{one.name} ran in {name} {value}, the run in {run.release}",
+                    f"{reproducer.name} ran in {name} {value}, the run in "
+                    f"{run.release}",
                 )
-            for other in ENVIRONMENT.findall(str(value)):
-                if (
-                    run.environment
-                    and other != run.environment
-                    and not run.of_kernels(other)
-                ):
-                    yield (
-                        "reproducers",
-                        f"{one.name} ran in {other}, the run in {run.environment}",
-                    )
+            for other in _other_environments(str(value), run):
+                yield (
+                    "reproducers",
+                    f"{reproducer.name} ran in {other}, the run in {run.environment}",
+                )
+
+
+def _other_environments(text: str, run: Run) -> Iterator[str]:
+    """Environments that a text names, and that are not the run's."""
+    if not run.environment:
+        return
+    for other in ENVIRONMENT.findall(text):
+        if other != run.environment and not run.of_kernels(other):
+            yield other
 
 
 def one_server(evidence: Evidence, run: Run) -> Doubts:
@@ -232,7 +248,7 @@ def one_server(evidence: Evidence, run: Run) -> Doubts:
     port = run.option("--port", "--server-port")
     model = run.option("--served-model-name", "--model-name")
     places = [(kind, urlsplit(url)) for kind, url in _addresses(evidence)]
-    usual = Counter(url.netloc for _, url in places).most_common()
+    usual = Counter(url.netloc for _, url in places).most_common(1)
     first = usual[0][0] if usual else ""
     for kind, url in places:
         if url.netloc != first or (port and url.port != int(port)):
@@ -244,24 +260,31 @@ def one_server(evidence: Evidence, run: Run) -> Doubts:
                 "connections",
                 f"they are of port {data.port}, the server listens on {port}",
             )
-        if isinstance(data, MetricsData):
-            served = {s.labels.get("model_name") for s in data.samples} - {None, model}
-            if model and served:
+        if isinstance(data, MetricsData) and model:
+            served = {sample.labels.get("model_name") for sample in data.samples}
+            others = served - {None, model}
+            if others:
                 yield (
                     "metrics",
-                    f"they are of the model {served.pop()}, {model} was served",
+                    f"they are of the model {others.pop()}, {model} was served",
                 )
         if isinstance(data, HttpData):
             yield from _front(data, run, model)
-        for use in data.processes if isinstance(data, ProcessesData) else ():
-            listens = PORT.search(use.cmdline)
-            behind = isinstance(data, ProcessesData) and use.pid != data.root_pid
-            behind = behind and PROXY.search(" ".join(run.command)) is not None
-            if listens and port and listens[1] != port and not behind:
-                yield (
-                    "processes",
-                    f"process {use.pid} listens on {listens[1]}, the server on {port}",
-                )
+        if isinstance(data, ProcessesData) and port:
+            yield from _listening(data, run, port)
+
+
+def _listening(data: ProcessesData, run: Run, port: str) -> Doubts:
+    proxied = PROXY.search(" ".join(run.command)) is not None
+    for use in data.processes:
+        # Servers behind the proxy of a pair have ports of their own.
+        behind = proxied and use.pid != data.root_pid
+        listens = PORT.search(use.cmdline)
+        if listens and listens[1] != port and not behind:
+            yield (
+                "processes",
+                f"process {use.pid} listens on {listens[1]}, the server on {port}",
+            )
 
 
 def _addresses(evidence: Evidence) -> Iterator[tuple[str, str]]:
@@ -295,59 +318,68 @@ def one_tree(evidence: Evidence, run: Run) -> Doubts:
     """One tree of processes, whose core lives from before the trigger on; all else is
     of it."""
     readings = [r.data for r in _theirs(evidence) if isinstance(r.data, ProcessesData)]
-    begun = (
-        STARTED.match(event.text) for event in evidence.events if event.phase == "start"
-    )
-    started = [int(found[1]) for found in begun if found]
-    roots = {data.root_pid for data in readings} | set(started[-1:])
+    roots = {data.root_pid for data in readings}
+    started = _started(event for event in evidence.events if event.phase == "start")
+    if started:
+        roots.add(started[-1])
     if len(roots) > 1:
         yield "processes", f"they are of two servers, processes {_listed(roots)}"
-    pids = {pid for data in readings for pid in (*data.vanished, data.root_pid)}
-    there = {use.pid for data in readings for use in data.processes}
-    pids = (
-        pids | there if there else set()
-    )  # of a server that is gone nobody knows them
-    core, worker = run.engine.core_role, run.engine.worker_role
-    traced: dict[str, set[int]] = {}
-    for result in _theirs(evidence):
-        if isinstance(result.data, SyscallsData):
-            traced.setdefault(result.phase, set()).add(result.data.pid)
-    if any(pids != other for pids, other in pairwise(traced.values())):
-        yield "syscalls", "they are of one process in one phase, of another in the next"
-    ranks = {
-        u.pid for d in readings for u in d.processes if worker and worker in u.role
-    }
-    cores = [
-        {u.pid for u in data.processes if core and core in u.role} for data in readings
-    ]
-    seen = [one for one in cores if one]
-    if any(a != b for a, b in pairwise(seen)):
+
+    core = run.engine.core_role
+    cores = [_pids_of(data, core) for data in readings]
+    cores = [pids for pids in cores if pids]
+    if any(before != after for before, after in pairwise(cores)):
         yield "processes", f"{core} was started again between the readings"
         yield "metrics", f"{core} was started again between the readings"
     yield from _lives(evidence, readings)
+    yield from _traced(evidence, run, readings)
+
+
+def _started(events: Iterable[Event]) -> list[int]:
+    """The process ids of servers whose start is noted."""
+    matches = [STARTED.match(event.text) for event in events]
+    return [int(match[1]) for match in matches if match]
+
+
+def _pids_of(data: ProcessesData, role: str) -> set[int]:
+    """Processes of a role; none of a role that the engine does not have."""
+    return {use.pid for use in data.processes if role and role in use.role}
+
+
+def _traced(evidence: Evidence, run: Run, readings: Sequence[ProcessesData]) -> Doubts:
+    """Stacks and system calls are of the server's core or of its workers."""
+    ours: set[int] = set()
+    seen: set[int] = set()
+    workers: set[int] = set()
+    for data in readings:
+        ours |= {use.pid for use in data.processes}
+        seen |= _pids_of(data, run.engine.core_role)
+        workers |= _pids_of(data, run.engine.worker_role)
+    if ours:  # of a server that is gone nobody knows them
+        for data in readings:
+            ours |= {*data.vanished, data.root_pid}
+
+    traced: dict[str, set[int]] = {}
     for result in _theirs(evidence):
-        data = result.data
-        if isinstance(data, StacksData):
-            for pid in {s.pid for s in data.samples} | set(data.denied):
-                if pids and pid not in pids:
-                    yield (
-                        "stacks",
-                        f"they are of process {pid}, which is none of this server",
-                    )
-                elif seen and pid not in ranks and not any(pid in one for one in seen):
-                    yield "stacks", f"they are of process {pid}, which is no {core}"
-        if isinstance(data, SyscallsData):
-            if pids and data.pid not in pids:
+        pids: set[int] = set()
+        if isinstance(result.data, StacksData):
+            pids = {s.pid for s in result.data.samples} | set(result.data.denied)
+        elif isinstance(result.data, SyscallsData):
+            pids = {result.data.pid}
+            traced.setdefault(result.phase, set()).add(result.data.pid)
+        for pid in pids:
+            if ours and pid not in ours:
                 yield (
-                    "syscalls",
-                    f"they are of process {data.pid}, which is none of this server",
+                    _kind(result),
+                    f"they are of process {pid}, which is none of this server",
                 )
-            elif (
-                seen
-                and data.pid not in ranks
-                and not any(data.pid in one for one in seen)
-            ):
-                yield "syscalls", f"they are of process {data.pid}, which is no {core}"
+            elif seen and pid not in seen | workers:
+                yield (
+                    _kind(result),
+                    f"they are of process {pid}, which is no {run.engine.core_role}",
+                )
+    if any(before != after for before, after in pairwise(traced.values())):
+        yield "syscalls", "they are of one process in one phase, of another in the next"
 
 
 def _lives(evidence: Evidence, readings: Sequence[ProcessesData]) -> Doubts:
@@ -388,25 +420,16 @@ def _lives(evidence: Evidence, readings: Sequence[ProcessesData]) -> Doubts:
 
 def environments(evidence: Evidence, run: Run) -> Doubts:
     """Processes and tracebacks name one environment: that of the run."""
-    if not run.environment:
-        return
-    texts = [
-        ("processes", use.cmdline)
-        for result in _theirs(evidence)
-        if isinstance(result.data, ProcessesData)
-        for use in result.data.processes
-    ]
-    texts += [
-        ("logs", line.text)
-        for result in _theirs(evidence)
-        if isinstance(result.data, LogsData)
-        for line in _lines(result.data)
-    ]
-    for kind, text in texts:
-        for other in ENVIRONMENT.findall(text):
-            if other != run.environment and not run.of_kernels(other):
+    for result in _theirs(evidence):
+        texts: list[str] = []
+        if isinstance(result.data, ProcessesData):
+            texts = [use.cmdline for use in result.data.processes]
+        elif isinstance(result.data, LogsData):
+            texts = [line.text for line in _lines(result.data)]
+        for text in texts:
+            for other in _other_environments(text, run):
                 yield (
-                    kind,
+                    _kind(result),
                     f"it is of the environment {other}, the run of {run.environment}",
                 )
 
@@ -594,6 +617,7 @@ def logs(evidence: Evidence, run: Run) -> Doubts:
         if isinstance(result.data, LogsData) and result.ok:
             found = [*_dated(result, evidence, run)]
             found += _of_another_engine(result.data, run)
+            # The other server's processes are in no reading of this one's.
             if result.phase != "control":
                 found += _writers(result.data, evidence)
             for why in found:
@@ -608,19 +632,16 @@ def _lines(data: LogsData) -> list[LogLine]:
 
 
 def _of_another_engine(data: LogsData, run: Run) -> Iterator[str]:
-    own, number = run.engine.name, run.release.partition("+")[0]
-    if data.engine not in (
-        "",
-        own,
-        own if own in LOG_FORMS else "vllm",
-    ):  # minivllm has vLLM's
+    own = run.engine.name
+    # minivllm writes lines in vLLM's form: an engine without a form of its own may.
+    form = own if own in LOG_FORMS else "vllm"
+    if data.engine not in ("", own, form):
         yield f"it has the lines of {data.engine}, the run is of {own}"
     release = data.release.partition("+")[0]
-    tree = run.kernels and (
-        release == run.kernels or "dev" in release
-    )  # it has its own number
-    if release not in ("", number) and not tree:
-        yield f"it is of {own} {release}, the run of {number}"
+    # A source tree over a release's compiled files has a number of its own.
+    of_tree = run.kernels and (release == run.kernels or "dev" in release)
+    if release not in ("", run.number) and not of_tree:
+        yield f"it is of {own} {release}, the run of {run.number}"
 
 
 def _is_error(line: LogLine) -> bool:
@@ -628,83 +649,83 @@ def _is_error(line: LogLine) -> bool:
 
 
 def _dated(result: ProbeResult, evidence: Evidence, run: Run) -> Iterator[str]:  # type: ignore[type-arg]
+    """What is of another time in a log, whose lines have the machine's local time."""
     data = result.data
     assert isinstance(data, LogsData)
-    read = result.started.wall.astimezone(UTC).replace(tzinfo=None)
-    lines = sorted(_lines(data), key=lambda line: line.number)
-    dated = [
-        (line, at) for line in lines if (at := written(line.time, read)) is not None
-    ]
-    if not dated:
+    second = timedelta(seconds=1)  # most lines have whole seconds
+    read = _utc(result.started)
+    times: list[tuple[LogLine, datetime]] = []
+    for line in sorted(_lines(data), key=lambda line: line.number):
+        at = written(line.time, read)
+        if at is not None:
+            times.append((line, at))
+    if not times:
         return
-    newest = max(at for _, at in dated)
+
+    newest = max(at for _, at in times)
     if run.utc_offset_s is not None:
         zone = timedelta(seconds=run.utc_offset_s)
     else:  # the nearest zone in which nothing was logged after it was read
-        zone = -((read - newest + timedelta(seconds=1)) // ZONE) * ZONE
+        zone = -((read - newest + second) // ZONE) * ZONE
     # A busy machine reads a long log for seconds, and the engine goes on writing.
     ended = read + timedelta(seconds=result.seconds)
-    if abs(zone) > FARTHEST or newest - zone > ended + timedelta(seconds=1):
+    if abs(zone) > FARTHEST or newest - zone > ended + second:
         yield (
             f"it is of another day: its last line is of {newest}, it was read at {read}"
         )
     if run.utc_offset_s is not None and run.began is not None:
-        began = run.began.wall.astimezone(UTC).replace(tzinfo=None) + zone
-        if newest < began - timedelta(seconds=1):
+        began = _utc(run.began) + zone
+        if newest < began - second:
             yield (
                 f"it is older than the run: its last line is of {newest}, the "
                 f"run began {began}"
             )
-    sent = [r.sent.wall for r in evidence.requests_in("trigger")]
-    if not sent or evidence.never_ready:
+
+    triggers = evidence.requests_in("trigger")
+    if not triggers or evidence.never_ready:
         return
-    asked = min(sent).astimezone(UTC).replace(tzinfo=None) + zone
+    asked = min(_utc(record.sent) for record in triggers) + zone
     matched = {line.number for found in data.matches.values() for line in found}
-    for line, at in dated:
-        if (
-            line.number in matched
-            and _is_error(line)
-            and at < asked - timedelta(seconds=1)
-        ):
+    for line, at in times:
+        early = at < asked - second
+        if early and line.number in matched and _is_error(line):
             yield f"line {line.number} was there before the trigger's first request"
 
 
+def _utc(moment: Moment) -> datetime:
+    """As logs have it: without a zone."""
+    return moment.wall.astimezone(UTC).replace(tzinfo=None)
+
+
 def _writers(data: LogsData, evidence: Evidence) -> Iterator[str]:
-    """A process that is called as one of the tree is that one."""
-    uses = [
-        use
-        for result in _theirs(evidence)
-        if isinstance(result.data, ProcessesData)
-        for use in result.data.processes
-    ]
-    begun = (STARTED.match(event.text) for event in evidence.events)
-    started = {found[1] for found in begun if found}
-    named = {pid for line in _lines(data) for _, pid in PID.findall(line.process)}
+    """What is of a process of another server: one that is called as one of ours."""
+    uses: list[ProcessUse] = []
+    for result in _theirs(evidence):
+        if isinstance(result.data, ProcessesData):
+            uses += result.data.processes
+    lines = _lines(data)
+    writers = [(line, *pair) for line in lines for pair in PID.findall(line.process)]
+
+    started = {str(pid) for pid in _started(evidence.events)}
+    named = {pid for _, _, pid in writers}
     if not uses and started and named and not named & started:
         yield (
             f"it is of the processes {', '.join(sorted(named))}, none of which was "
             "started"
         )
     pids = {str(use.pid) for use in uses}
-    ours = {
-        name
-        for line in _lines(data)
-        for name, pid in PID.findall(line.process)
-        if pid in pids
-    }
-    for line in _lines(data):
-        for name, pid in PID.findall(line.process):
-            if name in ours and pid not in pids:
-                yield (
-                    f"line {line.number} is of {line.process}, others are of "
-                    f"this server's {name}"
-                )
-            same = {use.pid for use in uses if use.role and use.role in name}
-            if same and int(pid) not in same:
-                yield (
-                    f"line {line.number} is of {line.process}, which is none of this "
-                    "server"
-                )
+    ours = {name for _, name, pid in writers if pid in pids}
+    for line, name, pid in writers:
+        if name in ours and pid not in pids:
+            yield (
+                f"line {line.number} is of {line.process}, others are of "
+                f"this server's {name}"
+            )
+        same = {str(use.pid) for use in uses if use.role and use.role in name}
+        if same and pid not in same:
+            yield (
+                f"line {line.number} is of {line.process}, which is none of this server"
+            )
 
 
 def frames(evidence: Evidence, run: Run) -> Doubts:
