@@ -105,12 +105,16 @@ class HashChain:
     Attributes:
         lines: so far, as they are written.
         last_sha256: of the last line.
+
+    Args:
+        number, last_sha256: of the line before, where it goes on from one.
     """
 
-    def __init__(self, incident: str, lines: list[bytes] | None = None) -> None:
+    def __init__(self, incident: str, number: int = 0, last_sha256: str = "") -> None:
         self.incident = incident
-        self.lines = lines or []
-        self.last_sha256 = _sha256(self.lines[-1]) if self.lines else ""
+        self.lines: list[bytes] = []
+        self.last_sha256 = last_sha256
+        self._number = number
         self._lengths: dict[str, list[int]] = {}
 
     def note(self, document: Mapping[str, Any], files: Mapping[str, FileHash]) -> None:
@@ -139,8 +143,9 @@ class HashChain:
         act: Literal["recorded", "packed"] = "recorded",
         changed: Sequence[str] = (),
     ) -> None:
+        self._number += 1
         line = HashLine(
-            number=len(self.lines) + 1,
+            number=self._number,
             at=datetime.now(UTC),
             incident=self.incident,
             act=act,
@@ -396,20 +401,24 @@ def _whole_chain(
     text: bytes, document: Mapping[str, Any]
 ) -> tuple[list[HashLine], str]:
     """The lines of a record, and what is wrong with them: "" if nothing is."""
+    head = document["hashes"]
     lines: list[HashLine] = []
     previous = ""
-    for number, raw in enumerate(text.splitlines(keepends=True), 1):
+    for count, raw in enumerate(text.splitlines(keepends=True), 1):
         try:
             line = parsed(HashLine, raw)
         except Unfit:
-            return lines, f"{HASHES_FILE}, line {number}"
+            return lines, f"{HASHES_FILE}, line {count}"
+        number = lines[-1].number + 1 if lines else 1
+        if line.act == "packed" and not lines:
+            # The lines of the run stayed where it was packed.
+            number, previous = line.number, head.get("recorded_sha256")
         fits = (line.number, line.previous_sha256) == (number, previous)
         if not fits or line.incident != document.get("id"):
-            return lines, f"{HASHES_FILE}, line {number}"
+            return lines, f"{HASHES_FILE}, line {count}"
         previous = _sha256(raw)
         lines.append(line)
-    head = document["hashes"].get("sha256")
-    if not lines or previous != head:
+    if not lines or previous != head.get("sha256"):
         return lines, f"{HASHES_FILE} does not end with the hash in {INCIDENT_FILE}"
     return lines, ""
 
@@ -465,8 +474,10 @@ def packed_chain(
 ) -> HashChain | None:
     """The record of what a bundle keeps of an incident; None: it has no record.
 
-    ``shown`` is what the bundle has of the incident, ``files`` of its raw files. The
-    lines that the incident had come first. The head is put into ``shown``.
+    ``shown`` is what the bundle has of the incident, ``files`` of its raw files. Its
+    one line goes on from the head of the run. The lines before stay behind: by the hash
+    of a whole text, what was redacted in it could be guessed. The new head is put into
+    ``shown``.
 
     Raises:
         BadIncident: the incident cannot be read.
@@ -475,9 +486,10 @@ def packed_chain(
     if not check.has_record or shown.hashes is None:
         return None
     text = _Stored(place).read(HASHES_FILE, MAX_HASHES_BYTES) or b""
-    chain = HashChain(shown.id, text.splitlines(keepends=True))
+    lines = len(text.splitlines())
+    chain = HashChain(shown.id, number=lines, last_sha256=shown.hashes.sha256)
     document = json.loads(shown.model_dump_json())
     chain.pack(list(parts_of(document, {})), files, list(check.changed))
-    recorded = shown.hashes.recorded_sha256 or shown.hashes.sha256
+    recorded = shown.hashes.sha256
     shown.hashes = HashHead(sha256=chain.last_sha256, recorded_sha256=recorded)
     return chain
