@@ -282,9 +282,9 @@ EDITS: Final[list[tuple[Edit, int]]] = [
 def outcome(place: Path) -> str:
     """What ``mmrepro judge`` makes of a folder, before it judges."""
     try:
-        load(place)
         check = checked(place)
         check.refuse_changed(place)
+        load(place)
     except MmreproError:
         return REFUSED
     return SILENT if check.has_record else TOLD
@@ -321,7 +321,10 @@ def main() -> int:
         runs = sealed_runs(work / "runs")
         judged = sum(outcome(run.folder) == SILENT for run in runs)
         print(f"{judged} of {len(runs)} runs are judged as they are")
-        for kind, done, came in edited(runs, asked.edits, asked.seed, work):
+        made = edited(runs, asked.edits, asked.seed, work)
+        for number, (kind, done, came) in enumerate(made, 1):
+            if number % 200 == 0:
+                print(f"{number} edits, {len(silent)} without a word", flush=True)
             table[kind, came] += 1
             if came == SILENT:
                 silent.append(f"{kind}: {done}")

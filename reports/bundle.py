@@ -26,6 +26,7 @@ from mmrepro.failure.documents.hashes import (
     HASHES_FILE,
     SIGNATURE_FILE,
     FileHash,
+    hash_of,
     packed_chain,
 )
 from mmrepro.failure.documents.public import NotPublic, public, public_text, register
@@ -323,7 +324,7 @@ def _add_evidence(packer: _Packer, folder: Path, reserved: int) -> dict[str, Fil
             packer.leave_out(name, whole, why)
         else:
             packer.add(name, text, whole, note)
-            kept[safe] = FileHash.of(text.encode("utf-8", "replace"))
+            kept[safe] = hash_of(text.encode("utf-8", "replace"))
     return kept
 
 

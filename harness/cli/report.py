@@ -301,7 +301,7 @@ def judge(asked: JudgeCommand) -> None:
     from mmrepro.reports import load
     from mmrepro.runs.judge import JudgedAgain, JudgeDocument, rejudge
 
-    judged: list[Judged] = []
+    judged: list[JudgedRun] = []
     for path in asked.incidents:
         incident = load(path)
         check = checked(path)
@@ -309,7 +309,7 @@ def judge(asked: JudgeCommand) -> None:
             check.refuse_changed(path)
         signer = signed_by(path, check, asked.signers) if asked.signers else ""
         found = rejudge(incident, _scenario(incident, asked))
-        judged.append(Judged(path, incident, found, check, signer))
+        judged.append(JudgedRun(path, incident, found, check, signer))
     if asked.json:
         again = [
             JudgedAgain.of(one.path, one.incident, one.found, one.check, one.signer)
@@ -322,7 +322,7 @@ def judge(asked: JudgeCommand) -> None:
         raise typer.Exit(1)
 
 
-class Judged(NamedTuple):
+class JudgedRun(NamedTuple):
     """An incident that was judged again, what the record of its hashes says, and who
     signed that."""
 
@@ -353,7 +353,7 @@ def _scenario(incident: Incident, asked: JudgeCommand) -> Any:
         ) from error
 
 
-def _print_judged(judged: list[Judged], *, every: bool) -> None:
+def _print_judged(judged: list[JudgedRun], *, every: bool) -> None:
     from mmrepro.base.text.sanitize import plain
     from rich.console import Console
     from rich.markup import escape

@@ -75,10 +75,6 @@ class FileHash(Record):
         Field(description="its writer goes on: the hash is of its first bytes"),
     ] = False
 
-    @classmethod
-    def of(cls, content: bytes) -> FileHash:
-        return cls(bytes=len(content), sha256=_sha256(content))
-
 
 class HashLine(Record):
     """A line of the record: the hashes of all that there was when it was written."""
@@ -228,6 +224,11 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 # ------------------------------------------------------------------------ the raw files
 
 
+def hash_of(content: bytes) -> FileHash:
+    """The hash of a whole file."""
+    return FileHash(bytes=len(content), sha256=_sha256(content))
+
+
 def hashed_files(folder: Path, *, growing: bool = False) -> dict[str, FileHash]:
     """The hash of each plain file below the folder ``evidence/``.
 
@@ -315,7 +316,7 @@ class HashCheck(NamedTuple):
 
 
 @dataclass
-class _Stored:
+class _StoredIncident:
     """An incident as it lies on disk, in a folder or in a bundle."""
 
     place: Path
@@ -354,7 +355,7 @@ class _Stored:
         """Whether a raw file is still what was noted of it. Raises BadIncident."""
         if self.packed:
             content = read_listed(self.place, f"{EVIDENCE_DIR}/{name}")
-            return FileHash.of(content) == noted
+            return hash_of(content) == noted
         path = self.place / EVIDENCE_DIR / name
         try:
             longer = path.stat().st_size > noted.bytes
@@ -371,7 +372,7 @@ def checked(place: Path) -> HashCheck:
     Raises:
         BadIncident: it cannot be read.
     """
-    stored = _Stored(place)
+    stored = _StoredIncident(place)
     data = stored.read(INCIDENT_FILE, MAX_BYTES)
     if data is None:
         raise BadIncident(
@@ -424,7 +425,7 @@ def _whole_chain(
 
 
 def _compared(
-    stored: _Stored, document: Mapping[str, Any], lines: list[HashLine]
+    stored: _StoredIncident, document: Mapping[str, Any], lines: list[HashLine]
 ) -> HashCheck:
     """What is no longer as the last line has it."""
     noted = lines[-1]
@@ -457,7 +458,7 @@ def signed_by(place: Path, check: HashCheck, signers: Path) -> str:
         BadIncident: nobody did, or somebody else.
         UsageError: there is no such file, or no ``ssh-keygen``.
     """
-    signature = _Stored(place).read(SIGNATURE_FILE, MAX_SIGNATURE_BYTES)
+    signature = _StoredIncident(place).read(SIGNATURE_FILE, MAX_SIGNATURE_BYTES)
     if signature is None:
         raise BadIncident(
             f"{place} is not signed.",
@@ -485,7 +486,7 @@ def packed_chain(
     check = checked(place)
     if not check.has_record or shown.hashes is None:
         return None
-    text = _Stored(place).read(HASHES_FILE, MAX_HASHES_BYTES) or b""
+    text = _StoredIncident(place).read(HASHES_FILE, MAX_HASHES_BYTES) or b""
     lines = len(text.splitlines())
     chain = HashChain(shown.id, number=lines, last_sha256=shown.hashes.sha256)
     document = json.loads(shown.model_dump_json())
