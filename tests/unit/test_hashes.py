@@ -152,6 +152,11 @@ CHANGES: list[tuple[str, str, Change]] = [
         lambda run: edit(run, lambda d: d["hashes"].update(sha256="0" * 64)),
     ),
     (
+        "a head that was shown elsewhere",
+        "does not end with the hash in incident.json",
+        lambda run: edit(run, lambda d: d["hashes"].update(recorded_sha256="0" * 64)),
+    ),
+    (
         "the last line less",
         "does not end with the hash in incident.json",
         lambda run: rewrite(run, lines(run)[:-1]),

@@ -403,6 +403,7 @@ def _whole_chain(
 ) -> tuple[list[HashLine], str]:
     """The lines of a record, and what is wrong with them: "" if nothing is."""
     head = document["hashes"]
+    recorded = ""
     lines: list[HashLine] = []
     previous = ""
     for count, raw in enumerate(text.splitlines(keepends=True), 1):
@@ -414,12 +415,13 @@ def _whole_chain(
         if line.act == "packed" and not lines:
             # The lines of the run stayed where it was packed.
             number, previous = line.number, head.get("recorded_sha256")
+            recorded = previous
         fits = (line.number, line.previous_sha256) == (number, previous)
         if not fits or line.incident != document.get("id"):
             return lines, f"{HASHES_FILE}, line {count}"
         previous = _sha256(raw)
         lines.append(line)
-    if not lines or previous != head.get("sha256"):
+    if not lines or head != {"sha256": previous, "recorded_sha256": recorded}:
         return lines, f"{HASHES_FILE} does not end with the hash in {INCIDENT_FILE}"
     return lines, ""
 
