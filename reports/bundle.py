@@ -238,9 +238,8 @@ def _add_replay(packer: _Packer, directory: Path, replay: Replay) -> None:
         everything = [
             finding_of(replay, finding, directory) for finding in replay.findings
         ]
-        for loaded in (
-            everything
-        ):  # all words first: one finding's may stand in another's sentences
+        # All words first: one finding's may stand in another's sentences.
+        for loaded in everything:
             if loaded.case is not None:
                 register(loaded.case, packer.redactor)
         shown: list[Finding] = []

@@ -271,8 +271,9 @@ def with_record(text: str, place: Path) -> tuple[str, bytes]:
 def pack(folder: Path, *, force: bool) -> Path | None:
     """The recording made of a finished run; None: there is one already.
 
-    Raises: ValueError: the run is not complete, or a path of this machine would be left
-        in it.
+    Raises:
+        ValueError: the run is not complete, or a path of this machine would be left in
+            it.
     """
     incident = load(folder)
     if (HERE / f"{name_of(case_of(incident))}.zip").exists() and not force:

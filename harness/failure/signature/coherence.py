@@ -749,9 +749,8 @@ def frames(evidence: Evidence, run: Run) -> Doubts:
         top, _, rest = frame.file.partition("/")
         if not (run.engine.code and known and rest):
             continue
-        if (
-            top not in foreign
-        ):  # a module is seldom called as its package, but much like it
+        # A module is seldom called as its package, but much like it.
+        if top not in foreign:
             foreign[top] = top not in standard and not any(
                 _plain(top) in name for name in known
             )
