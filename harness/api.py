@@ -125,12 +125,18 @@ def logs(
     )
 
 
-def judge(incident: Incident | str | Path, *, scenario: str | Path = "") -> Rejudged:
+def judge(
+    incident: Incident | str | Path,
+    *,
+    scenario: str | Path = "",
+    edited: bool = False,
+) -> Rejudged:
     """Judge recorded evidence again, without an engine.
 
     Args:
         incident: or its folder, or a bundle.
         scenario: a name or a ``FILE.py``; "": the one that was run.
+        edited: judge a folder or a bundle that was changed since it was recorded.
 
     Returns:
         The verdict ``then`` and ``now``, each condition and claim, and whether the
@@ -138,12 +144,16 @@ def judge(incident: Incident | str | Path, *, scenario: str | Path = "") -> Reju
 
     Raises:
         BadIncident: there is none.
+        ChangedIncident: it differs from the record of its hashes.
         UsageError: it holds no verdict, or the scenario is unknown.
     """
+    from mmrepro.failure.documents.hashes import checked
     from mmrepro.runs.judge import rejudge
     from mmrepro.scenario.registry import as_run
 
     read = load(incident) if isinstance(incident, str | Path) else incident
+    if isinstance(incident, str | Path) and not edited:
+        checked(Path(incident)).refuse_changed(Path(incident))
     name, ran = str(scenario), read.scenario
     # A file is run where the caller names it, and never where the incident does.
     return rejudge(read, as_run(name or ran.name, ran.variant, trust=bool(name)))

@@ -389,6 +389,9 @@ def _run(incident: Incident) -> Iterator[b.Block]:
         yield b.p(text)
     if text := engine_exit(incident):
         yield b.p(b.strong(text, "bad"))
+    if hashes := incident.hashes:
+        head = hashes.recorded_sha256 or hashes.sha256
+        yield b.p("The record of its hashes ends with ", b.code(head), ".")
     processes = footprint(incident)[:40]
     heads = "process | resident memory:number | threads:number"
     shown = b.table(heads, processes, "processes of the engine")
