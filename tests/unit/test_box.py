@@ -31,6 +31,7 @@ from mmrepro.base.box import (
     seccomp,
 )
 from mmrepro.base.box.box import _why_none
+from mmrepro.base.box.canaries import canaries_outside
 from toy_engine import until as until_it_is
 
 needs_box = pytest.mark.skipif(bool(_why_none()), reason=f"no box here: {_why_none()}")
@@ -413,3 +414,35 @@ def test_numbers_of_the_filter_are_those_of_this_machines_headers() -> None:
         for name, numbers in seccomp.REFUSED_CALLS.items():
             if name in known and numbers[column] is not None:
                 assert numbers[column] == int(known[name]), name
+
+
+# --------------------------------------------------------------------- what it is tested
+
+
+def test_nothing_is_made_in_the_home_while_a_box_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, folder = tmp_path / "home", tmp_path / "box"
+    home.mkdir()
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    with canaries_outside(folder) as canaries:
+        assert canaries.home == str(home)
+        assert not list(home.iterdir())
+        identity = [*canaries.home_identity]
+    assert not inside.is_another(str(home), identity), "it is seen"
+    assert inside.is_another(str(folder), identity), "another folder is there"
+    assert inside.is_another(str(tmp_path / "nothing"), identity)
+
+
+@needs_box
+def test_a_box_that_shows_the_home_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    (home / "environment").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    code, _ = in_box("true", readable=(home / "environment",))
+    assert code == 0
+    with pytest.raises(NoBox, match="read the home"):
+        in_box("true", readable=(home,))

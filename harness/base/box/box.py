@@ -265,7 +265,6 @@ class Box:
             command=words,
             descriptors=descriptors,
             folders=[str(folder) for folder in (self._folder, *order.removed)],
-            files=[canaries.home],
             door=str(self.door) if order.door else "",
             memory=limits.memory,
             files_in_memory=limits.work + limits.temporary + limits.shared,

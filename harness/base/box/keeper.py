@@ -59,7 +59,6 @@ class KeeperOrder:
         command: bubblewrap's.
         descriptors: open files for it; closed here once it has started.
         folders: removed at the end, with all that is in them.
-        files: removed at the end.
         door: path of the Unix socket that the box answers at; "": none.
         memory: bytes that its processes may hold together.
         files_in_memory: bytes that files in its temporary folders may take besides.
@@ -70,7 +69,6 @@ class KeeperOrder:
     command: list[str]
     descriptors: list[int]
     folders: list[str]
-    files: list[str]
     door: str
     memory: int
     files_in_memory: int
@@ -326,9 +324,6 @@ def main() -> int:
     try:
         return Keeper(order, lifeline).run()
     finally:
-        for file in order.files:
-            with contextlib.suppress(OSError):
-                Path(file).unlink()
         for folder in order.folders:
             shutil.rmtree(folder, ignore_errors=True)
 
