@@ -5,10 +5,11 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
-from urllib.request import ProxyHandler, build_opener
 
+from mmrepro.base.machine.answer import get
 from mmrepro.base.machine.nvml import Nvml, NvmlAbsent
 from mmrepro.base.records import EVIDENCE_DIR, Moment
 from mmrepro.base.text.sanitize import Mask, unmasked
@@ -79,6 +80,7 @@ def _level(record: RequestRecord) -> Level:
 
 
 INTERVAL_S = 0.25
+MOST_METRICS = 4 << 20
 METRICS_EVERY = 2
 GPU_INTERVAL_S = 0.5
 """NVML measures utilisation over a span of its own, 1/6 s to 1 s by its
@@ -159,7 +161,6 @@ class Sampler(Pace):
         self.names = {short: names[short] for short in SHOWN if short in names}
         self._meter = CpuMeter(root_pid, role_of=role_of)
         self._with_metrics = threading.Event()
-        self._opener = build_opener(ProxyHandler({}))
         self._gpu = gpu
 
     def start(self) -> None:
@@ -190,10 +191,12 @@ class Sampler(Pace):
 
     def _metrics(self) -> dict[str, float]:
         try:
-            with self._opener.open(self.url, timeout=2) as answer:
-                text = answer.read(4 << 20).decode("utf-8", "replace")
-        except (OSError, ValueError):
+            status, body = get(self.url, MOST_METRICS)
+        except OSError:
             return {}
+        if status != HTTPStatus.OK:
+            return {}
+        text = body.decode("utf-8", "replace")
         wanted = {name for names in self.names.values() for name in names}
         lines = [
             ln for ln in text.splitlines() if ln.split("{")[0].split(" ")[0] in wanted
