@@ -44,7 +44,7 @@ SMALL = {
     "work": 64 << 20,
     "temporary": 64 << 20,
     "shared": 64 << 20,
-    "file": 64 << 20,
+    "file": 24 << 20,
     "files": 1024,
     "inodes": 10_000,
 }
@@ -95,7 +95,9 @@ def small_boxes(outside: Outside) -> Iterator[None]:
     with (
         mock.patch.object(clients, "Limits", limits),
         mock.patch.object(recordings, "Limits", limits_of_many),
-        mock.patch.object(clients, "MOST_OUTPUT", outside.bounds.output),
+        # All of it is kept, so that the beginning of what prints without end is seen.
+        mock.patch.object(clients, "OUTPUT", outside.bounds.output),
+        mock.patch.object(clients, "MOST_OUTPUT", outside.bounds.output // 2),
     ):
         yield
 

@@ -446,3 +446,18 @@ def test_a_box_that_shows_the_home_is_none(
     assert code == 0
     with pytest.raises(NoBox, match="read the home"):
         in_box("true", readable=(home,))
+
+
+@needs_box
+@pytest.mark.parametrize("privileged", [None, False], ids=["as it is", "as a user"])
+def test_what_is_copied_from_beside_the_canaries_is_no_leak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, privileged: bool | None
+) -> None:
+    if privileged is not None:
+        monkeypatch.setattr(boxes, "is_privileged", lambda _: privileged)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "file").write_text("kept")
+    code, output = in_box(
+        "cat /box/cache/file", caches=((tmp_path / "cache", WORK / "cache"),)
+    )
+    assert (code, output) == (0, "kept")

@@ -134,7 +134,11 @@ class Box:
         self._namespace = 0
         self._folder = Path(tempfile.mkdtemp(prefix="mmr-box-"))
         try:
-            with canaries_outside(self._folder) as canaries:
+            # Apart from what the box shows: above that, an ordinary user's box has
+            # folders of its own by the same names, in which it may write.
+            outside = self._folder / "outside"
+            outside.mkdir()
+            with canaries_outside(outside) as canaries:
                 self._start(canaries, stdin, stdout, stderr)
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
