@@ -27,6 +27,7 @@ from mmrepro.base.box import (
     box as boxes,
     bubblewrap,
     inside,
+    keeper,
     require_box,
     seccomp,
 )
@@ -164,6 +165,14 @@ GREEDY = (
     "block = bytearray(700 << 20)\nprint('taken', flush=True)\nimport time\n"
     "time.sleep(60)"
 )
+SHARING = """
+import mmap, os, time
+block = mmap.mmap(-1, 700 << 20)
+for at in range(0, len(block), 4096):
+    block[at] = 1
+print('taken', flush=True)
+time.sleep(60)
+"""
 FORKS = """
 import os, time
 for _ in range(400):
@@ -179,6 +188,7 @@ time.sleep(60)
     ("script", "limits", "word"),
     [
         (GREEDY, Limits(memory=200 << 20, work=1, temporary=1, shared=1), "memory"),
+        (SHARING, Limits(memory=200 << 20, work=1, temporary=1, shared=1), "memory"),
         (FORKS, Limits(processes=50), "processes"),
     ],
 )
@@ -461,3 +471,29 @@ def test_what_is_copied_from_beside_the_canaries_is_no_leak(
         "cat /box/cache/file", caches=((tmp_path / "cache", WORK / "cache"),)
     )
     assert (code, output) == (0, "kept")
+
+
+@needs_box
+def test_shared_memory_counts_once_where_no_cgroup_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As an ordinary user's keeper, which may make no cgroup.
+    program = tmp_path / "keeper.py"
+    source = Path(keeper.__file__).read_text()
+    folder = str(Path(keeper.__file__).parents[1])
+    program.write_text(
+        source.replace("/sys/fs/cgroup", str(tmp_path / "none")).replace(
+            "str(folder) for folder in Path(__file__).resolve().parents[:2]",
+            f"{folder!r}, {folder + '/box'!r}",
+        )
+    )
+    monkeypatch.setattr(keeper, "__file__", str(program))
+    python = str(Path(sys.executable).resolve())
+    several = SHARING.replace("time.sleep(60)", "os.fork(); os.fork(); time.sleep(2)")
+    for script, ended in ((SHARING, True), (several, False)):
+        most = (200 if ended else 900) << 20
+        limits = Limits(memory=most, work=1, temporary=1, shared=1)
+        order = BoxOrder((python, "-I", "-S", "-c", script), PATH, limits=limits)
+        with Box(order) as box:
+            box.wait(60)
+        assert ("memory" in box.over) == ended, box.over

@@ -143,14 +143,24 @@ class Keeper:
         self.watched += 1
         if self.watched % COUNTED_EACH:
             return ""
-        held = tasks = 0
-        for pid in processes.descendants(self.box.pid):
+        held = shared = tasks = 0
+        pids = processes.descendants(self.box.pid)
+        for pid in pids:
             status = processes.read(pid, "status")
             held += field_kib(status, b"RssAnon:") * 1024
+            shared += field_kib(status, b"RssShmem:") * 1024
             tasks += field_kib(status, b"Threads:")
         if tasks > self.order.processes:
             return too_many(self.order)
-        return too_much(self.order) if held > self.order.memory else ""
+        most = self.order.memory
+        # Files in memory have a bound of their own; what is beyond has no name, and
+        # nothing else bounds it.
+        named = self.order.files_in_memory
+        if held + shared > most + named:
+            # Each process counts a shared page as its own, so now by its share.
+            shared = sum(share_of_shared(pid) for pid in pids)
+        beyond = max(0, shared - named)
+        return too_much(self.order) if held + beyond > most else ""
 
     def files_in_memory(self) -> int:
         """How many files the box's temporary folders hold: a tmpfs bounds their bytes
@@ -204,6 +214,12 @@ def field_kib(status: bytes, name: bytes) -> int:
     """The number behind ``name`` in /proc/PID/status; 0: there is none."""
     words = status.partition(b"\n" + name)[2].split(None, 1)
     return int(words[0]) if words else 0
+
+
+def share_of_shared(pid: int) -> int:
+    """A process's part of the memory that it shares with others, in bytes."""
+    rollup = processes.read(pid, "smaps_rollup")
+    return field_kib(rollup, b"Pss_Shmem:") * 1024
 
 
 def too_many(order: KeeperOrder) -> str:
