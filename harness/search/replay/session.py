@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import is_there
 from mmrepro.base.records import FindingClass
 from mmrepro.campaign.campaign import Campaign, State
@@ -51,6 +52,7 @@ from mmrepro.traffic.capture.messages import Captured
 from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.capture.scale import scale
 from mmrepro.traffic.case.expecting import expecting
+from mmrepro.traffic.case.fetching import asks_elsewhere
 from mmrepro.traffic.case.files import read_case, write_case
 from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import PlayState
@@ -434,6 +436,7 @@ def jobs_of(asked: ReplayCommand) -> int | None:
 
 
 DEFAULT_ROOT = "replays"
+ELSEWHERE = "would make the server ask another machine or read a file, without a box"
 
 
 class Replaying(CaseSearch[Replay]):
@@ -496,7 +499,7 @@ class Replaying(CaseSearch[Replay]):
         options, server = self.options, {"server": self.options.server}
         self.folder = campaign_folder(options, VERDICTS, DEFAULT_ROOT)
         if options.resume is not None:
-            return read_case(self.folder)[0].model_copy(update=server)
+            return self._only_here(read_case(self.folder)[0].model_copy(update=server))
         captured = self._captured()
         model = (
             Path(options.server.model) if is_there(Path(options.server.model)) else None
@@ -506,9 +509,30 @@ class Replaying(CaseSearch[Replay]):
         if options.anonymise:
             captured = anonymise(captured, options.seed, model)
         case = self._expecting(captured.case.model_copy(update=server))
+        case = self._only_here(case)
         self.folder = prepared(self.folder)
         write_case(case, self.folder, captured.contents)
         return case
+
+    def _only_here(self, case: Case) -> Case:
+        """Without a box: without requests that the server would ask others for. Raises
+        UsageError: none is left."""
+        if self.options.boxed:
+            return case
+        kept = [op.id for op in case.operations if not asks_elsewhere(op)]
+        if len(kept) == len(case.operations):
+            return case
+        if not kept:
+            raise UsageError(
+                "Each request of the case would make the server ask another machine or "
+                "read a file, and there is no box that keeps it from that.",
+                hint="leave --no-box out (docs/box.md)",
+            )
+        left = case.keeping(kept)
+        gone = {ELSEWHERE: len(case.operations) - len(left.operations)}
+        origin = case.origin
+        told = origin.model_copy(update={"left_out": {**origin.left_out, **gone}})
+        return left.model_copy(update={"origin": told})
 
     def _expecting(self, case: Case) -> Case:
         """With what ``--expect`` says. Raises UsageError."""

@@ -30,6 +30,8 @@ pictures."""
 MOST_NOTES = 40
 """What resembles an unknown option is searched for among hundreds: of more nobody reads
 it."""
+MOST_REPLACED = 100
+"""Rows on what a command's options became: a report may hold thousands of them."""
 
 # -------------------------------------------------------------------- what is asked for
 
@@ -835,7 +837,22 @@ def translated(
             replaced.append(Replaced(what=what, why=refusal, essential=of_engine))
         else:
             env[name] = value
-    return Translated(model, length, tuple(args), env, tuple(replaced), tuple(notes))
+    rows = _bounded(replaced)
+    return Translated(model, length, tuple(args), env, rows, tuple(notes[:MOST_NOTES]))
+
+
+def _bounded(replaced: list[Replaced]) -> tuple[Replaced, ...]:
+    """The first rows, and one that counts the others. It is essential where one of them
+    is, so that a verdict is no surer than with all of them."""
+    rows, others = replaced[:MOST_REPLACED], replaced[MOST_REPLACED:]
+    if not others:
+        return tuple(rows)
+    last = Replaced(
+        what=f"the rest ({len(others)} options and variables)",
+        why=f"only the first {MOST_REPLACED} are listed",
+        essential=any(row.essential for row in others),
+    )
+    return (*rows, last)
 
 
 def _expanded_name(written: str, allowed: Allowed, known: Iterable[str]) -> str:

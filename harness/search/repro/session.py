@@ -19,6 +19,7 @@ from mmrepro.base.machine.files import (
     device_of,
     is_file,
     is_folder,
+    open_to_read,
     read_file,
     write_file,
 )
@@ -80,6 +81,8 @@ from packaging.version import Version
 
 MAX_TEXT = 4 << 20
 HEAD = 1 << 20
+MOST_PICTURES = 100
+"""That stand for those which a client names and a report does not bring."""
 SLOW_ANSWER_S = 1.0
 MOST_IN_A_ROW, IN_A_ROW_S, MANY = 10, 20.0, 30
 """Times that requests without a failure are sent again; seconds of that; requests at
@@ -221,7 +224,7 @@ def _head(file: Path | None) -> str:
     if file is None:
         return ""
     file = file / CASE_FILE if is_folder(file) else file
-    with contextlib.suppress(OSError), file.open("rb") as opened:
+    with contextlib.suppress(OSError), open_to_read(file) as opened:
         return opened.read(HEAD).decode("utf-8", "replace")
     return ""
 
@@ -551,6 +554,7 @@ class Reproducing(Replaying):
         lacks = [
             one for one in pictures_in(client.texts) if _is_missing(one, client.script)
         ]
+        lacks = lacks[:MOST_PICTURES]
         for path in filter(os.path.isabs, lacks):  # read-only there
             text = text.replace(path, Path(path).name)
             files = {

@@ -28,6 +28,7 @@ from mmrepro.base.text.addresses import goes_out, is_address, is_local
 from mmrepro.base.text.redact import names_a_secret
 from mmrepro.traffic.capture.parsing import no_constant
 from mmrepro.traffic.case.bodies import JSON_TYPE, are_messages, body, is_prompt, opened
+from mmrepro.traffic.case.fetching import HOSTS, fetches
 from mmrepro.traffic.case.model import (
     CHAT,
     COMPLETIONS,
@@ -121,7 +122,6 @@ _FETCHED: Final = (
     "data_2",
 )
 """Fields of a body in which pictures and sounds may be given by address."""
-_HOSTS: Final = re.compile(r"(?:.*_)?(?:hosts?|ip|addr)", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WHO: Final = frozenset(
     {"user", "safety_identifier", "metadata", "prompt_cache_key", "conversation_id"}
@@ -247,7 +247,7 @@ class Bodies:
             apart = self.operation(about["path"], fields)
         except (ValueError, RecursionError, AsItIs):
             self.dropped, self.changed = before
-            if _fetches(text):
+            if fetches(text):
                 raise Unusable(
                     "an address of another machine in a body that stays as it is"
                 ) from None
@@ -546,33 +546,11 @@ class Bodies:
         return value
 
 
-_FIELD_OF_ADDRESS: Final = re.compile(
-    (
-        r'"(?:[^"\\]|\\.){0,40}url(?:[^"\\]|\\.){0,10}"\s*+:\s*+"(?P<value>(?:[^"\\]'
-        r"|\\.){0,2000})"
-    ),
-    re.IGNORECASE,
-)
-
-
 def _is_other_host(name: str, value: object) -> bool:
     """Whether a field names another machine as a host."""
-    if not isinstance(value, str) or not _HOSTS.fullmatch(name):
+    if not isinstance(value, str) or not HOSTS.fullmatch(name):
         return False
     return not is_local(value)
-
-
-def _fetches(text: str) -> bool:
-    """Whether a body that is no JSON, or that cannot be taken apart, gives a server an
-    address of another machine to fetch, as a field whose name has ``url`` in it."""
-    for field in _FIELD_OF_ADDRESS.finditer(text):
-        value = field["value"]
-        # What cannot be read as a text of JSON may still be an address.
-        with contextlib.suppress(ValueError):
-            value = json.loads(f'"{value}"', strict=False)
-        if goes_out(value):
-            return True
-    return False
 
 
 def canonical(text: str) -> bytes | None:

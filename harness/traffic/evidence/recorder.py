@@ -5,10 +5,11 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
-from urllib.request import ProxyHandler, build_opener
 
+from mmrepro.base.machine.answer import get
 from mmrepro.base.machine.nvml import Nvml, NvmlAbsent
 from mmrepro.base.records import EVIDENCE_DIR, Moment
 from mmrepro.base.text.sanitize import Mask, unmasked
@@ -79,6 +80,7 @@ def _level(record: RequestRecord) -> _Level:
 
 
 _INTERVAL_S = 0.25
+_MOST_METRICS = 4 << 20
 _METRICS_EVERY = 2
 GPU_INTERVAL_S = 0.5
 """NVML measures utilisation over a span of its own, 1/6 s to 1 s by its
@@ -162,7 +164,6 @@ class Sampler(Pace):
         self.names = {short: names[short] for short in _SHOWN if short in names}
         self._meter = CpuMeter(root_pid, role_of=role_of)
         self._with_metrics = threading.Event()
-        self._opener = build_opener(ProxyHandler({}))
         self._gpu = gpu
 
     def start(self) -> None:
@@ -194,10 +195,12 @@ class Sampler(Pace):
         """Return the shown metrics, each summed over its label sets; {}: the server does
         not answer."""
         try:
-            with self._opener.open(self.url, timeout=2) as answer:
-                text = answer.read(4 << 20).decode("utf-8", "replace")
-        except (OSError, ValueError):
+            status, body = get(self.url, _MOST_METRICS)
+        except OSError:
             return {}
+        if status != HTTPStatus.OK:
+            return {}
+        text = body.decode("utf-8", "replace")
 
         # Only the lines that are wanted are parsed: the whole text has thousands.
         wanted: set[str] = set()
