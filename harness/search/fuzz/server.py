@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,21 +33,27 @@ from mmrepro.traffic.case.model import (
 MAX_BYTES = 64 << 20
 
 
+_KEPT: Mapping[str, tuple[str, Callable[[str], object]]] = {
+    "profile": ("--profile", Profile),
+    "seed": ("--seed", int),
+    "repeat": ("--repeat", int),
+    "source": ("--from", Path),
+    "blind": ("--blind", bool),
+}
+"""Options that a session which is continued keeps: what each is called where they are
+written down, and how it is read."""
+
+
 def settled(asked: FuzzCommand) -> FuzzCommand:
-    """The options with the server; a session that is continued keeps its own, where
-    nothing else is asked for. Raises UsageError: no such engine or release; or the kept
-    server has what a file may not set."""
-    kept, budget_s = (
-        kept_options(asked.resume) if asked.resume is not None else ({}, None)
-    )
+    """Settle the options with the server; a session that is continued keeps its own,
+    where nothing else is asked for. Raises UsageError: no such engine or release; or
+    the kept server has what a file may not set."""
+    kept: dict[str, str] = {}
+    budget_s = None
+    if asked.resume is not None:
+        kept, budget_s = kept_options(asked.resume)
     changes: dict[str, Any] = {}
-    for option, name, parse in (
-        ("profile", "--profile", Profile),
-        ("seed", "--seed", int),
-        ("repeat", "--repeat", int),
-        ("source", "--from", Path),
-        ("blind", "--blind", bool),
-    ):
+    for option, (name, parse) in _KEPT.items():
         if kept.get(name) and not asked.given(option):
             changes[option] = parse(kept[name])
     if kept.get("--no-shrink") and not asked.given("shrink"):
@@ -64,18 +70,17 @@ def settled(asked: FuzzCommand) -> FuzzCommand:
 def server_of(
     engine: str, profile: Profile, asked: dict[str, Any], kept: str
 ) -> ServerWanted:
-    """The server: that of the engine's scenarios, under ``profile``, with what
+    """Return the server: that of the engine's scenarios, under ``profile``, with what
     ``asked`` says; a session that is continued has the ``kept`` one, unless something
-    is asked for. Raises
-    UsageError: no such engine or release."""
-    found = get_engine(engine)
+    is asked for. Raises UsageError: no such engine or release."""
+    adapter = get_engine(engine)
     if kept and not asked:
         return ServerWanted.model_validate_json(kept)
     usual = usual_server(engine)
     if profile is Profile.MODERN:
         usual = usual.model_copy(update={"model": dialect_of(engine).model})
     wanted = ServerWanted.model_validate({**usual.model_dump(), **asked})
-    found.environment_spec(wanted.release, "cpu")
+    adapter.environment_spec(wanted.release, "cpu")
     return under(profile, wanted, length_told="max_model_len" in asked)
 
 
@@ -108,11 +113,13 @@ MOST_PICTURES = 64
 
 @dataclass(frozen=True)
 class Source:
-    """Attributes:
-    name: of the file or folder, without those above it; "": nothing was given.
-    images: to be used besides those that are made up.
-    case: to be changed.
-    contents: the pictures' bytes, by SHA-256.
+    """What --from gives.
+
+    Attributes:
+        name: of the file or folder, without those above it; "": nothing was given.
+        images: to be used besides those that are made up.
+        case: to be changed.
+        contents: the pictures' bytes, by SHA-256.
     """
 
     name: str = ""
@@ -121,7 +128,8 @@ class Source:
     contents: Contents | Mapping[str, bytes] = field(default_factory=dict)
 
     def keep(self, folder: Path) -> Contents | Mapping[str, bytes]:
-        """The pictures, in the session's folder as well. Raises UnwritableOutput."""
+        """Keep the pictures in the session's folder as well. Raises UnwritableOutput: it
+        cannot be written."""
         try:
             if self.contents:
                 (folder / IMAGES_DIR).mkdir(exist_ok=True)
@@ -147,20 +155,21 @@ def read_source(place: Path | None, server: ServerWanted) -> Source:
     return Source(place.name, dict(case.images), case, contents)
 
 
+def _is_picture(file: Path) -> bool:
+    return file.suffix.lower() in MEDIA and is_file(file)
+
+
 def _pictures(folder: Path) -> Source:
     images: dict[str, Image] = {}
     contents: dict[str, bytes] = {}
     try:
-        files = sorted(
-            p for p in folder.iterdir() if p.suffix.lower() in MEDIA and is_file(p)
-        )
+        files = sorted(filter(_is_picture, folder.iterdir()))
         for number, file in enumerate(files[:MOST_PICTURES], 1):
             data = read_file(file, MAX_IMAGE_BYTES)
             sha256 = hashlib.sha256(data).hexdigest()
             contents[sha256] = data
-            images[f"given{number}"] = Content(
-                sha256=sha256, media_type=MEDIA[file.suffix.lower()]
-            )
+            media_type = MEDIA[file.suffix.lower()]
+            images[f"given{number}"] = Content(sha256=sha256, media_type=media_type)
     except OSError as error:
         raise UsageError(
             f"{folder} cannot be read: {error.strerror or error}."

@@ -89,10 +89,11 @@ class Fuzzing(CaseSearch[Fuzz]):
     def standing(self) -> str:
         """How many episodes there were, what was found, and the time that is left."""
         fuzz = self.fuzz
-        left = max(
-            0.0, fuzz.budget_s - (self.elapsed_s if self._opened else fuzz.elapsed_s)
-        )
-        findings = f"{len(fuzz.found)} finding{'s' * (len(fuzz.found) != 1)}"
+        spent_s = self.elapsed_s if self._opened else fuzz.elapsed_s
+        left = max(0.0, fuzz.budget_s - spent_s)
+        findings = f"{len(fuzz.found)} findings"
+        if len(fuzz.found) == 1:
+            findings = "1 finding"
         return f"{len(fuzz.episodes)} episodes, {findings}, {left:.0f} s left"
 
     # ------------------------------------------------------------------ time
@@ -117,7 +118,8 @@ class Fuzzing(CaseSearch[Fuzz]):
         """Whether there is no time for one more episode, or no sense in it."""
         if self.known.stuck:
             why = "the server does not start: nothing else can be tried"
-            self.fuzz.limits += [why] if why not in self.fuzz.limits else []
+            if why not in self.fuzz.limits:
+                self.fuzz.limits.append(why)
             return True
         usual = max(self.known.lasted[-3:], default=0.0)
         return self.elapsed_s + SHARE * usual >= self.options.budget_s
@@ -130,7 +132,8 @@ class Fuzzing(CaseSearch[Fuzz]):
             return self._take_up
         if not self._opened or self._over():
             return None
-        if (unfinished := minimisations.unfinished(self)) is not None:
+        unfinished = minimisations.unfinished(self)
+        if unfinished is not None:
             return lambda: minimisations.finish(self, unfinished)
         return self._episode
 
@@ -145,9 +148,13 @@ class Fuzzing(CaseSearch[Fuzz]):
             minimisations.pursue(self, line)
 
     def _episode(self) -> None:
-        """One episode, and what it showed."""
+        """Play an episode, and pursue what it showed."""
         taken = self.known.ended.keys() | self._playing
-        number = next(n for n in range(len(taken) + 1) if n not in taken)
+        # Several lines of work play at once, and a killed call leaves gaps: the first
+        # number that is free.
+        number = 0
+        while number in taken:
+            number += 1
         self._playing.add(number)
         try:
             line = play_episode(self, self.known.episodes.next(number))
@@ -179,19 +186,17 @@ class Fuzzing(CaseSearch[Fuzz]):
         """An attempt, with its files in ``place``; it also learns the server's
         limits."""
         inside = place.relative_to(self.folder).as_posix()
-        look = look_at_limits if learning else None
-        return self.attempt(
-            CaseRun(
-                inside,
-                what,
-                self.servers,
-                inside,
-                case=case,
-                contents=self.folder,
-                options=options,
-                look=look,
-            )
+        order = CaseRun(
+            inside,
+            what,
+            self.servers,
+            inside,
+            case=case,
+            contents=self.folder,
+            options=options,
+            look=look_at_limits if learning else None,
         )
+        return self.attempt(order)
 
     def episode_dir(self, number: int) -> Path:
         return self.folder / EPISODES_DIR / f"{number:04d}"
@@ -234,11 +239,11 @@ class Fuzzing(CaseSearch[Fuzz]):
         try:
             yield
         finally:
-            self.pursued = [one for one in self.pursued if one not in buckets]
+            self.pursued = [b for b in self.pursued if b not in buckets]
 
     def _take(self, line: KeptLine) -> None:
-        for one in self.known.take(line):
-            self.campaign.emit(found_event(one.id, one.finding))
+        for found in self.known.take(line):
+            self.campaign.emit(found_event(found.id, found.finding))
 
     # ------------------------------------------------------------ asked by the campaign
 
@@ -283,9 +288,8 @@ class Fuzzing(CaseSearch[Fuzz]):
 
     def _episodes(self) -> Episodes:
         options, source = self.options, self._source
-        sees = options.server.model not in TINY or bool(
-            TINY[options.server.model].image_tokens
-        )
+        tiny = TINY.get(options.server.model)
+        sees = tiny is None or bool(tiny.image_tokens)
         return Episodes(
             options.seed,
             options.server,
