@@ -34,7 +34,7 @@ from mmrepro.traffic.case.model import (
     ServerWanted,
 )
 
-Kind: TypeAlias = Literal["learning", "mixed", "steady", "many"]
+_Kind: TypeAlias = Literal["learning", "mixed", "steady", "many"]
 
 REQUESTS = 40
 """Of a mixed episode, about."""
@@ -43,7 +43,7 @@ STEADY, BLOCKS = 8, 10
 by itself. """
 NARROWING = 3
 """Further learning episodes, at most: each leaves a seventh of what lies between."""
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[_Kind, ...] = (
     "mixed",
     "mixed",
     "many",
@@ -84,7 +84,7 @@ class Planned:
     """What an episode sends."""
 
     number: int
-    kind: Kind
+    kind: _Kind
     case: Case
     switches: tuple[Switch, ...] = ()
     origin: str = "new"
@@ -156,7 +156,7 @@ class Episodes:
                 case = self._steady(maker)
             case _:
                 return self._mixed(number, maker)
-        case = with_features(self._titled(case, number), on)
+        case = _with_features(self._titled(case, number), on)
         return Planned(number, kind, case, tuple(sorted(on)))
 
     def _switches(self, number: int, random: Random) -> set[Switch]:
@@ -180,7 +180,7 @@ class Episodes:
     def _mixed(self, number: int, maker: Maker) -> Planned:
         random = maker.random
         base, origin = self._base(random)
-        case = self._new(maker) if base is None else changed(base, random, maker)
+        case = self._new(maker) if base is None else _changed(base, random, maker)
         if self.modern:
             hiding = _SEED
             if maker.on.intersection(SPECULATION):
@@ -192,12 +192,12 @@ class Episodes:
         compared = plain is not None and (plain.exact or random.random() < share)
         if compared:
             case = comparable(case)
-        if asks_adapters(case) and not maker.on.intersection(ADAPTERS):
+        if _asks_adapters(case) and not maker.on.intersection(ADAPTERS):
             self._switch_adapters_on(maker)
         if Switch.FILES in maker.on:
             case = _without(case, self.dialect.salts)
         switches = tuple(sorted(maker.on))
-        case = with_features(self._titled(case, number), maker.on)
+        case = _with_features(self._titled(case, number), maker.on)
         return Planned(number, "mixed", case, switches, origin, compared)
 
     def _switch_adapters_on(self, maker: Maker) -> None:
@@ -317,7 +317,7 @@ class Episodes:
         return case.model_copy(update={"server": server})
 
 
-def with_features(case: Case, on: Collection[Switch]) -> Case:
+def _with_features(case: Case, on: Collection[Switch]) -> Case:
     """Give the case's server what of ``on`` is a server's."""
     server = case.server
     features = [
@@ -363,7 +363,7 @@ def _without(case: Case, parameters: Collection[str]) -> Case:
     return case.model_copy(update={"operations": operations})
 
 
-def asks_adapters(case: Case) -> bool:
+def _asks_adapters(case: Case) -> bool:
     return any(op.model or op.path in CHANGES for op in case.operations)
 
 
@@ -548,7 +548,7 @@ _MOTIFS = (
 # ---------------------------------------------------------------------- changing
 
 
-def changed(base: Case, random: Random, maker: Maker) -> Case:
+def _changed(base: Case, random: Random, maker: Maker) -> Case:
     """Leave some requests of ``base`` out, double, move together, change or put some
     in."""
     operations = list(base.operations)

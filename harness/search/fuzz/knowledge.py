@@ -134,9 +134,9 @@ class Finished(Line):
 
 KeptLine: TypeAlias = Ended | Led | Pursued | Finished
 LineT = TypeVar("LineT", Ended, Led, Pursued, Finished)
-AnyLine: TypeAlias = Annotated[Head | Began | KeptLine, Field(discriminator="kind")]
+_AnyLine: TypeAlias = Annotated[Head | Began | KeptLine, Field(discriminator="kind")]
 EPISODES = JournalKind(
-    "session", EPISODES_FILE, ".fuzz.lock", FUZZ_FILE, TypeAdapter(AnyLine)
+    "session", EPISODES_FILE, ".fuzz.lock", FUZZ_FILE, TypeAdapter(_AnyLine)
 )
 
 

@@ -33,23 +33,23 @@ REFUSAL = "refusal"
 SHORT, LONGER = 8, 72
 """Letters of two prompts, by which the template's tokens and the tokens a letter are
 learnt."""
-LADDER = (0.35, 0.6, 0.9, 1.3, 3.0)
+_LADDER = (0.35, 0.6, 0.9, 1.3, 3.0)
 """Of the context that the server was started with: prompts whose answers tell what it
 takes."""
-RUNGS = 6
+_RUNGS = 6
 """Lengths that a further learning episode asks for, between what is served and what is
 not."""
 NARROW = 24
 """Tokens between the two from which on that is told well enough."""
-LADDER_BASE = 2048
+_LADDER_BASE = 2048
 """The context, at most: where it is longer, the KV cache of a tiny model ends before
 it."""
-LETTERS = "defghijk"
+_LETTERS = "defghijk"
 SIZES = ((28, 28), (56, 56), (56, 112), (112, 112), (196, 308), (280, 420), (420, 420))
 """Width and height of the pictures whose tokens are learnt; most engines count 28 x 28
 as one."""
-PER_TOKEN = 28 * 28
-MOST_LIMITS = 12
+_PER_TOKEN = 28 * 28
+_MOST_LIMITS = 12
 _GET_S, _GET_BYTES = 5.0, 4 << 20
 _NUMBER = re.compile(r"\b\d{2,7}\b")
 
@@ -100,7 +100,7 @@ class Limits(Record):
         tokens = self.images.get(f"{width}x{height}")
         if tokens is not None:
             return tokens
-        return max(1, round(width * height / PER_TOKEN))
+        return max(1, round(width * height / _PER_TOKEN))
 
     @property
     def untold(self) -> bool:
@@ -132,8 +132,8 @@ def learning_case(server: ServerWanted, *, pictures: bool) -> Case:
     for number, size in enumerate(SIZES if pictures else ()):
         images[f"size{number}"] = Noise(seed=number, size=size)
         asked.append([Part(image=f"size{number}"), Part(text="c" * SHORT)])
-    base = min(LADDER_BASE, server.max_model_len)
-    lengths = [max(LONGER, round(base * share)) for share in LADDER]
+    base = min(_LADDER_BASE, server.max_model_len)
+    lengths = [max(LONGER, round(base * share)) for share in _LADDER]
     asked += _of_letters(lengths)
     return _asking(server, asked, images)
 
@@ -142,9 +142,9 @@ def narrowing_case(server: ServerWanted, limits: Limits) -> Case:
     """Prompts of text between the longest that was served and the shortest that was
     not, each a step longer."""
     refused = limits.refused or limits.served
-    step = (refused - limits.served) / (RUNGS + 1)
+    step = (refused - limits.served) / (_RUNGS + 1)
     lengths: list[int] = []
-    for rung in range(1, RUNGS + 1):
+    for rung in range(1, _RUNGS + 1):
         tokens = round(limits.served + step * rung)
         lengths.append(limits.letters(tokens))
     return _asking(server, _of_letters(lengths), {})
@@ -152,7 +152,7 @@ def narrowing_case(server: ServerWanted, limits: Limits) -> Case:
 
 def _of_letters(lengths: Iterable[int]) -> Iterator[str]:
     """Texts of which no two begin alike."""
-    return (letter * length for letter, length in zip(LETTERS, lengths, strict=False))
+    return (letter * length for letter, length in zip(_LETTERS, lengths, strict=False))
 
 
 def _asking(
@@ -196,7 +196,7 @@ def learn(
     for limit in every:  # each number once, under the first name that it has
         if limit.tokens > 1:
             kept.setdefault(limit.tokens, limit)
-    limits = Limits(learnt=list(kept.values())[:MOST_LIMITS])
+    limits = Limits(learnt=list(kept.values())[:_MOST_LIMITS])
     _learn_letters(limits, records)
     _learn_images(limits, records)
     return narrowed(limits, records)

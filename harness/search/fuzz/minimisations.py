@@ -166,21 +166,21 @@ def _beside(
 
 # ----------------------------------------------------------------------- what it showed
 
-STRAIGHT = "straight"
+_STRAIGHT = "straight"
 PURSUIT = 40
 """Starts of servers for what one episode showed, at most."""
-PURSUIT_S, PURSUIT_SHARE = 300.0, 0.2
+_PURSUIT_S, _PURSUIT_SHARE = 300.0, 0.2
 """Seconds for what ends or stops a server, or that share of the budget, if it is
 more."""
 LESSER_S, LESSER_SHARE = 100.0, 0.07
 """The same for all else."""
-FINISH_AFTER = 0.5
+_FINISH_AFTER = 0.5
 """Share of the budget after which what was not shrunk to its end is taken up again."""
-FINISH_SHARE, FINISH_LESSER = 0.5, 0.15
+_FINISH_SHARE, _FINISH_LESSER = 0.5, 0.15
 """Of the time that is left then: for what ends or stops a server, and for all else."""
 FINISH = 3 * PURSUIT
 """Starts of servers for that, at most."""
-LONG_S = 10.0
+_LONG_S = 10.0
 """A deadline from which on it is measured again before a hang is played again and
 again."""
 
@@ -201,10 +201,10 @@ def pursue(session: Fuzzing, line: Ended) -> None:
         led = known.led.get(episode.number) or _led(session, line, new)
         source = session.episode_dir(episode.number)
         if led.straight:
-            source = source / STRAIGHT
+            source = source / _STRAIGHT
         least_s, share = LESSER_S, LESSER_SHARE
         if any(sighting.finding_class in FATAL for sighting in led.seen.sightings):
-            least_s, share = PURSUIT_S, PURSUIT_SHARE
+            least_s, share = _PURSUIT_S, _PURSUIT_SHARE
         time_s = max(least_s, share * session.options.budget_s)
         start = StartingPoint(
             led.seen,
@@ -239,7 +239,7 @@ def _handled(session: Fuzzing, led: Led, new: Sequence[str]) -> list[str]:
 
 def unfinished(session: Fuzzing) -> Found | None:
     """A finding that is to be shrunk further now."""
-    early = session.elapsed_s < FINISH_AFTER * session.options.budget_s
+    early = session.elapsed_s < _FINISH_AFTER * session.options.budget_s
     if early or not session.options.shrink:
         return None
     return session.known.unfinished(session.pursued)
@@ -254,7 +254,7 @@ def finish(session: Fuzzing, found: Found) -> None:
     with session.pursuing([finding.bucket]):
         _measure_again(session, [finding])
         others = [f.finding.bucket for f in session.fuzz.found if f is not found]
-        share = FINISH_SHARE if finding.finding_class in FATAL else FINISH_LESSER
+        share = _FINISH_SHARE if finding.finding_class in FATAL else _FINISH_LESSER
         start = StartingPoint(
             again=True,
             handled=(*others, *session.known.also),
@@ -302,7 +302,7 @@ def _measure_again(session: Fuzzing, seen: Sequence[Sighting | Finding]) -> None
     """Measure the deadline again, where a busy moment made it long: each attempt at a
     hang lasts as long."""
     hangs = any(shown.finding_class is FindingClass.HANG for shown in seen)
-    if hangs and session.deadlines.answer_s > LONG_S:
+    if hangs and session.deadlines.answer_s > _LONG_S:
         deadlines = session.measured()
         if deadlines.answer_s < session.deadlines.answer_s:
             session.deadlines = deadlines
@@ -320,7 +320,7 @@ def _led(session: Fuzzing, line: Ended, new: Sequence[str]) -> Led:
     if straight == case or line.silent or line.blocks or late:
         return session.take(led)
 
-    place, name = folder / STRAIGHT, f"episode {number}, one after another"
+    place, name = folder / _STRAIGHT, f"episode {number}, one after another"
     shutil.rmtree(place, ignore_errors=True)
     session.keep_case(straight, place)
     options = PlayOptions(session.deadlines)

@@ -232,8 +232,8 @@ def under(profile: Profile, wanted: ServerWanted, *, length_told: bool) -> Serve
 
 # ------------------------------------------------------------------------------ options
 
-BUDGET_S = 1800.0
-LEAST_S = 10.0
+_BUDGET_S = 1800.0
+_LEAST_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class FuzzCommand(ServerCommand):
         names="record",
     )
     budget_s: float = common.BUDGET(
-        BUDGET_S,
+        _BUDGET_S,
         help="Time for it, e.g. 10m or 2h; building an environment does not count.",
         shown="30m",
     )
@@ -281,7 +281,7 @@ class FuzzCommand(ServerCommand):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.budget_s < LEAST_S:
+        if self.budget_s < _LEAST_S:
             raise UsageError(
                 (
                     f"--budget {exact_duration(self.budget_s)} is not enough for one "

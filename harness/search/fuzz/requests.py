@@ -28,16 +28,16 @@ from mmrepro.traffic.case.model import (
     Tiles,
 )
 
-LAYOUTS: Final = ((2, 4), (4, 2), (2, 6), (3, 4), (3, 2), (1, 4))
+_LAYOUTS: Final = ((2, 4), (4, 2), (2, 6), (3, 4), (3, 2), (1, 4))
 """Rows and columns of tiles."""
-QUESTIONS = (
+_QUESTIONS = (
     "what is this",
     "describe the picture",
     "and now",
     "list three things",
     "hello there",
 )
-ODD_TEXTS = (
+_ODD_TEXTS = (
     "",
     " ",
     "\x00\x07\x1b[31m",
@@ -48,17 +48,17 @@ ODD_TEXTS = (
     "<image>",
     "{{ '%s' % 1 }}",
 )
-GROWN = (1, 4, 16, 40)
+_GROWN = (1, 4, 16, 40)
 """Tokens before a limit at which a prompt ends whose answer grows beyond it."""
-MOST_GROWN = 700
+_MOST_GROWN = 700
 """Tokens of an answer that is let grow from what is served to what is not: seconds, on
 a CPU."""
-SALT_NAMES = ("tenant-a", "tenant-b", "tenant-ab")
+_SALT_NAMES = ("tenant-a", "tenant-b", "tenant-ab")
 TILE = 28
 STATIC = ("lora-a", "lora-b")
 """Adapters that a server with adapters has from its start."""
 RESETS = "/reset_prefix_cache"
-TOOLS: Final = tuple(
+_TOOLS: Final = tuple(
     {
         "type": "function",
         "function": {
@@ -104,7 +104,7 @@ class Maker:
         self._fresh = list(self.images)
         self._used: list[str] = []
         self._beginnings: list[str] = []
-        self._questions = random.sample(QUESTIONS, 2)
+        self._questions = random.sample(_QUESTIONS, 2)
         self._count = 0
 
     # ------------------------------------------------------------------ one request
@@ -258,7 +258,7 @@ class Maker:
 
     def question(self) -> str:
         if Switch.ODD in self.on and self.random.random() < 0.3:
-            return self.random.choice(ODD_TEXTS)
+            return self.random.choice(_ODD_TEXTS)
         return self.random.choice(self._questions)
 
     def _length(self) -> int | None:
@@ -296,13 +296,13 @@ class Maker:
         if Switch.GROWTH not in self.on or random.random() > 0.15:
             return None
         between = (limits.refused or 0) - limits.served
-        is_between = limits.served > 0 and 0 < between <= MOST_GROWN
+        is_between = limits.served > 0 and 0 < between <= _MOST_GROWN
         if is_between and not limits.named(KV) and random.random() < 0.4:
             return limits.served, between + 24  # where it ends lies between the two
         end = random.choice(
             [limits.longest, limits.longest, limits.room, *limits.edges()]
         )
-        short = random.choice(GROWN)
+        short = random.choice(_GROWN)
         return max(1, end - short), max(1, short + random.choice((-1, 0, 1, 2, 24)))
 
     # ------------------------------------------------------------------ pictures
@@ -344,7 +344,7 @@ class Maker:
         first, second = f"{self.name}p{count + 1}", f"{self.name}p{count + 2}"
         seed = random.randrange(1 << 30)
         if random.random() < 0.7:
-            rows, columns = random.choice(LAYOUTS)
+            rows, columns = random.choice(_LAYOUTS)
             self.images[first] = Tiles(seed=seed, rows=rows, columns=columns)
             self.images[second] = Relayout(of=first, rows=columns, columns=rows)
         else:
@@ -397,7 +397,7 @@ class Maker:
                 random.randrange(256),
             )
             return Solid(colour=colour, size=random.choice(SIZES))
-        rows, columns = random.choice(LAYOUTS)
+        rows, columns = random.choice(_LAYOUTS)
         return Tiles(seed=random.randrange(1 << 30), rows=rows, columns=columns)
 
     def size(self, name: str) -> tuple[int, int]:
@@ -438,7 +438,7 @@ class Maker:
         if chosen(Switch.PRIORITY, 0.3):
             parameters[dialect.priority] = random.choice((-1, 0, 1, 5))
         if chosen(Switch.SALT, 0.4):
-            parameters[random.choice(dialect.salts)] = random.choice(SALT_NAMES)
+            parameters[random.choice(dialect.salts)] = random.choice(_SALT_NAMES)
         if chosen(Switch.RID, 0.3):
             # Numbered as clients do: each once, and one begins as another does.
             number = dialect.rid == "session_id"
@@ -446,7 +446,7 @@ class Maker:
         if chosen(Switch.GRAMMAR, 0.25):
             parameters |= random.choice(dialect.shaped)
         elif path == CHAT and chosen(Switch.TOOLS, 0.25):
-            parameters["tools"] = list(TOOLS)
+            parameters["tools"] = list(_TOOLS)
             parameters["tool_choice"] = random.choice(("required", "auto"))
         return parameters
 

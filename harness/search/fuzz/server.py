@@ -30,7 +30,7 @@ from mmrepro.traffic.case.model import (
     ServerWanted,
 )
 
-MAX_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
 _KEPT: Mapping[str, tuple[str, Callable[[str], object]]] = {
@@ -94,7 +94,7 @@ def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
         return {}, None  # the session says what is wrong
     head = EPISODES.head(line, folder)
     try:
-        budget_s = parsed(Fuzz, read_file(folder / FUZZ_FILE, MAX_BYTES)).budget_s
+        budget_s = parsed(Fuzz, read_file(folder / FUZZ_FILE, _MAX_BYTES)).budget_s
     except (OSError, ValueError):  # a session that was cut short has none yet
         budget_s = None
     return head.decides, budget_s
@@ -102,13 +102,13 @@ def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
 
 # ------------------------------------------------------------------------------- --from
 
-MEDIA = {
+_MEDIA = {
     ".png": "image/png",
     ".jpg": "image/jpeg",
     ".jpeg": "image/jpeg",
     ".webp": "image/webp",
 }
-MOST_PICTURES = 64
+_MOST_PICTURES = 64
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def read_source(place: Path | None, server: ServerWanted) -> Source:
 
 
 def _is_picture(file: Path) -> bool:
-    return file.suffix.lower() in MEDIA and is_file(file)
+    return file.suffix.lower() in _MEDIA and is_file(file)
 
 
 def _pictures(folder: Path) -> Source:
@@ -164,11 +164,11 @@ def _pictures(folder: Path) -> Source:
     contents: dict[str, bytes] = {}
     try:
         files = sorted(filter(_is_picture, folder.iterdir()))
-        for number, file in enumerate(files[:MOST_PICTURES], 1):
+        for number, file in enumerate(files[:_MOST_PICTURES], 1):
             data = read_file(file, MAX_IMAGE_BYTES)
             sha256 = hashlib.sha256(data).hexdigest()
             contents[sha256] = data
-            media_type = MEDIA[file.suffix.lower()]
+            media_type = _MEDIA[file.suffix.lower()]
             images[f"given{number}"] = Content(sha256=sha256, media_type=media_type)
     except OSError as error:
         raise UsageError(
@@ -177,6 +177,6 @@ def _pictures(folder: Path) -> Source:
     if not images:
         raise UsageError(
             f"{folder} holds neither a {CASE_FILE} nor a picture.",
-            hint=f"pictures are files that end in {', '.join(MEDIA)}",
+            hint=f"pictures are files that end in {', '.join(_MEDIA)}",
         )
     return Source(folder.resolve().name, images, None, contents)

@@ -41,10 +41,10 @@ from mmrepro.traffic.capture.messages import Contents
 from mmrepro.traffic.case.files import write_case
 from mmrepro.traffic.case.model import Case
 
-DEFAULT_ROOT = "fuzz"
-SHARE = 0.8
+_DEFAULT_ROOT = "fuzz"
+_SHARE = 0.8
 """An episode begins while there is time for so much of one."""
-GRACE = 0.05
+_GRACE = 0.05
 """Of the budget."""
 
 
@@ -112,7 +112,7 @@ class Fuzzing(CaseSearch[Fuzz]):
     def grace_s(self) -> float:
         """For confirming what was found last: of how often it shows nothing was known
         else."""
-        return GRACE * self.options.budget_s
+        return _GRACE * self.options.budget_s
 
     def _over(self) -> bool:
         """Whether there is no time for one more episode, or no sense in it."""
@@ -122,7 +122,7 @@ class Fuzzing(CaseSearch[Fuzz]):
                 self.fuzz.limits.append(why)
             return True
         usual = max(self.known.lasted[-3:], default=0.0)
-        return self.elapsed_s + SHARE * usual >= self.options.budget_s
+        return self.elapsed_s + _SHARE * usual >= self.options.budget_s
 
     # ------------------------------------------------------------------ lines of work
 
@@ -279,7 +279,7 @@ class Fuzzing(CaseSearch[Fuzz]):
     def _prepare(self) -> Source:
         """The session's folder, and what it begins with: kept there, pictures and
         all."""
-        self.folder = campaign_folder(self.options, EPISODES, DEFAULT_ROOT)
+        self.folder = campaign_folder(self.options, EPISODES, _DEFAULT_ROOT)
         source = read_source(self.options.source, self.options.server)
         if self.options.resume is None:
             self.folder = prepared(self.folder)

@@ -116,10 +116,10 @@ ODDS: Mapping[Switch, float] = {
     Switch.LOGPROBS: 0.35,
     Switch.ODD: 0.25,
 }
-USUAL_ODDS = 0.45
+_USUAL_ODDS = 0.45
 LESS = 0.35
 """By so much a switch is less likely once a fatal failure was found that needs it."""
-LEAST = 0.05
+_LEAST = 0.05
 
 
 def offered(dialect: Dialect, *, pictures: bool, modern: bool = False) -> list[Switch]:
@@ -161,8 +161,8 @@ def drawn(
     """
     on = set()
     for switch in among:
-        odds = ODDS.get(switch, USUAL_ODDS) * less.get(switch, 1.0)
-        if switch is lead or random.random() < max(LEAST, odds):
+        odds = ODDS.get(switch, _USUAL_ODDS) * less.get(switch, 1.0)
+        if switch is lead or random.random() < max(_LEAST, odds):
             on.add(switch)
     if Switch.IMAGES not in on:
         on -= {Switch.RELATIVES, Switch.SEVERAL, Switch.UUID}
@@ -244,27 +244,27 @@ def _of(op: Operation) -> set[Switch]:
 
 # --------------------------------------------------------------- what an episode showed
 
-LOG, ANSWER, METRIC, PAIR = "log", "answer", "metric", "pair"
-WORTH = {LOG: 3, ANSWER: 5, METRIC: 2, PAIR: 0}
+_LOG, _ANSWER, _METRIC, _PAIR = "log", "answer", "metric", "pair"
+_WORTH = {_LOG: 3, _ANSWER: 5, _METRIC: 2, _PAIR: 0}
 """Of a new one. Pairs of requests are told; there are always new ones."""
 ENOUGH = 3
 """Worth from which on an episode is changed into others."""
-MOST_LINES, MOST_BYTES = 20_000, 8 << 20
+_MOST_LINES, _MOST_BYTES = 20_000, 8 << 20
 _COUNTED = re.compile(r"_(?:created|bucket|sum)$")
 
 
 def features(case: Case, played: Played, log: Path) -> set[str]:
     """Each as its kind and a short text; the same failure gives the same ones. Pure,
     but for the log."""
-    digests = {_digest(LOG, text) for text in _templates(log)}
-    digests |= {_digest(METRIC, text) for text in _metrics(played)}
+    digests = {_digest(_LOG, text) for text in _templates(log)}
+    digests |= {_digest(_METRIC, text) for text in _metrics(played)}
     labels: list[str] = []
     for sent in sent_of(case, played):
         kind, answer = _kind(sent.op), _answer(sent.record)
-        digests.add(_digest(ANSWER, f"{kind}:{answer}"))
+        digests.add(_digest(_ANSWER, f"{kind}:{answer}"))
         labels.append(f"{kind}={answer[:12]}")
     for first, second in pairwise(labels):
-        digests.add(_digest(PAIR, f"{first} {second}"))
+        digests.add(_digest(_PAIR, f"{first} {second}"))
     return digests
 
 
@@ -284,17 +284,17 @@ def kinds(shown: Iterable[str]) -> dict[str, int]:
 
 
 def worth(new: Iterable[str]) -> int:
-    return sum(WORTH[kind] * number for kind, number in kinds(new).items())
+    return sum(_WORTH[kind] * number for kind, number in kinds(new).items())
 
 
 def _templates(log: Path) -> Iterator[str]:
     """Of each line of the log what stays the same whatever its numbers are."""
     try:
         with log.open("rb") as file:
-            lines = file.read(MOST_BYTES).decode("utf-8", "replace").splitlines()
+            lines = file.read(_MOST_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return
-    for line in dict.fromkeys(lines[:MOST_LINES]):
+    for line in dict.fromkeys(lines[:_MOST_LINES]):
         yield normalised(without_prefix(line)[:300])
 
 

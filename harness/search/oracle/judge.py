@@ -37,7 +37,7 @@ from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import Played, PlayState, Reading
 from mmrepro.traffic.evidence import RequestRecord
 
-EXACT = ("minivllm",)
+_EXACT = ("minivllm",)
 """Engines whose greedy answers are the same for any batch, chunk and cache: float32,
 and tested."""
 
@@ -55,7 +55,7 @@ def canary(played: Played, engine: Engine) -> Judged:
         )
     if before.text == after.text:
         return Judged()
-    exact = engine.name in EXACT
+    exact = engine.name in _EXACT
     mine = next(iter(near_ties.answers(after)), Answer(after.text))
     right = next(iter(near_ties.answers(before)), Answer(before.text))
     bound = near_ties.bound_of((), exact=exact) or 0.0
@@ -98,10 +98,10 @@ def judge(case: Case, played: Played, *, engine: Engine) -> Judged:
 
 # ---------------------------------------------------------------------- the idle server
 
-SETTLES_S = 0.05
+_SETTLES_S = 0.05
 
 
-class Span(NamedTuple):
+class _Span(NamedTuple):
     """From the least to the most."""
 
     least: float
@@ -139,7 +139,7 @@ def ledger(case: Case, played: Played, engine: Engine) -> Judged:
         # A counter without a value has none yet.
         used = next(one for one in names if one in after.metrics)
         grown = last - before.metrics.get(used, 0.0)
-        anything = Span(0.0, math.inf)
+        anything = _Span(0.0, math.inf)
         spans = [anything if entry.other else counted(entry, case) for entry in entries]
         least, most = (
             sum(span.least for span in spans),
@@ -187,11 +187,11 @@ class _Entry:
         """It was served whole, and says how many tokens that took."""
         return self.record.answered and self.n == 1 and not self.record.cut_short
 
-    def span(self, exact: float | None, most: float) -> Span:
+    def span(self, exact: float | None, most: float) -> _Span:
         """``exact`` where the answer tells it."""
         if exact is None:
-            return Span(0.0, most)
-        return Span(0.0 if self.late else exact, exact)
+            return _Span(0.0, most)
+        return _Span(0.0 if self.late else exact, exact)
 
 
 def _entries(
@@ -211,42 +211,42 @@ def _entries(
         ):  # what it adds is told in a form of its own, or not
             yield _Entry(record, other=True)
             continue
-        late = end > after.mono - SETTLES_S or record.sent.mono < before.mono
+        late = end > after.mono - _SETTLES_S or record.sent.mono < before.mono
         if sent is None:
             yield _Entry(record, limit=record.max_tokens, late=late)
         else:
             yield _Entry(record, sent.n, sent.limit, late)
 
 
-def _finished(entry: _Entry, case: Case) -> Span:
+def _finished(entry: _Entry, case: Case) -> _Span:
     # An answer is counted once, or once for each choice, and a prompt that several
     # share once more.
     if entry.told:
         return entry.span(1.0, 1.0)
     whole = entry.record.answered and not entry.record.cut_short
     least = 1.0 if whole and not entry.late else 0.0
-    return Span(least, entry.n + 1.0)
+    return _Span(least, entry.n + 1.0)
 
 
-def _prompt_tokens(entry: _Entry, case: Case) -> Span:
+def _prompt_tokens(entry: _Entry, case: Case) -> _Span:
     told = entry.record.prompt_tokens
     if entry.told and told is not None:
         return entry.span(told, told)
     most = (entry.n + 1.0) * (told if told is not None else case.server.max_model_len)
     if entry.record.status is not None and 400 <= entry.record.status < 500:
         most = math.inf  # refused for its length, maybe
-    return Span(0.0, most)
+    return _Span(0.0, most)
 
 
-def _generated(entry: _Entry, case: Case) -> Span:
+def _generated(entry: _Entry, case: Case) -> _Span:
     told = entry.record.completion_tokens
     if entry.told and told is not None:
         return entry.span(told, told)
     limit = entry.limit if entry.limit is not None else case.server.max_model_len
-    return Span(0.0, (entry.n + 1.0) * limit)
+    return _Span(0.0, (entry.n + 1.0) * limit)
 
 
-_COUNTERS: dict[str, tuple[str, Callable[[_Entry, Case], Span]]] = {
+_COUNTERS: dict[str, tuple[str, Callable[[_Entry, Case], _Span]]] = {
     "finished": ("requests that ended", _finished),
     "prompt_tokens": ("prompt tokens", _prompt_tokens),
     "generation_tokens": ("generated tokens", _generated),
@@ -254,29 +254,29 @@ _COUNTERS: dict[str, tuple[str, Callable[[_Entry, Case], Span]]] = {
 """By their short name (``Engine.metrics``): for people, and what a request adds."""
 
 
-PROMPT_GAUGES = ("vllm", "minivllm")
+_PROMPT_GAUGES = ("vllm", "minivllm")
 """Engines that set their gauges at each step, the last one included."""
-KV_USE = {
+_KV_USE = {
     "vllm": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
     "minivllm": ("minivllm:kv_cache_usage_perc",),
 }
 """Share of the KV cache that requests hold; cached prefixes are free blocks to both."""
-KV_SLACK = 1e-6
-LEAST_BLOCKS = 3
-LEAST_BLOCKS_OF_MEMORY = 5
+_KV_SLACK = 1e-6
+_LEAST_BLOCKS = 3
+_LEAST_BLOCKS_OF_MEMORY = 5
 """Allocators and logs make it rougher than a count."""
-SHARE_OF_REQUESTS = 0.25
+_SHARE_OF_REQUESTS = 0.25
 """A leak that is worth a report takes a thread or a file in every fourth request at
 least: a pool that is still filling adds fewer, one at a time."""
 LEAST_STEP = 2
 NO_BLOCKS = (
     "Threads, files and memory were not judged: that needs equal blocks of requests, "
-    f"{LEAST_BLOCKS} at least."
+    f"{_LEAST_BLOCKS} at least."
 )
 MIB = 1 << 20
-PER_REQUEST = 32 << 10
+_PER_REQUEST = 32 << 10
 """Bytes: what a log, a counter's labels or a request's text may leave."""
-PER_PIXEL = 96
+_PER_PIXEL = 96
 """Bytes: a picture in a cache, as three float32 channels twice over, its embedding, and
 its copy in a second process."""
 
@@ -313,7 +313,7 @@ def _gauges(after: Reading, engine: Engine) -> Judged:
         value = after.first(engine.metrics.get(name, ()))
         if value is None:
             unseen.append(f"The server does not tell how many requests are {name}.")
-        elif value and engine.name not in PROMPT_GAUGES:
+        elif value and engine.name not in _PROMPT_GAUGES:
             unseen.append(
                 f"The server sets its count of {name} requests now and then only."
             )
@@ -328,13 +328,13 @@ def _gauges(after: Reading, engine: Engine) -> Judged:
 
 
 def _kv_use(before: Reading, after: Reading, engine: Engine) -> Judged:
-    names = KV_USE.get(engine.name, ())
+    names = _KV_USE.get(engine.name, ())
     first, last = before.first(names), after.first(names)
     if first is None or last is None:
         return Judged(
             unseen=["The server does not tell how much of its KV cache is in use."]
         )
-    if last <= first + KV_SLACK:
+    if last <= first + _KV_SLACK:
         return Judged()
     said = (
         f"{last:.2%} of the KV cache is in use on an idle server, {first:.2%} before "
@@ -348,10 +348,10 @@ def _kv_use(before: Reading, after: Reading, engine: Engine) -> Judged:
 
 def _growth(case: Case, played: Played) -> Judged:
     blocks = played.blocks
-    if len(blocks) < LEAST_BLOCKS:
+    if len(blocks) < _LEAST_BLOCKS:
         return Judged(unseen=[NO_BLOCKS])
     requests = len(sent_of(case, played)) / len(blocks)
-    step = max(LEAST_STEP, SHARE_OF_REQUESTS * requests)
+    step = max(LEAST_STEP, _SHARE_OF_REQUESTS * requests)
     sightings = []
     for name, people, read in _COUNTED:
         grown = _grown(blocks, read, [step] * (len(blocks) - 1))
@@ -361,7 +361,7 @@ def _growth(case: Case, played: Played) -> Judged:
             )
             sightings.append(_residue(name, said))
     grown = None
-    if len(blocks) >= LEAST_BLOCKS_OF_MEMORY:
+    if len(blocks) >= _LEAST_BLOCKS_OF_MEMORY:
         grown = _grown(blocks, lambda r: r.rss_bytes, list(_allowed(case, played)))
     if grown is not None:
         said = (
@@ -418,7 +418,7 @@ def _allowed(case: Case, played: Played) -> Iterator[float]:
         }
         seen |= new.keys()
         if number:
-            yield MIB + PER_REQUEST * len(of_block) + PER_PIXEL * sum(new.values())
+            yield MIB + _PER_REQUEST * len(of_block) + _PER_PIXEL * sum(new.values())
 
 
 def _residue(kind: str, said: str) -> Sighting:

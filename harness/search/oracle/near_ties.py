@@ -22,24 +22,24 @@ are 1/16 apart, and each of the two tokens' logits may be off by a step or two i
 play."""
 FLOOR_EXACT = 0.002
 """Nats; float32 on both sides: sums of some hundred products in another order."""
-OUTLIER, OTHERS = 0.05, 8
+OUTLIER, _OTHERS = 0.05, 8
 """Nats by which no order of float32 sums moves odds, where so many answers at least are
 there and most of them moved by less than ``FLOOR_EXACT``."""
-TAIL, TIMES = 99, 3.0
+_TAIL, _TIMES = 99, 3.0
 """The bound is so many times that percentile of what is seen where the answers
 agree."""
-LEAST_SEEN = 50
+_LEAST_SEEN = 50
 """Readings of the odds that a percentile wants."""
-CEILING = 2.0
+_CEILING = 2.0
 """Nats. Where that much is noise (odds moved sevenfold), answers are not worth
 comparing."""
-FORBIDDEN = -1000.0
+_FORBIDDEN = -1000.0
 """A logprob below it is no number that was computed: softmax ends at -104 in float32. A
 mask stood there (a grammar, ``min_tokens``), which vLLM writes as -9999 and SGLang as
 -inf."""
-HIDDEN = ("", "\ufffd")
+HIDDEN = frozenset(("", "\ufffd"))
 """Bytes of a character that is not whole: other tokens are spelled the same."""
-WINDOW = 4
+_WINDOW = 4
 """Tokens before and behind a place that was found by text alone: a character has up to
 four."""
 
@@ -116,9 +116,9 @@ class Token:
         told."""
         odds = self.odds(other)
         return (
-            self.logprob > FORBIDDEN
+            self.logprob > _FORBIDDEN
             and odds is not None
-            and self.logprob - odds < FORBIDDEN
+            and self.logprob - odds < _FORBIDDEN
         )
 
     @property
@@ -208,7 +208,7 @@ def outliers(drifts: Sequence[float]) -> set[int]:
     Args: drifts: of each answer how far its odds moved at most; both plays ran in
         float32.
     """
-    if len(drifts) < OTHERS or median(drifts) > FLOOR_EXACT:
+    if len(drifts) < _OTHERS or median(drifts) > FLOOR_EXACT:
         return set()
     return {place for place, moved in enumerate(drifts) if moved > OUTLIER}
 
@@ -222,10 +222,10 @@ def bound_of(drifts: Iterable[float], *, exact: bool = False) -> float | None:
     """
     floor = FLOOR_EXACT if exact else FLOOR_ROUNDED
     seen = list(drifts)
-    if len(seen) < LEAST_SEEN:
+    if len(seen) < _LEAST_SEEN:
         return floor
-    bound = max(floor, TIMES * quantiles(seen, n=100)[TAIL - 1])
-    return bound if bound < CEILING else None
+    bound = max(floor, _TIMES * quantiles(seen, n=100)[_TAIL - 1])
+    return bound if bound < _CEILING else None
 
 
 def compare(
@@ -373,7 +373,7 @@ def _leads(answer: Answer, alike: int) -> Iterator[float]:
         else:
             last = place
             break
-    for token in answer.tokens[max(0, first - WINDOW) : last + WINDOW + 1]:
+    for token in answer.tokens[max(0, first - _WINDOW) : last + _WINDOW + 1]:
         if token.lead is not None:
             yield token.lead
 

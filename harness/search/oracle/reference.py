@@ -26,18 +26,18 @@ from mmrepro.traffic.case.model import (
 )
 from packaging.version import Version
 
-TOP_LOGPROBS = 5
+_TOP_LOGPROBS = 5
 LOADS = frozenset({"/v1/load_lora_adapter", "/load_lora_adapter"})
 UNLOADS = frozenset({"/v1/unload_lora_adapter", "/unload_lora_adapter"})
 """Requests of vLLM and SGLang that make a server have an adapter, or have it no
 more."""
 CHANGES = LOADS | UNLOADS
-MODULES = ("--lora-modules", "--lora-paths")
+_MODULES = ("--lora-modules", "--lora-paths")
 """Options with the adapters that it has from its start."""
 
 
 @dataclass(frozen=True)
-class Plain:
+class _Plain:
     """What makes an engine's server plain.
 
     Attributes: args: options that come last, and so win; ``{tokens}``: the longest
@@ -64,7 +64,7 @@ class Plain:
     can ask for logprobs."""
     reloads: bool = False
     """Who asks an adapter that was unloaded has it loaded again, from where it was."""
-    modules: str = MODULES[0]
+    modules: str = _MODULES[0]
     slots: tuple[str, ...] = ("--max-loras", "--max-cpu-loras")
     """Options with the adapters, and with how many there is room for."""
 
@@ -73,7 +73,7 @@ PLAIN = {
     # The encoder cache has no switch. Without both others a picture gets a name of its
     # own in each request, so that it never finds one
     # (v1/engine/processor.py:_maybe_build_mm_uuids of 0.11.0).
-    "vllm": Plain(
+    "vllm": _Plain(
         args=(
             "--no-enable-prefix-caching",
             "--mm-processor-cache-gb=0",
@@ -98,7 +98,7 @@ PLAIN = {
         ),
         tells_ids=True,
     ),
-    "sglang": Plain(
+    "sglang": _Plain(
         args=(
             "--disable-radix-cache",
             "--max-running-requests=1",
@@ -123,7 +123,7 @@ PLAIN = {
         # tokenizer_manager.py of 0.5.23, _resolve_lora_path: what was loaded once stays
         # known, and unloading, by whoever, is taken for an eviction.
         reloads=True,
-        modules=MODULES[1],
+        modules=_MODULES[1],
         slots=("--max-loras-per-batch",),
         env=(("SGLANG_VLM_CACHE_SIZE_MB", "0"),),
         # Two tokens in one piece of a stream are told with the likeliest ones of the
@@ -132,7 +132,7 @@ PLAIN = {
         # entrypoints/openai/serving_chat.py).
         streams_mislead=True,
     ),
-    "lmdeploy": Plain(
+    "lmdeploy": _Plain(
         args=("--max-batch-size=1", "--max-prefill-token-num={tokens}"),
         flags=(("--enable-prefix-caching", 0),),
         logprobs=("--logprobs-mode=raw_logprobs",),
@@ -143,7 +143,7 @@ PLAIN = {
             "differ are not judged.",
         ),
     ),
-    "minivllm": Plain(
+    "minivllm": _Plain(
         args=(
             "--no-prefix-caching",
             "--mm-cache-tokens=0",
@@ -154,8 +154,8 @@ PLAIN = {
         exact=True,
     ),
 }
-CHANCE = ("temperature", "top_p", "top_k", "min_p", "seed")
-LEAST_TOKENS = 2048
+_CHANCE = ("temperature", "top_p", "top_k", "min_p", "seed")
+_LEAST_TOKENS = 2048
 """Tokens of a step, at least: some releases refuse fewer."""
 
 
@@ -168,7 +168,7 @@ def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> C
     Raises KeyError: there is no plain form of that engine's server.
     """
     plain = PLAIN[engine.name]
-    tokens = max(case.server.max_model_len, LEAST_TOKENS)
+    tokens = max(case.server.max_model_len, _LEAST_TOKENS)
     asked = comparable(case)
     given, env = options_of(engine.name, asked.server.args, case.server.env)
     args = [*_without(given, plain.flags), *_adapters(given, asked.operations, plain)]
@@ -200,12 +200,14 @@ def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> C
 
 def static_adapters(args: Sequence[str]) -> list[str]:
     """``name=folder`` of each adapter that a server has from its start."""
-    behind = next((args[n + 1 :] for n, word in enumerate(args) if word in MODULES), ())
+    behind = next(
+        (args[n + 1 :] for n, word in enumerate(args) if word in _MODULES), ()
+    )
     return list(takewhile(lambda word: not word.startswith("--"), behind))
 
 
 def _adapters(
-    args: list[str], operations: Sequence[Operation], plain: Plain
+    args: list[str], operations: Sequence[Operation], plain: _Plain
 ) -> list[str]:
     """Options by which each adapter that a server loads, ever, is there from the start,
     with room for all; [] of a server without adapters. A name that two adapters had is
@@ -243,7 +245,7 @@ def comparable(case: Case) -> Case:
 
     It changes what the sampler computes, so it is for the plays that are compared only:
     a loud failure is looked for, and shrunk, with the case as it is."""
-    plain = PLAIN.get(case.server.engine, Plain(args=()))
+    plain = PLAIN.get(case.server.engine, _Plain(args=()))
     told = not plain.exact and Version(case.server.release) >= Version(
         plain.logprobs_since
     )
@@ -267,7 +269,7 @@ def with_logprobs(case: Case) -> Case:
     """The case as it is, but for its greedy requests: they ask for logprobs, if the
     engine has some. What the server computes stays nearly the same, and a near tie can
     be told."""
-    plain = PLAIN.get(case.server.engine, Plain(args=(), exact=True))
+    plain = PLAIN.get(case.server.engine, _Plain(args=(), exact=True))
     if plain.exact or Version(case.server.release) < Version(plain.logprobs_since):
         return case
     operations = []
@@ -300,14 +302,14 @@ def _greedily(op: Operation) -> dict[str, Any]:
         or op.path not in (CHAT, COMPLETIONS)
     ):
         return asked
-    return {name: asked[name] for name in asked if name not in CHANCE} | {
+    return {name: asked[name] for name in asked if name not in _CHANCE} | {
         "temperature": 0
     }
 
 
-def _asking_logprobs(op: Operation, plain: Plain) -> dict[str, Any]:
+def _asking_logprobs(op: Operation, plain: _Plain) -> dict[str, Any]:
     given = op.parameters.get("top_logprobs" if op.path == CHAT else "logprobs")
-    top = max(given if isinstance(given, int) else 0, TOP_LOGPROBS)
+    top = max(given if isinstance(given, int) else 0, _TOP_LOGPROBS)
     # By their numbers, the likeliest ones as well: many tokens of a part of a character
     # are spelled alike, and of those a completion tells the last one only.
     asked = (

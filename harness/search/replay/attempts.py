@@ -57,7 +57,7 @@ ENDINGS: dict[State, Literal["complete", "interrupted", "failed"]] = {
     State.FAILED: "failed",
 }
 """The state of a campaign, as its document has it."""
-LookAt = Callable[[str, int, Path], LiveLook]
+_LookAt = Callable[[str, int, Path], LiveLook]
 """Looks at a server that still lives, by its address, first process and log. Can be
 pickled."""
 DocumentT = TypeVar("DocumentT")
@@ -99,7 +99,7 @@ class CaseRun(OnServers):
     case: Case | None = None
     contents: Path | None = None
     options: PlayOptions = field(default_factory=PlayOptions)
-    look: LookAt | None = None
+    look: _LookAt | None = None
     client: ClientWanted | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class CaseSearch(Search[DocumentT, CaseResult]):
 # ------------------------------------------------------------------------ of one replay
 
 PLAYED_FILE = "played.json"
-LAST, USUAL_S = 5, 5.0
+_LAST, _USUAL_S = 5, 5.0
 """Attempts by which it is known how many more there is time for; seconds, before there
 are any."""
 
@@ -314,8 +314,8 @@ class Attempts:
         left = self.files.options.budget - len(self.facts) + self.unasked
         if math.isinf(self.until):
             return left
-        took = [facts.seconds for facts in self.facts if facts.seconds][-LAST:]
-        usual = max(took, default=USUAL_S)
+        took = [facts.seconds for facts in self.facts if facts.seconds][-_LAST:]
+        usual = max(took, default=_USUAL_S)
         return max(0, min(left, int((self.until - time.monotonic()) / usual)))
 
     @contextmanager

@@ -37,10 +37,10 @@ from mmrepro.search.replay.unlisted import refuse_unlisted
 from mmrepro.traffic.case.files import case_digest, read_case, read_contents, write_case
 from mmrepro.traffic.case.model import CASE_DIR, CASE_FILE, Case
 
-NOT_SERVED = ("401", "403", "404", "405", "501")
+_NOT_SERVED = ("401", "403", "404", "405", "501")
 """Statuses of a release that has no such endpoint: a request so answered tested
 nothing."""
-STARTS = 14
+_STARTS = 14
 """Servers that one replay without shrinking starts, about, at most."""
 
 
@@ -161,7 +161,7 @@ class ByReplay:
     known: str = ""
     observed: Mapping[str, str] = field(default_factory=dict)
     file: str = REPLAY_FILE
-    starts: int = STARTS
+    starts: int = _STARTS
 
     def command(self, cell: Cell, options: TrialOptions) -> ReplayCommand:
         return ReplayCommand(
@@ -198,7 +198,7 @@ class ByReplay:
         ]
         if starts:
             return {**told, "lost": Lost.INFRASTRUCTURE, "error": starts[0].observation}
-        outcome, why = self._without(replay, answers_in(folder))
+        outcome, why = self._without(replay, _answers_in(folder))
         return {**told, "outcome": outcome, "explanation": why}
 
     def _shown(self, replay: Replay) -> tuple[str, str] | None:
@@ -221,7 +221,7 @@ class ByReplay:
     ) -> tuple[Outcome, str]:
         """The outcome of a replay that does not show the failure, and why."""
         for op, answer in answers.items():
-            if answer in NOT_SERVED and not self.observed.get(op, "").startswith(
+            if answer in _NOT_SERVED and not self.observed.get(op, "").startswith(
                 answer
             ):
                 return Outcome.INCONCLUSIVE, f"{op} got {answer}: nothing was tested"
@@ -242,7 +242,7 @@ def _starts(finding: Finding) -> bool:
     return finding.confirmed and finding.finding_class is not FindingClass.START_FAILURE
 
 
-def answers_in(folder: Path) -> dict[str, str]:
+def _answers_in(folder: Path) -> dict[str, str]:
     """What came of each request in the first attempt of the replay in ``folder``: its
     status, stuck, left, unsent or broken; {}: nothing can be read."""
     try:
@@ -284,7 +284,7 @@ class BisectingCase(Bisecting):
         attempt = super().attempt(want)
         if attempt.outcome is Outcome.REPRODUCED and not self.making.bucket:
             self.making.bucket = next(iter(attempt.conditions))
-            self.making.observed = answers_in(self.folder / attempt.incident)
+            self.making.observed = _answers_in(self.folder / attempt.incident)
         return attempt
 
     def incident(self, attempt: Attempt) -> Incident | None:

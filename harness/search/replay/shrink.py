@@ -39,7 +39,7 @@ from mmrepro.traffic.case.model import Case
 if TYPE_CHECKING:
     from mmrepro.search.replay.confirm import Candidates
 
-FEW, MANY = 3, 12
+_FEW, _MANY = 3, 12
 """So few of a class are left out one by one; of so many not all are needed, most
 likely."""
 
@@ -216,7 +216,7 @@ class Shrinking:
         failing = set(self._culprits())
         for name, members in grouped(kind, self.ids).items():
             gone = [op for op in members if op in self.ids and op not in failing]
-            if FEW < len(gone) < len(self.ids):
+            if _FEW < len(gone) < len(self.ids):
                 self.drop(gone, f"without the {len(gone)} × {name}")
 
     # ------------------------------------------------------------------ within a class
@@ -230,7 +230,7 @@ class Shrinking:
         failing = set(self._culprits())
         for name, members in grouped(kind, self.ids).items():
             rest = [op for op in members if op not in failing]
-            if len(rest) > FEW:
+            if len(rest) > _FEW:
                 rest.sort(key=lambda op: order.get(op, len(order)))
                 self._search(rest, str(name))
 
@@ -239,12 +239,12 @@ class Shrinking:
 
         ``rest`` was left out as a whole before, and it did not fail then.
         """
-        while len(rest) > MANY:
+        while len(rest) > _MANY:
             rest = rest[self._most(rest, name) + 1 :]
             if self.drop(rest, f"without the other {len(rest)} × {name}"):
                 return
         while (
-            len(rest) >= FEW
+            len(rest) >= _FEW
         ):  # of a few, halves; what stays then is left out one by one
             halves = rest[: len(rest) // 2], rest[len(rest) // 2 :]
             what = f"of the other {len(rest)} × {name}"

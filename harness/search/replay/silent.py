@@ -27,9 +27,9 @@ from mmrepro.traffic.case.sending import Played
 if TYPE_CHECKING:
     from mmrepro.search.replay.attempts import Attempts
 
-LEAST_OF_BLOCK = 8
+_LEAST_OF_BLOCK = 8
 """Operations: of fewer nothing is told by what grows from block to block."""
-MOST_SUSPECTS = 1
+_MOST_SUSPECTS = 1
 """Of whom cross-talk is asked: each takes ten plays."""
 
 
@@ -84,7 +84,7 @@ class Silent:
         )
         if has_own_format(case):
             self._own_case = reference_case(case, self.engine, own_format=True)
-        if len(asked.operations) >= BLOCKS * LEAST_OF_BLOCK:
+        if len(asked.operations) >= BLOCKS * _LEAST_OF_BLOCK:
             self.plays.blocks = BLOCKS
         told = "what is held against the reference"
         return asked, self.plays.play(Wanted(asked, "silent", 1, told))
@@ -92,7 +92,7 @@ class Silent:
     def cross_talk(self, case: Case, suspects: Sequence[str]) -> Judged:
         """Whether a wrong answer follows from what its neighbours hold. Raises
         Spent."""
-        asked = [op.id for op in case.operations if op.id in suspects][:MOST_SUSPECTS]
+        asked = [op.id for op in case.operations if op.id in suspects][:_MOST_SUSPECTS]
         if not asked or len(case.operations) < 2:
             return Judged()
         needed = 2 * runs_needed(len(asked))

@@ -123,7 +123,7 @@ def _spans(case: Case, seen: Observation) -> list[_Span]:
 # ----------------------------------------------------------- operations that look alike
 
 
-class Kind(NamedTuple):
+class _Kind(NamedTuple):
     """What decides whether two operations are dropped together."""
 
     path: str
@@ -138,10 +138,10 @@ class Kind(NamedTuple):
         return f"{self.path} {shown}, answered {self.answer}{left}"
 
 
-def kinds(case: Case, seen: Observation) -> dict[str, Kind]:
+def kinds(case: Case, seen: Observation) -> dict[str, _Kind]:
     """Return the kind of each operation, by what the attempt ``seen`` showed of it."""
-    shared = shared_images(case)
-    by_operation: dict[str, Kind] = {}
+    shared = _shared_images(case)
+    by_operation: dict[str, _Kind] = {}
     for op in case.operations:
         answer = seen.answers.get(op.id, "")
         # A stuck request would have been answered.
@@ -149,13 +149,13 @@ def kinds(case: Case, seen: Observation) -> dict[str, Kind]:
         images = "none"
         if op.images:
             images = "new" if shared.isdisjoint(op.images) else "shared"
-        by_operation[op.id] = Kind(op.path, known, images, bool(op.leave))
+        by_operation[op.id] = _Kind(op.path, known, images, bool(op.leave))
     return by_operation
 
 
-def grouped(kinds: Mapping[str, Kind], ids: Iterable[str]) -> dict[Kind, list[str]]:
+def grouped(kinds: Mapping[str, _Kind], ids: Iterable[str]) -> dict[_Kind, list[str]]:
     """``ids`` by their kind, the largest group first."""
-    groups: dict[Kind, list[str]] = {}
+    groups: dict[_Kind, list[str]] = {}
     for op in ids:
         groups.setdefault(kinds[op], []).append(op)
     return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
@@ -165,7 +165,7 @@ def stand_ins(case: Case, seen: Observation) -> list[list[str]]:
     """Group operations of which one may replace the others: of one kind, with as many
     images of the same sizes that no other operation has, the same parameters and about
     as long a text."""
-    shared, kind = shared_images(case), kinds(case, seen)
+    shared, kind = _shared_images(case), kinds(case, seen)
     groups: dict[object, list[str]] = {}
     for number, op in enumerate(case.operations):
         looks = (kind[op.id], seen.sizes.get(op.id, ""), _looks(op))
@@ -209,7 +209,7 @@ def sharing(case: Case, ids: Iterable[str]) -> set[str]:
     return chosen
 
 
-def shared_images(case: Case) -> set[str]:
+def _shared_images(case: Case) -> set[str]:
     """Images that are used more than once, under whatever name, or that others are made
     of."""
     groups = _families(case)
@@ -240,8 +240,8 @@ def abnormal(seen: Observation) -> list[str]:
 
 # ------------------------------------------------------------------------------ simpler
 
-WORDS = 3
-KEPT = frozenset(
+_WORDS = 3
+_KEPT = frozenset(
     {
         "max_tokens",
         "max_completion_tokens",
@@ -310,7 +310,7 @@ def _patient(op: Operation) -> dict[str, Any]:
 
 
 def _bounding(op: Operation) -> dict[str, Any]:
-    kept = {name: value for name, value in op.parameters.items() if name in KEPT}
+    kept = {name: value for name, value in op.parameters.items() if name in _KEPT}
     return {"parameters": kept}
 
 
@@ -398,9 +398,9 @@ def _short_part(part: Part) -> Part:
 
 def _words(text: str) -> str:
     words = text.split()
-    if len(words) <= WORDS:
+    if len(words) <= _WORDS:
         return text
-    return " ".join(words[:WORDS])
+    return " ".join(words[:_WORDS])
 
 
 def _noise(case: Case, seen: Observation) -> Case:

@@ -41,7 +41,7 @@ from mmrepro.traffic.case.sending import Played
 from mmrepro.traffic.evidence import RequestRecord
 from pydantic import Field, TypeAdapter, ValidationError
 
-STUCK, LEFT, UNSENT, BROKEN = "stuck", "left", "unsent", "broken"
+STUCK, _LEFT, UNSENT, _BROKEN = "stuck", "left", "unsent", "broken"
 _SHOWN = 160
 _FRAMES, _LINES = 12, 12
 
@@ -178,8 +178,8 @@ def _answer(op: Operation, record: RequestRecord | None, stuck: set[str]) -> str
     if record.status is not None and record.status >= 400:
         return str(record.status)
     if op.leave:
-        return LEFT
-    return BROKEN if record.status is None or record.error else str(record.status)
+        return _LEFT
+    return _BROKEN if record.status is None or record.error else str(record.status)
 
 
 def _observed(op: Operation, record: RequestRecord | None, stuck: set[str]) -> str:
@@ -230,7 +230,7 @@ def _first_words(observed: str) -> str:
 
 # --------------------------------------------------------------------------- the folder
 
-How: TypeAlias = Literal["calibration", "whole", "confirm", "look", "shrink", "silent"]
+_How: TypeAlias = Literal["calibration", "whole", "confirm", "look", "shrink", "silent"]
 """What an attempt is for, as far as it changes how it is made."""
 PLAYS_DIR = "plays"
 BLOCKS = 6
@@ -244,7 +244,7 @@ class Key(NamedTuple):
     which of several alike it is."""
 
     digest: str
-    how: How
+    how: _How
     nth: int
 
     @property
@@ -257,7 +257,7 @@ class Wanted(NamedTuple):
     """One attempt that is asked for."""
 
     case: Case
-    how: How
+    how: _How
     nth: int
     what: str
 
@@ -279,7 +279,7 @@ class Head(journal.Head):
 class _OfAttempt(Line):
     number: int
     digest: str
-    how: How
+    how: _How
     index: int
 
 
@@ -313,9 +313,9 @@ class Ended(_OfAttempt):
         return Deadlines(self.answer_s, self.suspect_s, self.rule)
 
 
-AnyLine: TypeAlias = Annotated[Head | Began | Ended, Field(discriminator="kind")]
+_AnyLine: TypeAlias = Annotated[Head | Began | Ended, Field(discriminator="kind")]
 VERDICTS = JournalKind(
-    "replay", VERDICTS_FILE, ".replay.lock", REPLAY_FILE, TypeAdapter(AnyLine)
+    "replay", VERDICTS_FILE, ".replay.lock", REPLAY_FILE, TypeAdapter(_AnyLine)
 )
 
 

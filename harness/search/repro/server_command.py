@@ -24,10 +24,10 @@ from mmrepro.engines.starts import GONE
 from mmrepro.failure.documents.replay import Replaced
 from packaging.version import InvalidVersion, Version
 
-LEAST_LENGTH, MOST_LENGTH, OF_PICTURES = 512, 32768, 2048
+_LEAST_LENGTH, _MOST_LENGTH, _OF_PICTURES = 512, 32768, 2048
 """Tokens of a context: at least, at most (what the tiny models have), and for
 pictures."""
-MOST_NOTES = 40
+_MOST_NOTES = 40
 """What resembles an unknown option is searched for among hundreds: of more nobody reads
 it."""
 
@@ -289,14 +289,14 @@ def _command_in(
         words_of_it = _expanded(word, variables, lists)
         expanded += words_of_it
         letters += sum(map(len, words_of_it))
-        if len(expanded) > MOST_WORDS or letters > MOST_LETTERS:
+        if len(expanded) > _MOST_WORDS or letters > _MOST_LETTERS:
             raise UsageError(
-                f"The server's command has more than {MOST_WORDS:,} words."
+                f"The server's command has more than {_MOST_WORDS:,} words."
             )
     return expanded
 
 
-MOST_WORDS, MOST_LETTERS = 10_000, 1 << 18
+_MOST_WORDS, _MOST_LETTERS = 10_000, 1 << 18
 """Of a command, with its variables filled in."""
 
 
@@ -463,7 +463,7 @@ _GPU: Final = "it needs a GPU"
 _WEIGHTS: Final = "it is about the real model's weights"
 _OURS: Final = "mmrepro sets it itself"
 _ALONE: Final = "the server is one on this machine, for this test"
-HARMLESS: Final[Mapping[str, str]] = {
+_HARMLESS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         (
             "--gpu-memory-utilization",
@@ -553,7 +553,7 @@ HARMLESS: Final[Mapping[str, str]] = {
     ),
 }
 """Options that are left out, and why; a failure of requests hardly hangs on them."""
-NEEDED: Final[Mapping[str, str]] = {
+_NEEDED: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         (
             "--tensor-parallel-size",
@@ -780,7 +780,7 @@ def translated(
         plain = name.partition(".")[0]  # --speculative-config.method
         if name in _LENGTHS:
             length = _tokens(value) or length
-            most, why = MOST_LENGTH, "the tiny model has no more positions"
+            most, why = _MOST_LENGTH, "the tiny model has no more positions"
             if not _ASKS_TOKENS.search(traffic):
                 most = needed
                 why = (
@@ -791,12 +791,14 @@ def translated(
                 replaced.append(Replaced(what=shown, by=f"{name} {most}", why=why))
                 length = most
             continue
-        if plain in HARMLESS:
-            replaced.append(Replaced(what=shown, why=HARMLESS[plain]))
+        if plain in _HARMLESS:
+            replaced.append(Replaced(what=shown, why=_HARMLESS[plain]))
             continue
-        if plain in NEEDED and not (gpu and NEEDED[plain] == _GPU):
+        if plain in _NEEDED and not (gpu and _NEEDED[plain] == _GPU):
             if value not in _DEFAULTS:
-                replaced.append(Replaced(what=shown, why=NEEDED[plain], essential=True))
+                replaced.append(
+                    Replaced(what=shown, why=_NEEDED[plain], essential=True)
+                )
             continue
         if not gpu and name == "--dtype" and value in ("float16", "half"):
             replaced.append(
@@ -808,7 +810,7 @@ def translated(
                 f"{shown} takes a variable that nothing sets here.",
                 hint=f'--server "… {name} VALUE"',
             )
-        if known and not _is_known(name, known) and len(notes) < MOST_NOTES:
+        if known and not _is_known(name, known) and len(notes) < _MOST_NOTES:
             gone = GONE.get(asked.engine, {}).get(name, "")
             words = did_you_mean(name, known) if not gone else f" {gone.capitalize()}."
             notes.append(f"The release's parser does not have {name}.{words}")
@@ -851,7 +853,7 @@ def _expanded_name(written: str, allowed: Allowed, known: Iterable[str]) -> str:
 
 
 def _is_listed(name: str, allowed: Allowed) -> bool:
-    left_out = name in HARMLESS or name in NEEDED
+    left_out = name in _HARMLESS or name in _NEEDED
     return (
         left_out
         or allowed.is_flag(name)
@@ -875,7 +877,7 @@ _ASKS_TOKENS: Final = re.compile(
 
 
 _TIMES: Final = re.compile(r"[\"')\]]\s*\*\s*(\d{2,6})\b")
-OF_REPEATED = 16
+_OF_REPEATED = 16
 """Bytes of a text that a script repeats, about."""
 
 
@@ -885,12 +887,13 @@ def _needed(traffic: str) -> int:
     asked = max(
         (int(n) for n in _ASKS_TOKENS.findall(traffic) if len(n) < 8), default=0
     )
-    pictures = OF_PICTURES if _PICTURES.search(traffic) else 0
-    repeated = sum(int(times) for times in _TIMES.findall(traffic)) * OF_REPEATED
+    pictures = _OF_PICTURES if _PICTURES.search(traffic) else 0
+    repeated = sum(int(times) for times in _TIMES.findall(traffic)) * _OF_REPEATED
     wanted = (
-        min(MOST_LENGTH, len(traffic) + asked + pictures + repeated) + LEAST_LENGTH // 2
+        min(_MOST_LENGTH, len(traffic) + asked + pictures + repeated)
+        + _LEAST_LENGTH // 2
     )
-    return min(MOST_LENGTH, -(-wanted // LEAST_LENGTH) * LEAST_LENGTH)
+    return min(_MOST_LENGTH, -(-wanted // _LEAST_LENGTH) * _LEAST_LENGTH)
 
 
 def _tokens(text: str) -> int | None:

@@ -43,11 +43,11 @@ from mmrepro.search.upgrade.options import UpgradeCommand
 from mmrepro.traffic.capture.read import read
 from mmrepro.traffic.case.model import CASE_FILE
 
-END_RUNS = 3
+_END_RUNS = 3
 """Comparisons of the two ends, at most, until it is known whether they differ."""
-BUDGET = 12
+_BUDGET = 12
 """Comparisons at most, once one of them has left it open."""
-STARTS = 100
+_STARTS = 100
 """Servers that one comparison starts, at most."""
 
 
@@ -92,7 +92,7 @@ class ByComparison:
     worse: float
     server_args: tuple[str, ...] = ()
     file: str = UPGRADE_FILE
-    starts: int = STARTS
+    starts: int = _STARTS
 
     def command(self, cell: Cell, options: TrialOptions) -> UpgradeCommand:
         share = f"{self.metric.relative(self.worse):.2%}"
@@ -186,7 +186,7 @@ class BisectingMetric(BisectingCase):
             options.confidence,
             options.repeat,
             options.linear,
-            budget=BUDGET,
+            budget=_BUDGET,
             always=True,
         )
 
@@ -210,7 +210,7 @@ class BisectingMetric(BisectingCase):
     def _ends(self, bad: int) -> int | None:
         name, good = self._board.names[bad], self._board.names[self.good]
         self._why, self._untold = f"{name} cannot be measured against {good}", True
-        for _ in range(END_RUNS):
+        for _ in range(_END_RUNS):
             self._board.run(bad)
             if (found := reading(self.field.points[bad].runs)) is None:
                 continue

@@ -74,26 +74,26 @@ from mmrepro.traffic.case.model import Case, ServerWanted
 from mmrepro.traffic.case.sending import Played, PlayState
 from pydantic import Field, TypeAdapter
 
-DEFAULT_ROOT = "upgrades"
-RUNS_DIR, BLOCKS_DIR = "runs", "blocks"
-TOGETHER_BYTES = 6 << 30
+_DEFAULT_ROOT = "upgrades"
+_RUNS_DIR, _BLOCKS_DIR = "runs", "blocks"
+_TOGETHER_BYTES = 6 << 30
 """Memory that is free where two servers live at once: each takes 1.5 GiB with a tiny
 model."""
-HELP_S = 180.0
-LEAST_S, MOST_S = 6.0, 60.0
+_HELP_S = 180.0
+_LEAST_S, _MOST_S = 6.0, 60.0
 """Seconds of traffic of a block on each side, at least and at most; between them, as
 long as two starts take. A machine is slower for a second now and then: a block has more
 parts than that."""
-PARTS_S, ANSWERS = (0.2, 30.0), 5.0
+_PARTS_S, _ANSWERS = (0.2, 30.0), 5.0
 """Seconds of a part, at least and at most; between them, as long as so many answers
 take."""
 UNEVEN = 1.15
 """By how much a machine may be slower in some blocks than in others before it is
 said."""
-BROKEN_BLOCKS = 3
+_BROKEN_BLOCKS = 3
 """In a row, after which nothing more is measured."""
-ORDER: tuple[Side, Side] = ("old", "new")
-LONG_PLAY = 1 / 6
+_ORDER: tuple[Side, Side] = ("old", "new")
+_LONG_PLAY = 1 / 6
 """Of the budget: where all of the traffic takes longer, it is played once on each side,
 not twice, so that there is time to measure."""
 
@@ -138,13 +138,13 @@ class MeasuredLine(Line):
         return f"Block {self.block.index} was measured"
 
 
-AnyLine: TypeAlias = Annotated[
+_AnyLine: TypeAlias = Annotated[
     Head | Calibrated | Ran | MeasuredLine, Field(discriminator="kind")
 ]
 RUNS = JournalKind(
-    "comparison", RUNS_FILE, ".upgrade.lock", UPGRADE_FILE, TypeAdapter(AnyLine)
+    "comparison", RUNS_FILE, ".upgrade.lock", UPGRADE_FILE, TypeAdapter(_AnyLine)
 )
-WriteUpgrade = Callable[[Upgrade, Path], object]
+_WriteUpgrade = Callable[[Upgrade, Path], object]
 
 
 class Upgrading(Search[Upgrade, Record]):
@@ -158,7 +158,7 @@ class Upgrading(Search[Upgrade, Record]):
 
     kind = "comparison"
 
-    def __init__(self, options: UpgradeCommand, *, write: WriteUpgrade) -> None:
+    def __init__(self, options: UpgradeCommand, *, write: _WriteUpgrade) -> None:
         """``write`` writes the documents below the folder, each time that they have
         grown."""
         super().__init__()
@@ -225,7 +225,7 @@ class Upgrading(Search[Upgrade, Record]):
         }
         for index in (1, 2):
             works: list[Callable[[], object]] = []
-            for side in ORDER if (self.options.seed + index) % 2 else ORDER[::-1]:
+            for side in _ORDER if (self.options.seed + index) % 2 else _ORDER[::-1]:
                 if (side, index) in kept:
                     self._ran(kept[side, index], kept=True)
                 else:
@@ -236,8 +236,8 @@ class Upgrading(Search[Upgrade, Record]):
                 self.beside(works)
             self._compare()
             long = max(run.seconds for some in self.runs.values() for run in some)
-            once = index == 1 and len(kept) <= len(ORDER)
-            if once and long > LONG_PLAY * self.options.budget_s:
+            once = index == 1 and len(kept) <= len(_ORDER)
+            if once and long > _LONG_PLAY * self.options.budget_s:
                 self._limit(
                     "all of the traffic was played once on each side, since that takes "
                     "more than a sixth of the time (--budget): what a side does now "
@@ -251,7 +251,7 @@ class Upgrading(Search[Upgrade, Record]):
             f"{side} {index}",
             f"{side}, {self.sides[side].label}, all of the traffic, play {index}",
             self.servers,
-            f"{RUNS_DIR}/{side}-{index}",
+            f"{_RUNS_DIR}/{side}-{index}",
             case=case,
             contents=self.folder,
             options=PlayOptions(deadlines, early=False, blocks=6, bodies=True),
@@ -304,7 +304,7 @@ class Upgrading(Search[Upgrade, Record]):
                     env=env,
                     capture_output=True,
                     text=True,
-                    timeout=HELP_S,
+                    timeout=_HELP_S,
                     check=False,
                 )
             except (OSError, subprocess.TimeoutExpired):
@@ -360,7 +360,7 @@ class Upgrading(Search[Upgrade, Record]):
                     block = self._append(MeasuredLine(block=made.block)).block
                 self._took(block, kept=index in kept)
                 broken = broken + 1 if block.error else 0
-                if broken == BROKEN_BLOCKS:
+                if broken == _BROKEN_BLOCKS:
                     self._limit(f"nothing more was measured: {block.error}")
                     return
             self._compare()
@@ -373,7 +373,7 @@ class Upgrading(Search[Upgrade, Record]):
         started += [
             values.get("start", 0.0) for b in self.blocks for values in (b.old, b.new)
         ]
-        seconds = min(MOST_S, max(LEAST_S, 2 * max(started, default=0.0)))
+        seconds = min(_MOST_S, max(_LEAST_S, 2 * max(started, default=0.0)))
         measuring = Measuring(
             self.sides["old"],
             self.sides["new"],
@@ -382,12 +382,12 @@ class Upgrading(Search[Upgrade, Record]):
             index=index,
             seed=self.options.seed,
             together=self.document.interleaved == "requests",
-            part_s=min(PARTS_S[1], max(PARTS_S[0], ANSWERS * self._answer_s())),
+            part_s=min(_PARTS_S[1], max(_PARTS_S[0], _ANSWERS * self._answer_s())),
             seconds=seconds,
             at_once=self.options.at_once,
             only=self.options.only,
         )
-        place = f"{BLOCKS_DIR}/{index:03d}"
+        place = f"{_BLOCKS_DIR}/{index:03d}"
         return MeasureRun(
             "block",
             "old and new in turn, block",
@@ -595,7 +595,7 @@ class Upgrading(Search[Upgrade, Record]):
     def _read(self) -> Case:
         """The traffic, which is in the folder afterwards, with its pictures."""
         options, server = self.options, {"server": self.options.server}
-        self.folder = campaign_folder(options, RUNS, DEFAULT_ROOT)
+        self.folder = campaign_folder(options, RUNS, _DEFAULT_ROOT)
         if options.resume is not None:
             return read_case(self.folder)[0].model_copy(update=server)
         captured = read(
@@ -669,7 +669,7 @@ def _interleaved(options: UpgradeCommand) -> Literal["requests", "servers"]:
         return options.interleave
     engine = get_engine(options.server.engine)
     spec = spec_for(options.server.engine, options.server.release, options.device)
-    room = psutil.virtual_memory().available >= TOGETHER_BYTES
+    room = psutil.virtual_memory().available >= _TOGETHER_BYTES
     return (
         "requests"
         if spec.device == "cpu" and not engine.idle_loops and room
