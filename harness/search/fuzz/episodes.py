@@ -156,6 +156,7 @@ class Episodes:
                 case = self._steady(maker)
             case _:
                 return self._mixed(number, maker)
+
         case = _with_features(self._titled(case, number), on)
         return Planned(number, kind, case, tuple(sorted(on)))
 
@@ -236,6 +237,7 @@ class Episodes:
             begin = random.random() * 0.5
             step = random.choice((0.001, 0.1))
             placed += [(begin + n * step, op) for n, op in enumerate(ops)]
+
         while len(placed) < count:
             placed.append((random.random(), maker.request()))
         placed.sort(key=lambda timed: timed[0])
@@ -269,6 +271,7 @@ class Episodes:
             barred.append(op.model_copy(update={"after": after}))
             for name in op.images:
                 last[name] = op.id
+
         return barred
 
     def _case(self, operations: list[Operation], images: Mapping[str, Image]) -> Case:
@@ -295,6 +298,7 @@ class Episodes:
                     after.append(f"running<={random.choice((0, 1, 3))}")
                 update = {"id": f"b{turn + 1}-{place + 1}", "after": after}
                 operations.append(op.model_copy(update=update))
+
         return self._case(operations, maker.images)
 
     def _many(self, maker: Maker) -> Case:
@@ -311,6 +315,7 @@ class Episodes:
             operations.append(
                 op.model_copy(update={"after": after, "parameters": parameters})
             )
+
         roomy = [*self.server.args, *self.dialect.roomy]
         case = self._case(operations, maker.images)
         server = self.server.model_copy(update={"args": roomy})
@@ -350,6 +355,7 @@ def features_left(
         wanted = feature(server.engine, name)
         if args.intersection(wanted.args) or wanted.model == model:
             left.add(Switch(name))
+
     return left
 
 
@@ -476,6 +482,7 @@ def _come_and_gone(maker: Maker) -> list[Operation]:
         ops += [asked(name), asked(name)]
         ops.append(maker.unloading(name))
         ops.append(asked(name))
+
     return ops
 
 
@@ -523,6 +530,7 @@ def _goes_on(maker: Maker) -> list[Operation]:
         )
         more = text + " and more" * count
         ops.append(maker.request([], more, max_tokens=random.choice((8, 16)), leave=""))
+
     return ops
 
 
@@ -579,6 +587,7 @@ def _changed(base: Case, random: Random, maker: Maker) -> Case:
             case _:
                 bar = {"after": [f"running<={random.choice(_AT_ONCE) - 1}"]}
                 operations = [op.model_copy(update=bar) for op in operations]
+
     images = {**base.images, **maker.images}
     return _renumbered(base, operations[:MOST_OPERATIONS], images)
 
@@ -599,6 +608,7 @@ def _other(op: Operation, random: Random) -> Operation:
             return op.model_copy(update={"leave": where, "stream": where != "sent"})
         case "stay":
             return op.model_copy(update={"leave": ""})
+
     tokens = random.choice((1, 2, 8, 64))
     return op.model_copy(update={"parameters": {**op.parameters, "max_tokens": tokens}})
 
@@ -619,10 +629,12 @@ def _renumbered(
             elif (name, value) not in used:
                 parameters[name] = value
                 used.add((name, value))
+
         after = _renamed(op.after, names) if renumbered else []
         update = {"id": id, "after": after, "parameters": parameters}
         renumbered.append(op.model_copy(update=update))
         names[op.id] = id
+
     whole = base.model_copy(update={"operations": renumbered, "images": dict(images)})
     return whole.keeping([op.id for op in renumbered])
 

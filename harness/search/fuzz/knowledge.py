@@ -231,6 +231,7 @@ class Knowledge:
                 return self._take_pursued(line)
             case _:
                 return self._take_finished(line)
+
         return []
 
     def _take_ended(self, line: Ended) -> None:
@@ -318,6 +319,7 @@ class Knowledge:
             once = [earlier.sighting.bucket for earlier in fuzz.once]
             if not _is_among(bucket, once):
                 fuzz.once.append(SeenOnce(episode=line.number, sighting=sighting))
+
         fuzz.once = [o for o in fuzz.once if not _is_among(o.sighting.bucket, found)]
 
     def _take_finished(self, line: Finished) -> list[Found]:
@@ -342,6 +344,7 @@ class Knowledge:
             found.replay, found.folder = line.replay, f"{line.replay}/{new.id}"
             self._learn_from(found.finding, line.replay)
             better = [found]
+
         return better
 
     def _replayed(self, line: Pursued | Finished) -> Replay:
@@ -400,6 +403,7 @@ class Knowledge:
             has_smaller = any(other < group for other in groups)
             if not has_smaller:
                 apart.append(group)
+
         episodes = self.episodes
         episodes.apart = sorted(apart, key=sorted)
         episodes.untried = ()

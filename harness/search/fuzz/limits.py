@@ -169,6 +169,7 @@ def _asking(
             parameters={"max_tokens": 1, "temperature": 0},
         )
         operations.append(operation)
+
     return Case(
         title="what the server tells of its limits",
         server=server,
@@ -237,6 +238,7 @@ def narrowed(limits: Limits, records: Iterable[RequestRecord]) -> Limits:
         if record.status is not None and record.status >= 400:
             tokens = limits.overhead + record.prompt_chars * limits.per_letter
             too_long.append(round(tokens))
+
     # Shorter ones were refused for something else than their length.
     longer = [tokens for tokens in too_long if tokens > served]
     refused = min(longer, default=None)

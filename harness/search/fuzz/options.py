@@ -214,6 +214,7 @@ def under(profile: Profile, wanted: ServerWanted, *, length_told: bool) -> Serve
             f"There is no profile modern for {wanted.engine}.",
             hint=f"mmrepro fuzz {known}",
         )
+
     pressure, env = dialect.pressure, dict(dialect.env)
     if profile is Profile.MODERN:
         pressure = dialect.modern
@@ -221,6 +222,7 @@ def under(profile: Profile, wanted: ServerWanted, *, length_told: bool) -> Serve
             name
         ) in dialect.features:  # of all of them: their servers have one fork server
             env |= feature(wanted.engine, name).env
+
     return wanted.model_copy(
         update={
             "args": [*dialect.tells, *pressure, *wanted.args],

@@ -171,6 +171,7 @@ class Maker:
             words = Part(text=text)
             behind = random.random() < 0.9  # most clients put the picture first
             content = [*parts, words] if behind else [words, *parts]
+
         messages = [Message(role="user", content=content)]
         if Switch.TURNS in self.on and random.random() < 0.3:
             if random.random() < 0.5:
@@ -180,6 +181,7 @@ class Maker:
                 Message(role="assistant", content="yes"),
                 Message(role="user", content=self.question()),
             ]
+
         return messages
 
     def _parts(self, shown: Sequence[str]) -> list[Part]:
@@ -192,6 +194,7 @@ class Maker:
             # One name for several pictures is what the documentation warns of.
             shared = self.hazards and random.random() < 0.2
             parts.append(Part(image=name, uuid="shared" if shared else f"id-{name}"))
+
         return parts
 
     # -------------------------------------------------------------- requests of servers
@@ -284,6 +287,7 @@ class Maker:
             case "edge":
                 edge = random.choice(limits.edges())
                 return max(1, edge + random.choice((-2, -1, 0, 1)))
+
         size = random.choice(limits.named(BLOCK) or [16])
         most = max(1, limits.context // size - 1)
         blocks = random.randint(1, min(most, 12))
@@ -350,6 +354,7 @@ class Maker:
         else:
             self.images[first] = Noise(seed=seed, size=random.choice(SIZES))
             self.images[second] = Near(of=first, seed=seed, pixels=1)
+
         self._used += [first, second]
         return first, second
 
@@ -364,6 +369,7 @@ class Maker:
                 large_sizes = SIZES[4:]  # twice as likely
                 size = random.choice((*SIZES, *large_sizes, odd_width))
             self.images[name] = Noise(seed=random.randrange(1 << 30), size=size)
+
         return name
 
     def _relative(self) -> Image:
@@ -382,12 +388,14 @@ class Maker:
             first = self.images[of]
             assert isinstance(first, Tiles)
             return Relayout(of=of, rows=first.columns, columns=first.rows)
+
         if plain and pick < 0.65:
             return Near(
                 of=random.choice(plain),
                 seed=random.randrange(1 << 30),
                 pixels=random.choice((1, 1, 5)),
             )
+
         if plain and pick < 0.75:
             return Resized(of=random.choice(plain), size=random.choice(SIZES))
         if pick < 0.8:
@@ -397,6 +405,7 @@ class Maker:
                 random.randrange(256),
             )
             return Solid(colour=colour, size=random.choice(SIZES))
+
         rows, columns = random.choice(_LAYOUTS)
         return Tiles(seed=random.randrange(1 << 30), rows=rows, columns=columns)
 
@@ -410,6 +419,7 @@ class Maker:
                 return image.columns * TILE, image.rows * TILE
             case Near():
                 return self.size(image.of)
+
         return TILE, TILE
 
     # ------------------------------------------------------------------ parameters
@@ -435,6 +445,7 @@ class Maker:
                 parameters |= {"logprobs": True, "top_logprobs": top}
             else:
                 parameters["logprobs"] = top
+
         if chosen(Switch.PRIORITY, 0.3):
             parameters[dialect.priority] = random.choice((-1, 0, 1, 5))
         if chosen(Switch.SALT, 0.4):
@@ -443,11 +454,13 @@ class Maker:
             # Numbered as clients do: each once, and one begins as another does.
             number = dialect.rid == "session_id"
             parameters[dialect.rid] = self._count if number else f"user{self._count}"
+
         if chosen(Switch.GRAMMAR, 0.25):
             parameters |= random.choice(dialect.shaped)
         elif path == CHAT and chosen(Switch.TOOLS, 0.25):
             parameters["tools"] = list(_TOOLS)
             parameters["tool_choice"] = random.choice(("required", "auto"))
+
         return parameters
 
     def _stop(self) -> dict[str, Any]:

@@ -92,11 +92,13 @@ def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
             line = file.readline(1 << 20)
     except OSError:
         return {}, None  # the session says what is wrong
+
     head = EPISODES.head(line, folder)
     try:
         budget_s = parsed(Fuzz, read_file(folder / FUZZ_FILE, _MAX_BYTES)).budget_s
     except (OSError, ValueError):  # a session that was cut short has none yet
         budget_s = None
+
     return head.decides, budget_s
 
 
@@ -139,6 +141,7 @@ class Source:
             raise UnwritableOutput(
                 f"{folder} cannot be written: {error.strerror}."
             ) from error
+
         return self.contents
 
 
@@ -174,9 +177,11 @@ def _pictures(folder: Path) -> Source:
         raise UsageError(
             f"{folder} cannot be read: {error.strerror or error}."
         ) from error
+
     if not images:
         raise UsageError(
             f"{folder} holds neither a {CASE_FILE} nor a picture.",
             hint=f"pictures are files that end in {', '.join(_MEDIA)}",
         )
+
     return Source(folder.resolve().name, images, None, contents)

@@ -160,6 +160,7 @@ class Fuzzing(CaseSearch[Fuzz]):
             line = play_episode(self, self.known.episodes.next(number))
         finally:
             self._playing.discard(number)
+
         minimisations.pursue(self, line)
 
     # ------------------------------------------------------------ within a line of work

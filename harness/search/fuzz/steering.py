@@ -164,6 +164,7 @@ def drawn(
         odds = ODDS.get(switch, _USUAL_ODDS) * less.get(switch, 1.0)
         if switch is lead or random.random() < max(_LEAST, odds):
             on.add(switch)
+
     if Switch.IMAGES not in on:
         on -= {Switch.RELATIVES, Switch.SEVERAL, Switch.UUID}
     for group in (*ONE_OF, untried):
@@ -171,6 +172,7 @@ def drawn(
         if len(there) > 1:
             stays = lead if lead in there else random.choice(there)
             on -= set(there) - {stays}
+
     return without_groups(on, apart, lead)
 
 
@@ -194,6 +196,7 @@ def lead_of(seed: int, number: int, among: Iterable[Switch]) -> Switch | None:
         left = [switch for switch in group if switch in there]
         if left:
             groups.append(left)
+
     if not groups:
         return None
     Random(f"{seed}/leads").shuffle(groups)  # noqa: S311
@@ -263,6 +266,7 @@ def features(case: Case, played: Played, log: Path) -> set[str]:
         kind, answer = _kind(sent.op), _answer(sent.record)
         digests.add(_digest(_ANSWER, f"{kind}:{answer}"))
         labels.append(f"{kind}={answer[:12]}")
+
     for first, second in pairwise(labels):
         digests.add(_digest(_PAIR, f"{first} {second}"))
     return digests

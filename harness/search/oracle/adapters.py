@@ -53,6 +53,7 @@ def adapters(case: Case, played: Played, engine: Engine) -> Judged:
             or one.record.status is None
         ):
             continue
+
         own = [change for change in changes if adapter_of(change.op) == name]
         there = _there(one, own, name in static, reloads=reloads)
         if there is False and one.record.status == 200:
@@ -63,6 +64,7 @@ def adapters(case: Case, played: Played, engine: Engine) -> Judged:
                 f"{one.op.id} asked {name}, which was loaded: HTTP {one.record.status}"
             )
             found.setdefault("adapter-missing", []).append((one.op.id, said))
+
     return Judged(sightings=[*_sightings(found)])
 
 
@@ -89,4 +91,5 @@ def _there(
         if change.record.status == 200:
             gone = None if reloads else False
             there = True if change.op.path in LOADS else gone
+
     return there

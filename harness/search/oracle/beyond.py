@@ -114,6 +114,7 @@ def limit_of(
                 return " ".join(op.split()).strip(" .,:'\"`") or " ".join(
                     found[0].split()
                 )
+
     return (
         "an instruction that this processor lacks (SIGILL)"
         if exit_code == _ILLEGAL

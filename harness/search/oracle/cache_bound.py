@@ -110,6 +110,7 @@ class _Rules:
             else:
                 once = re.sub(r"(.)\1+", r"\1", item)
                 total += len(once.encode("utf-8", "replace")) // _LONGEST_TOKEN
+
         return total
 
     def _is_whole(self, picture: ImageSent) -> bool:
@@ -147,6 +148,7 @@ class _Rules:
             isinstance(item, str) for item in (*prompt.orders[0], *earlier.orders[0])
         ):
             pairs = pairs[:1]  # without pictures the orders are one
+
         return max(
             0, *(self._limit(prompt, mine, theirs, earlier) for mine, theirs in pairs)
         )
@@ -199,6 +201,7 @@ class _Rules:
                 or not self.may_be_one(item, other)
             ):
                 return mine[place:], False
+
         return [], len(mine) >= len(theirs)
 
 
@@ -226,6 +229,7 @@ def _prompt_of(
         group, strange = _group(message, pictures, bytewise=bytewise)
         odd = odd or strange
         groups.append(group)
+
     salt = (
         [sent.parameter(name, "") for name in ("cache_salt", "extra_key")]
         if salted
@@ -287,6 +291,7 @@ def _group(
             group.append(pictures.pop(0))
         else:
             odd = True
+
     return group, odd
 
 
@@ -371,6 +376,7 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
             "not judged."
         )
         return Judged(unseen=[why])
+
     if played.state is not PlayState.ENDED:
         return Judged(unseen=["The play did not end: the cache bound was not judged."])
     if paired(case.server.args):
@@ -380,6 +386,7 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
                 "cache bound was not judged."
             ]
         )
+
     if _preempted(played, engine):
         return Judged(
             unseen=[
@@ -387,6 +394,7 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
                 "they come again: the cache bound was not judged."
             ]
         )
+
     rules = _Rules(
         bytewise=case.server.model in TINY, by_features=engine.name not in _BY_PICTURE
     )
@@ -398,6 +406,7 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
         found, known = _judged(one, earlier, rules)
         sightings += [found] if found else []
         unknown += not known
+
     unseen = [
         f"Of {unknown} prompts it cannot be told what they share with earlier ones."
     ]
@@ -465,6 +474,7 @@ def _judged(
             best, whose = shared, other.name
         if best >= cached:
             return None, True
+
     with_whom = (
         f"{whose} shares" if whose else "what a template puts before a prompt has"
     )

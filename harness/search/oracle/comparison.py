@@ -102,6 +102,7 @@ def agreeing(judged: Judged, own: Judged) -> Judged:
             expectations = [e for e in shown.expectations if e.operation in left]
             update = {"operations": left, "expectations": expectations}
             kept.append(shown.model_copy(update=update))
+
     counted = dict(judged.counted)
     if rounded:
         counted["answers compared: only the number format differs"] = rounded
@@ -196,6 +197,7 @@ class _ReferenceComparison:
             for shown in sightings:
                 if shown.finding_class is not FindingClass.PROTOCOL:
                     shown.expectations = self._expectations(shown.operations)
+
         return Judged(sightings=sightings, counted=dict(self.counted))
 
     def _expectations(self, operations: Sequence[str]) -> list[Expectation]:
@@ -230,6 +232,7 @@ class _ReferenceComparison:
             is_like = like.verdict in (Verdict.SAME, Verdict.NEAR_TIE)
             if is_like and like.alike >= least:
                 owners.append(other)
+
         if not owners:
             return ""
         if not foreign and (self._several(owners) or _REFUSAL.match(mine.text)):
@@ -359,6 +362,7 @@ def _sightings(
             expected,
             by=list(swapped),
         )
+
     if wrong:
         said = f"Answers are not those of the reference: {_some(wrong)}."
         yield sighting(
@@ -368,6 +372,7 @@ def _sightings(
             expected,
             by=list(wrong),
         )
+
     if usage:
         yield sighting(
             FindingClass.PROTOCOL,

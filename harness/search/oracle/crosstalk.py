@@ -68,6 +68,7 @@ def crosstalk(
                 as_it_is.append(play(asked))
             swapped.append(play(other_neighbours(asked, id, number, sizes)))
         judged.append(_depends(id, as_it_is, swapped, _SIGNIFICANCE / len(tested)))
+
     return Judged.of(judged)
 
 
@@ -91,6 +92,7 @@ def _depends(
             f"{len(theirs)} answers, at least {LEAST_RUNS} a side are needed."
         )
         return Judged(unseen=[said])
+
     drifts: list[float] = []
     for answer, other in combinations(ours, 2):
         drifts += near_ties.drift(answer, other)
@@ -105,6 +107,7 @@ def _depends(
         return Judged(
             counted={"cross-talk tried: content of neighbours does not matter": 1}
         )
+
     between = 0.0
     for (first, second), far in apart.items():
         if first < len(ours) <= second:
@@ -212,6 +215,7 @@ class _Others:
             digest = hashlib.blake2b(picture.png, digest_size=4, key=key).digest()
             size = (max(picture.width, 1), max(picture.height, 1))
             images[new] = Noise(seed=int.from_bytes(digest, "big"), size=size)
+
         update = {"operations": operations, "images": images}
         changed = self.source.model_copy(update=update)
         # Without pictures that nobody needs.
@@ -227,6 +231,7 @@ class _Others:
             changed["prompt"] = reworded(op.prompt, self.seed, common(op.prompt, own))
         elif op.prompt is not None:
             changed["prompt"] = self._numbers(op.prompt)
+
         return op.model_copy(update=changed)
 
     def _messages(self, messages: list[Message]) -> list[Message]:
@@ -252,10 +257,13 @@ class _Others:
                     before += json.dumps(part.model_dump(mode="json"))
                     image = self.names.get(part.image or "", part.image)
                     parts.append(part.model_copy(update={"image": image}))
+
                 shared = shared and (message.role, part) == theirs
+
             plain = isinstance(message.content, str)
             content = (parts[0].text or "") if plain else parts
             changed.append(message.model_copy(update={"content": content}))
+
         return changed
 
     def _numbers(self, prompt: list[int]) -> list[int]:
@@ -296,6 +304,7 @@ def reworded(text: str, seed: int, keep: int, before: str = "") -> str:
         else:
             number = int.from_bytes(digest.copy().digest()[:4], "big")
             made.append(chr(ord(first) + number % count))
+
     return "".join(made)
 
 

@@ -35,6 +35,7 @@ def expected(case: Case, played: Played, engine: Engine) -> Judged:
                 said = f"no answer: {sent.record.error}"
                 unmet.setdefault("status", []).append((op.id, said))
             continue
+
         for kind, said in _unmet(sent, op.expect, by_id, case):
             if kind:
                 unmet.setdefault(kind, []).append((op.id, said))
@@ -48,6 +49,7 @@ def expected(case: Case, played: Played, engine: Engine) -> Judged:
         said = f"{ids[0]}{more}: {answers[0][1]}."
         words = "The answer is as the case expects it."
         sightings.append(sighting(FindingClass.EXPECTATION, kind, said, words, by=ids))
+
     return Judged(sightings=sightings, unseen=unseen)
 
 
@@ -62,11 +64,13 @@ def _unmet(
         said = f"the status is {record.status}{more}, and {expect.status} is expected"
         yield "status", said
         return
+
     yield from _texts(record, expect)
     for end in expect.ends_after:
         other = by_id.get(end)
         if other is not None and sent.end < other.end:
             yield "order", f"it ended before {end}"
+
     if record.status != 200:
         return
 
@@ -74,6 +78,7 @@ def _unmet(
         reasons = {choice.finish_reason for choice in record.choices}
         for reason in reasons - {expect.finish}:
             yield "finish", f"it ended with {reason}, and {expect.finish} is expected"
+
     if expect.same_as is not None:
         yield from _same(sent, by_id.get(expect.same_as))
     for choice in record.choices:
@@ -152,6 +157,7 @@ def _tokens(
             yield "", "the answer does not tell how many tokens it has"
         elif not _COMPARE[sign](count, int(number)):
             yield "tokens", f"{count} tokens, and {wanted} are expected"
+
     yield from _only(ids, choice, "only", expect.only)
     yield from _only(ids, choice, "never", expect.never)
 

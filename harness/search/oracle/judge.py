@@ -49,10 +49,12 @@ def canary(played: Played, engine: Engine) -> Judged:
         return Judged(
             unseen=["The canary was not asked both before and after the traffic."]
         )
+
     if not before.answered or not after.answered:
         return Judged(
             unseen=["The canary was not answered both before and after the traffic."]
         )
+
     if before.text == after.text:
         return Judged()
     exact = engine.name in _EXACT
@@ -66,6 +68,7 @@ def canary(played: Played, engine: Engine) -> Judged:
         return Judged(
             unseen=[f"The canary's answer changed ({compared.said}): it may be a tie."]
         )
+
     return Judged.found(
         FindingClass.CANARY,
         "text",
@@ -124,11 +127,13 @@ def ledger(case: Case, played: Played, engine: Engine) -> Judged:
         return Judged(
             unseen=["The play did not end: the server's counters were not judged."]
         )
+
     before, after = played.before, played.after
     if before is None or after is None or not after.metrics:
         return Judged(
             unseen=["The server's counters were not read before and after the traffic."]
         )
+
     entries = list(_entries(case, played, before, after))
     sightings, unseen = [], []
     for name, (people, counted) in _COUNTERS.items():
@@ -159,6 +164,7 @@ def ledger(case: Case, played: Played, engine: Engine) -> Judged:
                 "The counters grow by what was served.",
             )
         )
+
     return Judged(sightings=sightings, unseen=unseen)
 
 
@@ -300,6 +306,7 @@ def quiescence(case: Case, played: Played, engine: Engine) -> Judged:
         return Judged(
             unseen=["The idle server was not read before and after the traffic."]
         )
+
     held = case.changes_server or any(
         op.path == "/open_session" for op in case.operations
     )
@@ -324,6 +331,7 @@ def _gauges(after: Reading, engine: Engine) -> Judged:
                     f"{value:g} requests are {name} on a server that serves nobody",
                 )
             )
+
     return Judged(sightings=sightings, unseen=unseen)
 
 
@@ -334,6 +342,7 @@ def _kv_use(before: Reading, after: Reading, engine: Engine) -> Judged:
         return Judged(
             unseen=["The server does not tell how much of its KV cache is in use."]
         )
+
     if last <= first + _KV_SLACK:
         return Judged()
     said = (
@@ -360,6 +369,7 @@ def _growth(case: Case, played: Played) -> Judged:
                 f"{grown:.0f} more {people} with each block of {requests:.0f} requests"
             )
             sightings.append(_residue(name, said))
+
     grown = None
     if len(blocks) >= _LEAST_BLOCKS_OF_MEMORY:
         grown = _grown(blocks, lambda r: r.rss_bytes, list(_allowed(case, played)))
@@ -368,6 +378,7 @@ def _growth(case: Case, played: Played) -> Judged:
             f"{size(grown, 1)} more memory with each block of {requests:.0f} requests"
         )
         sightings.append(_residue("memory", said))
+
     return Judged(sightings=sightings)
 
 

@@ -147,6 +147,7 @@ def hang_path(
         for thread in threads:
             if any(_of(engine, frame) for frame in thread.frames):
                 by_thread.setdefault(thread.name, []).append(thread)
+
     if not by_thread:
         return []
 
@@ -162,6 +163,7 @@ def hang_path(
         for place, name in enumerate(shared):
             if name in idle:
                 return shared[: place + 1]
+
     return shared
 
 
@@ -197,6 +199,7 @@ def _engine_path(inward: Sequence[Frame], engine: str) -> list[str]:
                 break
         elif not frame.name.startswith("<"):
             path.append(frame.name)
+
     return path
 
 
@@ -239,6 +242,7 @@ class Judged(Record):
             untestable += part.untestable
             for what, number in part.counted.items():
                 counted[what] = counted.get(what, 0) + number
+
         sightings.sort(key=lambda sighting: sighting.finding_class.place)
         return cls(
             sightings=sightings,

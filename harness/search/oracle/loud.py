@@ -76,6 +76,7 @@ def start_failure(played: Played, engine: Engine) -> Judged:
         return Judged(
             unseen=["The server found its port taken: its start says nothing."]
         )
+
     limit = beyond.limit_of([*played.causes, played.said], played.device)
     if limit:
         return Judged(untestable=[beyond.sentence(limit, "the server's start")])
@@ -100,6 +101,7 @@ def death(case: Case, played: Played, engine: Engine) -> Judged:
             "memory. That it died tells nothing of the requests."
         )
         return Judged(unseen=[said])
+
     # Operations that were on their way when the server died.
     lost: list[str] = []
     for sent in sent_of(case, played):
@@ -168,6 +170,7 @@ def failing(case: Case, played: Played, engine: Engine) -> Judged:
             ),
             "An answer, as before the traffic.",
         )
+
     kind = FindingClass.FAILING
     if after is None:
         return Judged.found(
@@ -180,6 +183,7 @@ def failing(case: Case, played: Played, engine: Engine) -> Judged:
             "What was answered once is answered again.",
             by=lost,
         )
+
     since = f", as the {len(lost)} requests before it were" if len(lost) > 1 else ""
     cause = f": {played.causes[0][:200]}" if played.causes else ""
     return Judged.found(
@@ -246,6 +250,7 @@ def server_errors(case: Case, played: Played, engine: Engine) -> Judged:
             if limit:
                 untestable.append(beyond.sentence(limit, sent.op.id))
             continue
+
         words = _failure(record)
         if not words:
             continue
@@ -261,6 +266,7 @@ def server_errors(case: Case, played: Played, engine: Engine) -> Judged:
         else:
             bucket = _bucket(engine, sent, record)
             by_bucket.setdefault(bucket, []).append(sent)
+
     return Judged(
         sightings=list(_sightings(by_bucket)),
         counted=dict(counted),
@@ -304,6 +310,7 @@ def _bucket(engine: Engine, sent: Sent | None, record: RequestRecord) -> str:
         and any(sent.parameter(name) for name in GRAMMARS)
     ):
         words += ", with a grammar"
+
     return "/".join([engine.name, str(FindingClass.SERVER_ERROR), str(status), words])
 
 
@@ -339,6 +346,7 @@ def _failure(record: RequestRecord) -> str:
         if record.error.startswith(_OWN_WORDS):
             return ""
         return normalised(error_words(record)) or "no words"
+
     if record.status is not None and record.status >= 500:
         return "no words"
     if record.finish_reason in ("error", "abort"):
@@ -356,6 +364,7 @@ def error_object(record: RequestRecord) -> dict[str, object] | None:
             body = ast.literal_eval(record.error)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             return None
+
     if not isinstance(body, dict):
         return None
     inner = body.get("error")

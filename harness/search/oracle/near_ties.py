@@ -284,6 +284,7 @@ def _judged(
             return Compared(
                 Verdict.NEAR_TIE, earlier, None, f"token {earlier + 1} {why}"
             )
+
     a = one.tokens[place] if place < len(one.tokens) else None
     b = other.tokens[place] if place < len(other.tokens) else None
     moved = _moved(a, b, shaped)
@@ -291,17 +292,20 @@ def _judged(
         moved = max(
             filter(None, (moved, a.passed_over(b), b.passed_over(a))), default=moved
         )
+
     said = f"token {place + 1}: {_named(a)} against {_named(b)}"
     said += _spelled(one, other, (a, b))
     if moved is None:
         return Compared(
             Verdict.NOT_COMPARABLE, place, None, f"{said}, without logprobs"
         )
+
     if a is not None and b is not None and b.forbids(a) != a.forbids(b):
         refused = _named(a if b.forbids(a) else b)
         said += f"; a mask, such as a grammar's, forbids {refused} in the other answer"
     else:
         said += f"; the odds moved by {moved:.3f} nats, noise is below {bound:.3f}"
+
     verdict = Verdict.NEAR_TIE if moved < bound else Verdict.DIFFERS
     return Compared(verdict, place, moved, said)
 
@@ -314,6 +318,7 @@ def _parted_unseen(pair: tuple[Token, Token], bound: float, shaped: bool) -> str
         len(leads) < len(pair) or min(leads) < bound
     ):
         return "is part of a character, and may be another one"
+
     if not shaped and leads and -bound < min(leads) < 0 <= max(leads):
         return "is not the likeliest in one of the plays"  # what follows may be about the other
     return ""
@@ -329,6 +334,7 @@ def _moved(a: Token | None, b: Token | None, shaped: bool) -> float | None:
     else:  # one of them ended there, by a token that need not be shown
         token = a or b
         told = [token.lead if token else None]
+
     known = [odds for odds in told if odds is not None]
     if not known:
         return None
@@ -349,6 +355,7 @@ def _by_text(one: Answer, other: Answer, bound: float, exact: bool) -> Compared:
         verdict = Verdict.NEAR_TIE if moved < bound else Verdict.DIFFERS
         said += f"; the token there led by {moved:.3f} nats, noise is below {bound:.3f}"
         return Compared(verdict, alike, moved, said)
+
     if exact:
         return Compared(Verdict.DIFFERS, alike, None, said)
     return Compared(Verdict.NOT_COMPARABLE, alike, None, f"{said}, without logprobs")
@@ -373,6 +380,7 @@ def _leads(answer: Answer, alike: int) -> Iterator[float]:
         else:
             last = place
             break
+
     for token in answer.tokens[max(0, first - _WINDOW) : last + _WINDOW + 1]:
         if token.lead is not None:
             yield token.lead

@@ -83,6 +83,7 @@ def ids_of(choice: ChoiceSeen, model: str) -> list[int] | None:
         named = _TOKEN_ID.fullmatch(token)
         if named:
             numbers.append(int(named[1]))
+
     if numbers and len(numbers) == len(choice.tokens):
         return numbers
     if not choice.text or model not in TINY:
@@ -107,6 +108,7 @@ def _tokens(
         if others:
             yield "allowed-token-ids", f"token {others[0]} is none of allowed_token_ids"
         yield from _bad_words(sent, ids, case)
+
     yield from _bias(sent, ids)
 
 
@@ -188,6 +190,7 @@ def _stop(
         if choice.finish_reason != "stop":
             return
         words = [word for word in words if len(word) <= _SHORT_STOP]
+
     for word in words:
         if word in choice.text:
             said = f"the stop word {word!r} is in the text {choice.text[:60]!r}"
@@ -234,6 +237,7 @@ def _offsets(
         if offset != expected:
             at = place
             break
+
     said = f"token {at} begins at {right[at]}, and text_offset is {offsets[:12]}"
     yield "text-offset", said
 
@@ -268,16 +272,19 @@ def _wanted(sent: Sent, engine: str, *, guided: bool) -> tuple[str, Any]:
         inner = form.get("json_schema")
         if isinstance(inner, dict) and inner.get("strict") is not False:
             forms.append(("json", inner.get("schema")))
+
     own = sent.parameter("structured_outputs") if engine == "vllm" else None
     if isinstance(own, dict):
         for kind in ("json", "choice", "regex"):
             if own.get(kind):
                 forms.append((kind, own[kind]))
+
     names: dict[str, str] = {}
     if guided:
         names = _GUIDED
     elif engine == "sglang":
         names = {"regex": "regex", "json_schema": "json"}
+
     for name, kind in names.items():
         if sent.parameter(name):
             forms.append((kind, sent.parameter(name)))
@@ -303,6 +310,7 @@ def _fits(text: str, form: tuple[str, Any]) -> Iterator[tuple[str, str]]:
             return
         if fits is None:
             yield "schema", f"{text[:60]!r} does not match {what[:60]!r}"
+
     if kind == "json":
         try:
             schema = json.loads(what) if isinstance(what, str) else what
@@ -353,6 +361,7 @@ def loosened(schema: Any) -> Any:
                 kept[name] = loosened(value)
         else:
             kept[name] = value
+
     return kept
 
 
@@ -367,11 +376,13 @@ def misfit(text: str, schema: Any) -> str:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return "no JSON"
+
     try:
         Draft202012Validator.check_schema(schema)
         error = next(iter(Draft202012Validator(schema).iter_errors(value)), None)
     except (SchemaError, Unresolvable, RecursionError):
         return ""
+
     assert isinstance(error, ValidationError | None)
     return "" if error is None else f"{error.json_path}: {error.message[:120]}"
 
@@ -402,6 +413,7 @@ def _called(
             "tool-choice",
             f"tool_choice is {json.dumps(given)[:60]}, and no tool is called",
         )
+
     for call in choice.tool_calls:
         if call.name not in schemas:
             yield "tool-choice", f"{call.name!r} is called, which is none of the tools"
@@ -453,6 +465,7 @@ def unlike(a: ChoiceSeen, b: ChoiceSeen) -> str:
         part, other = getattr(a, name).strip(), getattr(b, name).strip()
         if part != other and max(len(part), len(other)) < TEXT_LIMIT - 1:
             return f"the {name} is {part[:60]!r} and {other[:60]!r}"
+
     calls, others = _calls(a), _calls(b)
     if calls != others:
         return f"the calls of tools are {_shown(calls)} and {_shown(others)}"

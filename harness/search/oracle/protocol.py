@@ -70,6 +70,7 @@ def protocol(case: Case, played: Played, engine: Engine) -> Judged:
             if kind == "no-done" and played.state is PlayState.DIED:
                 continue  # the end of the server ended it
             broken.setdefault(kind, []).append((sent.op.id, said))
+
     for ids, kind, said in _unequal(requests, case):
         broken.setdefault(kind, []).extend((id, said) for id in ids)
 
@@ -80,6 +81,7 @@ def protocol(case: Case, played: Played, engine: Engine) -> Judged:
         said = f"{ids[0]}{more}: {answers[0][1]}."
         expected = EXPECTED[kind]
         sightings.append(sighting(FindingClass.PROTOCOL, kind, said, expected, by=ids))
+
     return Judged(sightings=sightings)
 
 
@@ -120,6 +122,7 @@ def _broken(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]
         yield "malformed", record.error[:200]
     elif record.error == _NO_DONE:
         yield "no-done", "the stream ended without [DONE]"
+
     if record.error not in ("", _NO_DONE) or record.status != 200:
         return
     rules: tuple[_Rule, ...] = (
@@ -181,6 +184,7 @@ def _length(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]
             )
             yield "max-tokens", said
         return
+
     if sent.parameter("echo"):
         return
     if tokens > limit:
@@ -224,6 +228,7 @@ def _usage(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
             yield "usage", f"{prompt} and {completion} tokens, and {total} in total"
         if not prompt and sent.op.prompt != []:
             yield "usage", "a prompt of no tokens"
+
     if engine.name not in _TELLS_USAGE or record.usages or record.done is False:
         return
     if not record.stream or _asks_usage(sent):
@@ -253,6 +258,7 @@ def _counts(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]
             "completion-tokens",
             f"{record.pieces} pieces, and {tokens} tokens in the usage",
         )
+
     shown = sum(len(choice.tokens) for choice in choices)
     cut = any(len(choice.tokens) >= MAX_LOGPROBS for choice in choices)
     is_told = all(choice.tokens for choice in choices) and engine.name in _SEVERAL
@@ -302,6 +308,7 @@ def _prompt_tokens(group: Sequence[Sent]) -> Iterator[tuple[list[str], str, str]
         record = sent.record
         if record.answered and record.prompt_tokens is not None:
             lengths[sent.op.id] = record.prompt_tokens
+
     if len(set(lengths.values())) > 1:
         shown = list(lengths.items())[:6]
         counts = ", ".join(f"{id}: {tokens}" for id, tokens in shown)
@@ -337,6 +344,7 @@ def _stream_text(sent: Sent, other: Sent) -> Iterator[tuple[list[str], str, str]
             if why:
                 yield ids, "stream-parts", f"of the same tokens {why}"
             continue
+
         short = max(len(a.text), len(b.text)) < TEXT_LIMIT
         if short and a.text != b.text and a.finish_reason == b.finish_reason:
             said = f"the same {len(a.tokens)} tokens are {a.text[:60]!r} and "

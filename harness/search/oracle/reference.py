@@ -195,6 +195,7 @@ def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> C
         )
         update = {"after": after, "leave": "", "at_s": None, "stream": stream}
         operations.append(op.model_copy(update=update))
+
     return asked.model_copy(update={"server": server, "operations": operations})
 
 
@@ -260,6 +261,7 @@ def comparable(case: Case) -> Case:
         asked = _greedily(op) | (_asking_logprobs(op, plain) if told else {})
         stream = op.stream and op.id in awaited
         operations.append(op.model_copy(update={"parameters": asked, "stream": stream}))
+
     args = [*case.server.args, *(plain.logprobs if told else ())]
     server = case.server.model_copy(update={"args": args})
     return case.model_copy(update={"server": server, "operations": operations})
@@ -278,6 +280,7 @@ def with_logprobs(case: Case) -> Case:
             asked = {**op.parameters, **_asking_logprobs(op, plain)}
             op = op.model_copy(update={"parameters": asked})
         operations.append(op)
+
     args = [*case.server.args, *plain.logprobs]
     server = case.server.model_copy(update={"args": args})
     return case.model_copy(update={"server": server, "operations": operations})
@@ -302,6 +305,7 @@ def _greedily(op: Operation) -> dict[str, Any]:
         or op.path not in (CHAT, COMPLETIONS)
     ):
         return asked
+
     return {name: asked[name] for name in asked if name not in _CHANCE} | {
         "temperature": 0
     }
@@ -334,6 +338,7 @@ def _without(args: list[str], flags: tuple[tuple[str, int], ...]) -> list[str]:
             skip = 0 if equals else values[name]
         else:
             kept.append(arg)
+
     return kept
 
 

@@ -137,6 +137,7 @@ class CaseRun(OnServers):
                 player.play, self.case, contents, self.options, folder, on_look=look
             )
             made.played, made.error = self.attempted(folder, play)
+
         made.seconds = round(time.monotonic() - began, 2)
         yield made
 
@@ -153,6 +154,7 @@ def campaign_folder(options: ServerCommand, journal: JournalKind, root: str) -> 
                 hint=f"without --resume: {options.command_line()}",
             )
         return options.resume.resolve()
+
     if options.out is None:
         return new_folder(root, server.engine, server.release)
     if journal.is_in(options.out):
@@ -160,6 +162,7 @@ def campaign_folder(options: ServerCommand, journal: JournalKind, root: str) -> 
             f"{options.out} already holds a {journal.what}.",
             hint=f"--resume {options.out} goes on with it; or choose another --out",
         )
+
     refuse_taken(options.out)
     return options.out
 
@@ -346,6 +349,7 @@ class Attempts:
         else:
             line = kept
             facts.seconds = kept.seen.play.seconds
+
         self.deadlines = line.deadlines
         assert self.deadlines is not None
         self._report(facts, kept=kept is not None, quiet=known is not None)
@@ -373,6 +377,7 @@ class Attempts:
                 raise Spent
             facts = self._counted(one.what, len(one.case.operations))
             works[key] = functools.partial(self._known, key, facts, one, bucket)
+
         if len(works) > 1:
             self.search.beside(list(works.values()))
         for key in works.keys() - self._asked.keys():
@@ -418,6 +423,7 @@ class Attempts:
             best = self.smallest.get(one)
             if best is None or len(wanted.case.operations) < len(best[0].operations):
                 self.smallest[one] = wanted.case, seen
+
         self._report(facts, kept=kept is not None)
 
     def _made(
@@ -439,6 +445,7 @@ class Attempts:
             look = functools.partial(
                 diagnosed, self.deadlines.answer_s, wanted.case.server
             )
+
         order = CaseRun(
             self._id(key),
             self._name(facts),
@@ -464,6 +471,7 @@ class Attempts:
             (self.folder / place / PLAYED_FILE).write_text(
                 played.model_dump_json(), encoding="utf-8"
             )
+
         return self.files.end_attempt(key, seen).seen
 
     # ------------------------------------------------------------------ its names

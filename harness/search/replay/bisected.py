@@ -132,6 +132,7 @@ def subject(word: str) -> Subject | None:
     except BadIncident:
         case, folder = read_case(found)
         return Subject(found, _playable(case, found), folder)
+
     if loaded.case is None or loaded.folder is None:
         raise UsageError(f"{found} has no case that could be sent.")
     # The images of a finding's case lie in its own folder.
@@ -181,6 +182,7 @@ class ByReplay:
         except BadIncident:
             kind = Lost.USAGE if code == ExitCode.USAGE else Lost.INFRASTRUCTURE
             return {"lost": kind, "error": words or f"mmrepro replay ended with {code}"}
+
         if replay.state != "complete":
             return {"lost": Lost.INFRASTRUCTURE, "error": replay.failure or words}
         shown = self._shown(replay)
@@ -211,6 +213,7 @@ class ByReplay:
             ):
                 rate = f"{one.rate.failed} of {one.rate.plays} attempts"
                 return one.bucket, f"{one.observation} ({rate})"
+
         for seen in replay.unconfirmed:
             if self.bucket and alike(seen.bucket, self.bucket):
                 return seen.bucket, f"{seen.said.rstrip('.')} (once, and not again)"
@@ -225,6 +228,7 @@ class ByReplay:
                 answer
             ):
                 return Outcome.INCONCLUSIVE, f"{op} got {answer}: nothing was tested"
+
         if other := next((f for f in replay.findings if f.finding_class in LOUD), None):
             said = f"another failure: {other.finding_class}, {other.observation}"
             return Outcome.DIFFERENT_FAILURE, said

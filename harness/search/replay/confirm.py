@@ -97,6 +97,7 @@ def tally(seens: Sequence[Observation]) -> dict[str, tuple[int, int]]:
             others = [s for n, s in enumerate(seens) if n != number]
             counts[bucket] = sum(s.has(bucket) for s in others), len(others)
             classes[bucket] = sighting.finding_class.place
+
     return dict(sorted(counts.items(), key=lambda item: classes[item[0]]))
 
 
@@ -170,6 +171,7 @@ class Candidates:
                 break
         else:
             self.known[digest] = Verdict(False, 0, self.repeats)
+
         return self.known[digest]
 
     def beside(self, candidates: Sequence[tuple[Case, str]]) -> None:
@@ -181,6 +183,7 @@ class Candidates:
             digest = case_digest(case)
             if digest not in verdicts:
                 new[digest] = Wanted(case, "shrink", 1, what)
+
         if self.repeats > 1 or len(new) < 2 or self.left < len(new):
             return
         seens = self.plays.several(list(new.values()))

@@ -55,6 +55,7 @@ def diagnosed(
         incident = diagnose(options, typed=server.args)
     except MmreproError as error:
         return LiveLook(why=f"the server could not be looked at: {error.message}")
+
     return LiveLook(matches=incident.diagnosis.matches, diagnosis=DIAGNOSIS_DIR)
 
 
@@ -87,6 +88,7 @@ def named(
         )
     else:
         name = best(matches)
+
     sighting = seen.sighting(bucket)
     silent = sighting is not None and sighting.finding_class in SILENT
     if name.known is None and sighting is not None and silent:
@@ -96,6 +98,7 @@ def named(
                 taken.add(op)
         left = case.keeping(taken)
         name = recognised(sighting, left, folder, name.why, played.device)
+
     hung = played.state is PlayState.HUNG
     diagnosis = looked.diagnosis if hung else ""
     name = name.model_copy(update={"bucket": bucket, "diagnosis": diagnosis})
@@ -154,6 +157,7 @@ def recognised(
         made = pictures(case, folder.parent.parent)
     except UsageError as error:
         return Named(why=f"{why}; the pictures cannot be read: {error.message}")
+
     failure = Failure(
         sighting.finding_class,
         sighting.bucket,
@@ -175,12 +179,14 @@ def recognised(
             judged = Judgement.unknown(
                 f"looking for it failed: {type(error).__name__}: {error}"
             )
+
         if judged.truth is Truth.MET:
             return Named(
                 known=scenario.name, variant=scenario.variant, why=judged.observed
             )
         if judged.truth is Truth.UNKNOWN:
             reasons.append(f"{scenario.full_name}: {judged.observed}")
+
     return Named(why="; ".join(reasons))
 
 
@@ -198,6 +204,7 @@ def mitigation(named: Named, release: str) -> str:
             continue
         if way.effective_on.contains(version, prereleases=True):
             return f"{scenario.name}/{way.name}"
+
     return ""
 
 
@@ -239,6 +246,7 @@ def signature_of(finding: Finding, case: Case) -> _Signature:
             return _Signature(symptoms, logged, pattern)
         functions = ", ".join(map(repr, path))
         return _Signature(symptoms, (f"stands_in({functions})",))
+
     if finding.finding_class is FindingClass.DEATH:
         return _Signature(("server_gone()",), logged, pattern)
     if finding.finding_class is FindingClass.FAILING:
@@ -249,6 +257,7 @@ def signature_of(finding: Finding, case: Case) -> _Signature:
             return _Signature((), logged, pattern)
         fails = (f"fails_in_server({labels})",)
         return _Signature(fails, logged, pattern, healthy=f", answered({labels})")
+
     return _Signature(observed=_observed(finding, failing or [case.operations[-1].id]))
 
 
@@ -264,6 +273,7 @@ def _observed(finding: Finding, failing: list[str]) -> dict[str, str]:
                 "test": f"(sent.cached_tokens or 0) > {most}",
                 "told": "{sent.cached_tokens} tokens from the cache",
             }
+
         if expectation.text is not None:
             return {
                 "statement": f"{operation} is answered otherwise than it should be",
@@ -271,6 +281,7 @@ def _observed(finding: Finding, failing: list[str]) -> dict[str, str]:
                 "test": f"sent.answered and sent.text != {expectation.text!r}",
                 "told": "{sent.reply} {sent.text[:80]!r}",
             }
+
     return {
         "statement": "TODO: what of the answer shows it",
         "label": failing[0],
@@ -299,6 +310,7 @@ def exception_pattern(lines: list[str]) -> str:
         steady = re.split(r"[\d'\"`/]|0x", raised[2], maxsplit=1)[0]
         words = steady[:60].rstrip()
         return re.escape(raised[1] + words).replace("\\ ", " ")
+
     return ""
 
 
@@ -319,6 +331,7 @@ def server_wanted(
             "engine has other options.",
             hint=f"leave --engine out, or change the server in {CASE_FILE}",
         )
+
     if own is None:
         if "engine" not in asked:
             raise UsageError(
@@ -329,6 +342,7 @@ def server_wanted(
         own = usual_server(asked["engine"])
     else:
         refuse_unlisted(own, kept or file, asked)
+
     wanted = ServerWanted.model_validate({**own.model_dump(), **asked})
     get_engine(wanted.engine).environment_spec(wanted.release, "cpu")
     return wanted

@@ -98,6 +98,7 @@ class ServerCommand(Command):
             if not (sign and name.isidentifier()):
                 raise UsageError(f"--env {text}: a variable is given as NAME=VALUE.")
             env[name] = value
+
         asked = {
             "release": self.release,
             "model": self.model,

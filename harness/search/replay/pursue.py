@@ -105,6 +105,7 @@ class Pursuit:
             self.plays.blocks = 0
         elif not self.plays.blocks:
             self.plays.blocks = BLOCKS
+
         begun = len(self.plays.facts)
         case, seen, named = start.case, start.seen, None
         self._keep(finding, case, seen)
@@ -121,6 +122,7 @@ class Pursuit:
             # be all.
             if self.plays.left - reserve < _CANDIDATES:
                 break
+
         mine = self.plays.facts[begun:]
         finding.starts = len(mine)
         finding.seconds = round(sum(facts.seconds for facts in mine), 2)
@@ -180,6 +182,7 @@ class Pursuit:
             finding.limits.append(
                 "the server's options are all kept: the whole case came and went"
             )
+
         self._repeats = test.repeats
         return shrinking.case, shrinking.seen
 
@@ -213,6 +216,7 @@ class Pursuit:
             finding.rate = start.rate
         elif plays:
             finding.rate = rate_of(len(failing), len(plays))
+
         finding.confirmed = finding.rate.failed >= self.repeat
         rate = _share(finding.rate)
         if rate < 1 and self.shrink:
@@ -223,6 +227,7 @@ class Pursuit:
                 "smaller case was taken for sound after that; more may be left than is "
                 "needed"
             )
+
         self._keep(finding, case, failing[-1] if failing else seen)
         named = _name(plays, finding.bucket)
         if named is not None:
@@ -233,6 +238,7 @@ class Pursuit:
             source = self.folder / diagnosed.folder / named.diagnosis
             finding.diagnosis = f"{finding.folder}/{named.diagnosis}"
             shutil.copytree(source, self.folder / finding.diagnosis, dirs_exist_ok=True)
+
         return case, named
 
     def _played_again(
@@ -255,6 +261,7 @@ class Pursuit:
                 finding.limits.append(
                     f"what is left was played {times} again: --budget"
                 )
+
         return plays
 
     def _open(
@@ -270,6 +277,7 @@ class Pursuit:
             if self.brief and failed >= self.repeat:
                 return False
             return not decided(failed, made, self.repeat)
+
         least = 0
         if _share(before) != 1:
             least = _OF_RATE if failed else MOST
@@ -340,6 +348,7 @@ def attempt_publicly(
             f"not played with random texts: {error.message.rstrip('.')}"
         )
         return
+
     for sha256, data in changed.contents.items():
         (folder / IMAGES_DIR).mkdir(exist_ok=True)
         write_file(folder / IMAGES_DIR / sha256, data)
@@ -377,4 +386,5 @@ def _played_publicly(plays: Attempts, finding: Finding, case: Case) -> tuple[int
             made += 1
     except Spent:
         pass
+
     return failed, made

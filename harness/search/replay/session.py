@@ -112,6 +112,7 @@ class Rounds:
             if not (loud or self._start.loud or self._replay.nothing_tested):
                 self._compared(case)
             return
+
         keep_away = ""
         if named is not None:
             keep_away = mitigation(named, case.server.release)
@@ -119,6 +120,7 @@ class Rounds:
             self._mitigated(case, keep_away)
         elif not (loud or self._replay.untestable or self._replay.nothing_tested):
             self._compared(case)
+
         self._side_findings()
 
     def once_more(self, case: Case, what: str) -> None:
@@ -163,6 +165,7 @@ class Rounds:
             self._replay.limits.append(
                 f"{what} was played {len(seens)} times: --budget"
             )
+
         return self._found(case, seens, limits)
 
     def _found(
@@ -194,6 +197,7 @@ class Rounds:
             named = self._finding(start, min(reserve, self.plays.left // 2))
             if sighting.finding_class in FATAL and fatal is None:
                 fatal = named
+
         return loud, fatal
 
     def _finding(self, start: Start, reserve: int) -> Named | None:
@@ -216,6 +220,7 @@ class Rounds:
             if left[0] and left_of_it == left:
                 other = earlier
                 break
+
         if other is None or not (finding.shrunk and other.shrunk):
             self._left.append((finding, left))
             return False
@@ -237,6 +242,7 @@ class Rounds:
             why = f"what comes after it, with {keep_away}, was not looked at: --budget"
             self._replay.limits.append(why)
             return
+
         begun = len(self.plays.facts)
         loud, _ = self._round(kept, f"the whole case, with {keep_away}", (limit,))
         seen: list[str] = []
@@ -292,6 +298,7 @@ class Rounds:
         except Spent:
             played = f"what is held against the reference was played {len(seens)} times"
             self._replay.limits.append(f"{played}: --budget")
+
         return seens
 
     def _led_to(self, seens: list[Observation]) -> bool:
@@ -328,6 +335,7 @@ class Rounds:
                 self._replay.limits.append(
                     "what a smaller case showed was not confirmed: --budget"
                 )
+
             self._found(case, seens, ())
 
     def _pursuable(self, seens: list[Observation]) -> dict[str, tuple[int, int]]:
@@ -348,12 +356,14 @@ class Rounds:
                 mine[bucket] = count
             else:
                 others.add(str(kinds[bucket]))
+
         if not mine:
             return counts
         if others:
             text = f"also observed, and not pursued: {', '.join(sorted(others))}"
             if text not in self._replay.limits:
                 self._replay.limits.append(text)
+
         return mine
 
     def _open(self, seens: list[Observation]) -> bool:
@@ -366,6 +376,7 @@ class Rounds:
                 continue
             if not decided(failed, plays, repeat, give_up=give_up):
                 return True
+
         return False
 
     def _answered(self, case: Case, first: Observation) -> None:
@@ -435,6 +446,7 @@ def _answer_lines(answers: Sequence[Answer]) -> list[str]:
         if words:
             line += f": {words}"
         lines.append(line)
+
     rest = Counter(answer.status for answer in answers[_SHOWN:])
     if rest:
         counts = [f"{number} × {status}" for status, number in rest.items()]

@@ -64,6 +64,7 @@ class Silent:
             self.own = self.plays.whole(
                 self.plays.play(Wanted(plain, "silent", 2, said))
             )
+
         return agreeing(judged, compare_with_reference(case, played, self.own))
 
     def compare(self, case: Case) -> tuple[Case, Observation] | None:
@@ -102,6 +103,7 @@ class Silent:
             return Judged(
                 unseen=[f"{whose}: whether its neighbours' content matters: {why}"]
             )
+
         numbers = count(1)
 
         def tried(case: Case) -> Played:

@@ -93,7 +93,9 @@ def as_it_went(case: Case, seen: Observation) -> Case:
                 # A case waits for what stands before it: its barriers make no circle.
                 if place < span.place and barrier not in after:
                     after.append(barrier)
+
         operations.append(op.model_copy(update={"after": after}))
+
     return case.model_copy(update={"operations": operations})
 
 
@@ -117,6 +119,7 @@ def _spans(case: Case, seen: Observation) -> list[_Span]:
         else:
             spans.append(_Span(later, later + 1, place))
             later += 2
+
     return spans
 
 
@@ -150,6 +153,7 @@ def kinds(case: Case, seen: Observation) -> dict[str, _Kind]:
         if op.images:
             images = "new" if shared.isdisjoint(op.images) else "shared"
         by_operation[op.id] = _Kind(op.path, known, images, bool(op.leave))
+
     return by_operation
 
 
@@ -171,6 +175,7 @@ def stand_ins(case: Case, seen: Observation) -> list[list[str]]:
         looks = (kind[op.id], seen.sizes.get(op.id, ""), _looks(op))
         own = op.id in seen.sent and shared.isdisjoint(op.images)
         groups.setdefault(looks if own else number, []).append(op.id)
+
     return list(groups.values())
 
 
@@ -230,6 +235,7 @@ def _families(case: Case) -> dict[str, str]:
             relatives[name] = contents.setdefault(image.family, name)
         else:
             relatives[name] = relatives.get(getattr(image, "of", ""), name)
+
     return relatives
 
 
@@ -387,6 +393,7 @@ def _shorter(op: Operation, refused: set[str]) -> dict[str, Any]:
         elif content is not None:
             content = [_short_part(part) for part in message.parts()]
         messages.append(message.model_copy(update={"content": content}))
+
     return {"messages": messages}
 
 
@@ -414,12 +421,14 @@ def _noise(case: Case, seen: Observation) -> Case:
             width, height = map(int, text.split("x"))
             if width and height:
                 sizes[name] = (width, height)
+
     images: dict[str, Image] = dict(case.images)
     seeds: dict[str, int] = {}
     for name, image in case.images.items():
         if isinstance(image, Content) and name in sizes:
             seed = seeds.setdefault(image.sha256, len(seeds) + 1)
             images[name] = Noise(seed=seed, size=sizes[name])
+
     return case.model_copy(update={"images": images})
 
 

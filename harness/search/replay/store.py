@@ -213,6 +213,7 @@ def answers_of(case: Case, seen: Observation) -> list[Answer]:
                 seconds=None if ended is None else round(ended - sent, 2),
             )
         )
+
     return made
 
 
@@ -438,6 +439,7 @@ def note_server(document: Replay | Fuzz, folders: Iterable[Path]) -> None:
             )
         except (OSError, ValidationError):
             continue
+
         engine = incident.engine
         if not document.start_mode:
             document.settings, document.wheel = engine.settings, engine.wheel
@@ -452,4 +454,5 @@ def note_server(document: Replay | Fuzz, folders: Iterable[Path]) -> None:
                 document.stand_ins + more,
                 incident.fidelity,
             )
+
         return

@@ -89,6 +89,7 @@ def confirmed(
         told.append(f"It passes with {fixed.tree}.")
     else:
         told.append("It was not run on a tree without the failure: none was named.")
+
     device = device_of("auto")
     told.append(
         f"Run by mmrepro on {'a CPU' if device == 'cpu' else 'a GPU'}{_lent(server)}."
@@ -164,6 +165,7 @@ def _run(
                     return _Verdict(
                         tree, None, why, time.monotonic() - began, _last(log)
                     )
+
         red, said = _read(report, kind)
         return _Verdict(tree, red, said, round(time.monotonic() - began, 1), _last(log))
 
@@ -204,6 +206,7 @@ def _variables(
         # pluggy asks for its version.
         for one in (origin, *origin.parent.glob(f"{module}-*.dist-info")):
             (lent / one.name).symlink_to(one)
+
     own = run_variables(plan.env, str(temporary))
     paths = [own.get("PYTHONPATH", ""), str(folder), str(lent)]
     own["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -255,6 +258,7 @@ def _read(report: Path, kind: FindingClass) -> tuple[bool | None, str]:
         suite = ElementTree.parse(report).getroot().find("testsuite")  # noqa: S314 - pytest's
     except (OSError, ElementTree.ParseError):
         suite = None
+
     if suite is None or suite.get("tests") in (None, "0"):
         return None, "pytest ran no test"
     broken = [*suite.iter("error"), *suite.iter("failure")]

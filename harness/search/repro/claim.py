@@ -169,14 +169,17 @@ def read_claim(title: str, text: str) -> Claim:
         classes += [FindingClass.DEATH, FindingClass.FAILING]
     elif status is not None and status >= 500:
         classes.append(FindingClass.SERVER_ERROR)
+
     if _CRASH.search(whole):
         classes += [FindingClass.DEATH, FindingClass.FAILING]
         if status is None:
             classes.append(FindingClass.SERVER_ERROR)
+
     if _HANG.search(whole) and not classes:
         classes.append(FindingClass.HANG)
     elif _HANG.search(title):
         classes.insert(0, FindingClass.HANG)
+
     if _START.search(whole):
         classes.insert(0, FindingClass.START_FAILURE)
     for pattern, kind in _SILENT:
@@ -200,6 +203,7 @@ def claim_of(word: str) -> Claim:
         status = int(word)
         kinds = [FindingClass.SERVER_ERROR] if status >= 500 else []
         return Claim(status=status, classes=kinds)
+
     named = {kind.value: kind for kind in FindingClass}
     named |= {
         "crash": FindingClass.DEATH,
@@ -212,6 +216,7 @@ def claim_of(word: str) -> Claim:
             f"--reported {word}: a status such as 500, or what is wrong.",
             hint=f"one of {', '.join(FindingClass)}",
         )
+
     if kind is FindingClass.DEATH:
         return Claim(classes=[FindingClass.DEATH, FindingClass.FAILING])
     return Claim(classes=[kind])
@@ -227,6 +232,7 @@ def _status(text: str) -> int | None:
         sentence = max(before.rfind(mark) for mark in ".\n;,") + 1
         if not _WISHED.search(before[sentence:]):
             seen[int(reported[1])] += 1
+
     lowered = text.lower()
     for words, status in _NAMED_STATUS.items():
         if words in lowered:
@@ -319,6 +325,7 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
         if matches(shown, claim):
             said = f"observed, and not as often as confirms it: {shown.said}"
             return ReproVerdict.UNPROVEN, said
+
     started = _of_class(confirmed, {start})
     if started is not None:
         return _untold(replay, f"nothing was tested: {started.said}")
@@ -327,12 +334,14 @@ def concluded(replay: Replay) -> tuple[ReproVerdict, str]:
         claimed = f", not the {claim.words} of the report" if claim.words else ""
         said = f"{other.finding_class}{claimed}: {other.said}"
         return ReproVerdict.DIFFERENT, said
+
     if report.died:
         said = (
             "the server ended while the client ran, and not when its requests "
             "were sent again"
         )
         return ReproVerdict.UNPROVEN, said
+
     return _silent(replay, real, tokens)
 
 
@@ -357,6 +366,7 @@ def matches(shown: Finding | Sighting, claim: Claim) -> bool:
         if kind not in LOUD:
             return False
         return not (mine and named) or bool(mine & named)
+
     if kind not in LOUD:
         return kind in claim.classes
     if mine & named:
@@ -423,6 +433,7 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
         if "vocab" in answer.words.lower():
             said += f" (the tiny model has fewer tokens than {real or 'the real one'})"
         return _untold(replay, said)
+
     if len(refused) == len(answers) and not claim.words:
         return _untold(replay, replay.nothing_tested)
     if refused and claim.words:
@@ -430,6 +441,7 @@ def _silent(replay: Replay, real: str, tokens: int) -> tuple[ReproVerdict, str]:
         said = f"{status}, not the {claim.words} of the report: {words}"
     else:
         said = _answered(replay, claim)
+
     verdict, why = _untold(replay, "")
     if verdict is ReproVerdict.NEEDS_HARDWARE:
         return verdict, f"{why}; here {said}"
@@ -485,8 +497,10 @@ def _untold(replay: Replay, otherwise: str) -> tuple[ReproVerdict, str]:
             "a GPU"
         )
         return ReproVerdict.NEEDS_HARDWARE, said
+
     if missing:
         names = ", ".join(item.what for item in missing[:4])
         said = f"not testable here without {names}: {missing[0].why}"
         return ReproVerdict.NEEDS_HARDWARE, said
+
     return ReproVerdict.NOTHING_TESTED, otherwise

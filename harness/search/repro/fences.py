@@ -48,7 +48,9 @@ def fences(text: str) -> Iterator[_Fence]:
         elif _closes(line, opened[1]["mark"]):
             yield _fence(opened, text[inside:at], at + len(line))
             above, opened = line, None
+
         at = after
+
     if opened is not None:
         yield _fence(opened, text[inside:], len(text))
 

@@ -239,6 +239,7 @@ def read_issue(text: str) -> Issue:
         raise InfrastructureError(
             f"No process to read the report in: {error.strerror}."
         ) from error
+
     raise UsageError(
         why, hint='--server "vllm serve MODEL" --client "python client.py"'
     )
@@ -306,6 +307,7 @@ def _logical(text: str) -> list[str]:
         else:
             lines.append(line)
         going = line.rstrip().endswith("\\")
+
     return lines
 
 
@@ -320,12 +322,14 @@ def _server(issue: Issue, blocks: Sequence[_Block], prose: str) -> None:
         plain = PROMPT.sub("", line)
         if is_server_command(plain) and _PLAIN.match(plain):
             commands.append(plain.strip())
+
     commands += filter(None, (of_manifest(block.text) for block in blocks))
     if not commands:
         for block in blocks:
             commands += _started_by(block.text)
             if not commands:
                 commands += _lines_of_log(block)
+
     if not commands:
         return
     issue.server = _configured(commands[0], blocks)
@@ -376,6 +380,7 @@ def _configured(command: str, blocks: Sequence[_Block]) -> str:
         elif value:
             plain = json.dumps(value) if isinstance(value, dict) else str(value)
             words += [f"--{name}", plain]
+
     return f"{command[: given.start()]}{shlex.join(words)}{command[given.end() :]}"
 
 
@@ -421,6 +426,7 @@ def _whole_word(node: ast.AST, known: Mapping[str, str]) -> str:
             return "python"
         case ast.Call(func=ast.Name(id="str"), args=[value, *_]):
             return _word(value, known)
+
     return ""
 
 
@@ -444,6 +450,7 @@ def _client(issue: Issue, blocks: Sequence[_Block], prose: str) -> None:
         script = _bare_python(prose)
         if script:
             clients.scripts.append(script)
+
     bare = re.search(r"^(?:\$ )?curl\s", prose, re.MULTILINE)  # without a fence
     if bare and not clients.any:
         clients.curls.append(_without_server(prose[bare.start() :]))
@@ -503,6 +510,7 @@ def _sort(issue: Issue, clients: _Clients, block: _Block) -> None:
         scripts = clients.scripts if surely else clients.perhaps
         scripts.append(_without_prompt(text))
         return
+
     if python or _CURL.search(text) or (shell and _CLIENT_WORDS.search(text)):
         clients.curls.append(_without_server(text))
         return
@@ -556,6 +564,7 @@ def _bare_python(prose: str) -> str:
             lines = lines[: max(0, min(wrong, len(lines) - 1))]
         except (ValueError, RecursionError, MemoryError):
             break
+
     return ""
 
 
@@ -583,6 +592,7 @@ def _curl_of(request: re.Match[str]) -> str:
         words += ["--data-raw", body.strip()]
         if "content-type" not in headers.lower():
             words += ["-H", "Content-Type: application/json"]
+
     return shlex.join(words)
 
 
@@ -640,6 +650,7 @@ def _files(issue: Issue, blocks: Sequence[_Block]) -> None:
             issue.files[name] = named[name]
         elif len(bodies) == 1 and _is_sent(issue.client, opened.start()):
             issue.files[name] = bodies[0]
+
     if issue.client_kind == "python":
         _run_by_command(issue, blocks, named)
 
@@ -727,6 +738,7 @@ def _without_server(text: str) -> str:
             kept.append(plain)
             compounds += len(_BEGINS.findall(plain)) - len(_ENDS.findall(plain))
             open_text.read(plain)
+
     return "\n".join(kept).strip() + "\n"
 
 
@@ -767,6 +779,7 @@ def _body(text: str) -> str:
             continue
         if _is_request(body):
             return json.dumps(body) if number else text
+
     return ""
 
 
@@ -807,6 +820,7 @@ def _release(issue: Issue, text: str) -> None:
         if failing:
             issue.release = failing[0][1]
             return
+
     logged = _LOGGED.search(text)
     if logged:
         issue.release = logged[1]

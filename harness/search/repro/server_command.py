@@ -156,6 +156,7 @@ def parse(text: str) -> ServerAsked:
                 _take_word(asked, word)
             values = []
         asked.options.append((option.name, values))
+
     _take_out(asked)
     return asked
 
@@ -184,6 +185,7 @@ def _words(text: str) -> tuple[list[str], dict[str, str]]:
         text = re.sub(
             typed, meant, text
         )  # as a text program changes what is pasted into it
+
     lists = {name: _split(inside) for name, inside in _ARRAY.findall(text)}
     joined = re.sub(
         rf"({CONTINUED.pattern})[ \t]*#[^\n]*\n", r"\1", text
@@ -202,11 +204,13 @@ def _words(text: str) -> tuple[list[str], dict[str, str]]:
                 '--server "vllm serve MODEL --flags …", or sglang, lmdeploy, docker run'
             ),
         )
+
     lines[chosen] = lines[chosen].lstrip("# ")  # root's prompt
     for line in lines[:chosen]:
         for part in re.split(r"\s*(?:;|&&)\s*", line.strip()):
             if found := _ASSIGNED.match(part):
                 variables[found[1]] = _unquoted(found[2])
+
     try:
         lexer = shlex.shlex(
             _whole(lines[chosen:]), posix=True, punctuation_chars=";&|<>"
@@ -271,6 +275,7 @@ def _command_in(
             skip = False
         else:
             commands[-1].append(word)
+
     command = next((c for c in commands if is_server_command(" ".join(c))), commands[0])
     for other in commands:
         if other is command:
@@ -278,6 +283,7 @@ def _command_in(
         for word in other:
             if found := _ASSIGNED.match(word):
                 variables[found[1]] = found[2]
+
     before = 0
     while before < len(command) and (found := _ASSIGNED.match(command[before])):
         variables[found[1]] = found[2]
@@ -293,6 +299,7 @@ def _command_in(
             raise UsageError(
                 f"The server's command has more than {_MOST_WORDS:,} words."
             )
+
     return expanded
 
 
@@ -328,11 +335,13 @@ def _engine(words: list[str], text: str) -> tuple[str, list[str], str, dict[str,
         engine, words, release, env = _in_image(words[program + 2 :])
         if words and not is_server_command(" ".join(words)):
             return engine, words[words[:1] == ["serve"] :], release, env
+
     if inner := next(
         (w for w in words if re.search(r"\s", w) and is_server_command(w)), ""
     ):
         words, set_before = _words(inner)  # of a shell: -c "…"
         env |= set_before
+
     names = [Path(word).name.partition("@")[0] for word in words]
     for at, name in enumerate(names):
         if name in ("vllm", "sglang") and names[at + 1 : at + 2] == ["serve"]:
@@ -351,6 +360,7 @@ def _engine(words: list[str], text: str) -> tuple[str, list[str], str, dict[str,
                 rest = rest[1:]
             if module.endswith((".api_server", ".launch_server", ".server", ".main")):
                 return engine, rest, release, env
+
     raise UsageError(f"No engine's server is in {' '.join(text.split())[:80]!r}.")
 
 
@@ -369,6 +379,7 @@ def _in_image(words: list[str]) -> tuple[str, list[str], str, dict[str, str]]:
         elif word.startswith(("-e=", "--env=")):
             name, _, value = word.partition("=")[2].partition("=")
             env[name] = value
+
         before = words[at - 1] if at else ""
         if before.startswith("-") and "=" not in before and before not in _DOCKER_FLAGS:
             continue  # the value of an option
@@ -377,6 +388,7 @@ def _in_image(words: list[str]) -> tuple[str, list[str], str, dict[str, str]]:
             engine = next(n for n in ("vllm", "sglang", "lmdeploy") if found[n])
             version = _VERSION.search(found["tag"] or "")
             return engine, words[at + 1 :], version[1] if version else "", env
+
     raise UsageError("The container's image is none of vLLM, SGLang or LMDeploy.")
 
 
@@ -414,6 +426,7 @@ def of_manifest(text: str) -> str:
             listed = given if isinstance(given, list) else [given]
             words += _split(given) if isinstance(given, str) else map(str, listed)
         return shlex.join(["docker", "run", *words])
+
     return ""
 
 
@@ -439,6 +452,7 @@ def _take_out(asked: ServerAsked) -> None:
                 asked.port = int(values[0])
         else:
             kept.append((name, values))
+
     asked.options = kept
 
 
@@ -764,6 +778,7 @@ def translated(
             Replaced(what=what, by="--backend pytorch", why=why, essential=True)
         )
         asked.options = [one for one in asked.options if one[0] != "--backend"]
+
     args: list[str] = list(extra)
     length = needed = _needed(traffic)
     notes = [
@@ -787,10 +802,12 @@ def translated(
                     "random weights do not stop: an answer without max_tokens "
                     "fills the context"
                 )
+
             if length > most:
                 replaced.append(Replaced(what=shown, by=f"{name} {most}", why=why))
                 length = most
             continue
+
         if plain in _HARMLESS:
             replaced.append(Replaced(what=shown, why=_HARMLESS[plain]))
             continue
@@ -800,6 +817,7 @@ def translated(
                     Replaced(what=shown, why=_NEEDED[plain], essential=True)
                 )
             continue
+
         if not gpu and name == "--dtype" and value in ("float16", "half"):
             replaced.append(
                 Replaced(what=shown, why="a CPU computes in bfloat16 or float32")
@@ -821,6 +839,7 @@ def translated(
             replaced.append(Replaced(what=shown, why=refusal, essential=True))
             continue
         args += [name, *values]
+
     env = {}
     for name, value in asked.env.items():
         if name == "VLLM_USE_V1" and value == "0":
@@ -839,6 +858,7 @@ def translated(
             replaced.append(Replaced(what=what, why=refusal, essential=of_engine))
         else:
             env[name] = value
+
     return Translated(model, length, tuple(args), env, tuple(replaced), tuple(notes))
 
 
@@ -984,6 +1004,7 @@ def _model(
             t for t, form, built in _TEXTS if re.search(form, lowered) and serves(built)
         )
         tiny = next(near, tiny)
+
     if asked.engine == "minivllm":
         tiny = "qwen3"
     kind, names = _SAME[tiny]
@@ -1009,6 +1030,7 @@ def _model(
         extra += ["--runner", "pooling"]
         why = "the stand-in is served as such a model"
         replaced.append(Replaced(what="", by="--runner pooling", why=why))
+
     return tiny, replaced, extra
 
 
@@ -1046,6 +1068,7 @@ def options_of(engine: str, packages: Path) -> Mapping[str, bool]:
             for name, _, kind in _FIELD.findall(text):
                 option = "--" + name.replace("_", "-")
                 found[option] = found.get(option, False) or kind == "bool"
+
     return found
 
 
@@ -1106,6 +1129,7 @@ def release_here(engine: str, wanted: str, here: Iterable[str]) -> tuple[str, st
         return str(
             versions[-1]
         ), f"No release is named: the newest one here, {versions[-1]}, is run."
+
     asked = _version(wanted)
     if asked is None:
         raise UsageError(f"{wanted!r} is not a release of {engine}.")

@@ -166,6 +166,7 @@ def asked_for(options: ReproCommand) -> _ReproAsked:
         server = _translated_server(options, issue, text, traffic, facts)
     else:
         server = _own_server(options, issue, client)
+
     fixed = options.fixed
     if fixed == "newest":
         fixed = max(_here(server.engine, options.device), key=Version, default="")
@@ -193,6 +194,7 @@ def _issue(options: ReproCommand) -> Issue:
         text = read_file(options.file, _MAX_TEXT).decode("utf-8", "replace")
     except OSError as error:
         raise UsageError(f"{options.file} cannot be read: {error.strerror}.") from error
+
     issue = read_issue(text)
     if issue.other_engine and not options.server_command:
         raise UsageError(
@@ -202,6 +204,7 @@ def _issue(options: ReproCommand) -> Issue:
             ),
             hint='--server "vllm serve MODEL" to send its requests to one of these',
         )
+
     return issue
 
 
@@ -254,6 +257,7 @@ def _client(options: ReproCommand, issue: Issue) -> _Client:
             "pipeline); mmrepro repro tests servers.",
             hint='--client "python client.py" with the same requests to a server',
         )
+
     what = "The report has" if options.file not in (None, _NO_FILE) else "There is"
     if issue.other_client:
         raise UsageError(
@@ -263,6 +267,7 @@ def _client(options: ReproCommand, issue: Issue) -> _Client:
                 "request's body"
             ),
         )
+
     raise UsageError(
         (
             f"{what} no client: no script with openai or requests, no curl, no "
@@ -286,6 +291,7 @@ def _of_report(issue: Issue) -> _Client:
         return _Client(
             "a request's body of the report", name="body.json", text=issue.client
         )
+
     return replace(made, files=issue.files)
 
 
@@ -297,6 +303,7 @@ def _given_client(text: str) -> _Client:
         words = shlex.split(with_plain_commands(text))
     except ValueError as error:
         raise UsageError(f"--client cannot be read: {error}.") from error
+
     if text.lstrip().startswith("curl "):
         return _script("client.sh", text, text)
     scripts = [Path(word) for word in words[1:] if is_file(Path(word))]
@@ -308,6 +315,7 @@ def _given_client(text: str) -> _Client:
             ),
             hint='--client "python client.py"',
         )
+
     script = scripts[0]
     command: list[str] = []
     for word in words:
@@ -335,6 +343,7 @@ def _of_file(file: Path, shown: str) -> _Client:
                     "a request's body"
                 ),
             )
+
         made = replace(_of_report(issue), shown=shown)
     elif (
         file.suffix != ".json" and "curl " in text and not text.lstrip().startswith("{")
@@ -342,6 +351,7 @@ def _of_file(file: Path, shown: str) -> _Client:
         made = _script(file.name, text, shown, as_shell=True)
     else:
         return _Client(shown, file=file)
+
     return replace(made, script=file.resolve())
 
 
@@ -382,6 +392,7 @@ def _translated_server(
             f"--engine {options.engine}, and the command starts {command.engine}.",
             hint="leave --engine out",
         )
+
     release = options.release
     if not release:
         named = command.release or issue.release
@@ -392,6 +403,7 @@ def _translated_server(
                 f"The report names no release of {command.engine}; here are {listed}.",
                 hint="--release VERSION",
             )
+
         release, said = release_here(command.engine, named, here)
         release = release or named
         facts.notes += [said] if said else []
@@ -400,12 +412,14 @@ def _translated_server(
                 f"No release of {command.engine} is named, and none is installed here.",
                 hint="--release VERSION",
             )
+
     known, has = None, lambda name: False
     environment = existing(spec_for(command.engine, release, options.device))
     if environment is not None:
         packages = environment.site_packages
         known = options_of(command.engine, packages) or None
         has = partial(serves, command.engine, release, packages)
+
     made: Translated = translated(
         command, known, traffic, gpu=bool(options.on_gpu), serves=has
     )
@@ -435,6 +449,7 @@ def _own_server(options: ReproCommand, issue: Issue, client: _Client) -> ServerW
             f"{what} no server's command.",
             hint='--server "vllm serve MODEL --flags …"',
         )
+
     return server_wanted(place, options.resume, named | options.asked)
 
 
@@ -486,6 +501,7 @@ class Reproducing(Replaying):
             )
             self._conclude(ReproVerdict.NEEDS_HARDWARE, why)
             return
+
         silent = [kind for kind in claim.classes if kind not in BY_EACH]
         # One start less than measuring them: a hang is noticed some seconds later.
         deadlines = derive([_SLOW_ANSWER_S])
@@ -614,6 +630,7 @@ class Reproducing(Replaying):
             self.facts.replaced.append(replaced)
             self.replay.limits.append(replaced.words)
             changed.append(replaced.words)
+
         return folder, words, changed
 
     def _recording(self, run: ClientRun) -> tuple[Case, Any]:
@@ -628,6 +645,7 @@ class Reproducing(Replaying):
         except UsageError as error:
             run.notes.append(error.message)
             return nothing, {}
+
         case = captured.case.model_copy(update={"server": self.options.server})
         return self._expecting(case), captured.contents
 
@@ -669,6 +687,7 @@ class Reproducing(Replaying):
             rounds.once_more(in_a_row(case, times), what)
         except Spent:
             return
+
         if not (replay.findings or replay.unconfirmed):
             said = f"Sent {times} times in a row on one server: nothing as well."
             self.facts.notes.append(said)
@@ -694,6 +713,7 @@ class Reproducing(Replaying):
             replay.limits.append(
                 f"{finding.id} was not replayed on {release}: --budget"
             )
+
         rounds.plays.grew(finding)
 
     def _held_against(
@@ -741,6 +761,7 @@ def in_a_row(case: Case, times: int) -> Case:
                 renamed = renamed.model_copy(update={"after": ended})
             before.append(renamed)
         operations += before
+
     return case.model_copy(update={"operations": operations})
 
 
@@ -792,6 +813,7 @@ def _earlier(finding: Finding, folder: Path) -> str:
                     return f"{file.parent.name}/{other['folder']}"
         except (OSError, ValueError, LookupError, TypeError):
             continue
+
     return ""
 
 

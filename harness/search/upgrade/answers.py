@@ -174,6 +174,7 @@ class _AnswerComparison:
             ids.append(op.id)
             if not shown:
                 shown = f"{op.id}: {pair[0].text!r} → {pair[1].text!r}"
+
         if ids:
             said = (
                 f"Of {len(ids)} answers the tokens are the same, parts of characters "
@@ -249,6 +250,7 @@ class _AnswerComparison:
             held = self._held(mine, right, op)
             if held.verdict is not Verdict.SAME:
                 return _ComparedRequest(op, form, held.verdict, held.said, sampled)
+
         for a, b in zip(new.choices, old.choices, strict=True):
             # Of what is cut short a parser may stand anywhere in the middle.
             if "length" in (a.finish_reason, b.finish_reason):
@@ -261,6 +263,7 @@ class _AnswerComparison:
                 return _ComparedRequest(op, form, Verdict.DIFFERS, said, sampled)
             verdict = Verdict.DIFFERS if self.exact else Verdict.NOT_COMPARABLE
             return _ComparedRequest(op, form, verdict, why, sampled)
+
         return _ComparedRequest(op, form, Verdict.SAME, "", sampled)
 
     def _held(self, one: Answer, other: Answer, op: Operation) -> Compared:
@@ -359,12 +362,14 @@ def _stated(form: str, requests: Sequence[_ComparedRequest]) -> Iterator[Differe
         said = f"{len(differ)} of {total} {words} differ, NEW against OLD: "
         said += f"{_some(differ)}."
         yield _difference(words, Outcome.DIFFERENCE, said, _ids(differ), matters=True)
+
     if sampled:
         said = (
             f"{len(sampled)} of {total} {words}, sampled, are others, NEW against OLD: "
         )
         said += f"{_some(sampled)}."
         yield _difference(f"{words}, sampled", Outcome.DIFFERENCE, said, _ids(sampled))
+
     if ties:
         said = f"{len(ties)} of {total} {words} differ by a near tie: {_some(ties)}."
         yield _difference(f"{words}, near ties", Outcome.NONE, said, _ids(ties))
@@ -375,6 +380,7 @@ def _stated(form: str, requests: Sequence[_ComparedRequest]) -> Iterator[Differe
         )
         subject = f"{words}, without logprobs"
         yield _difference(subject, Outcome.UNTOLD, said, _ids(undecided))
+
     if not (differ or sampled or ties or undecided):
         yield _difference(words, Outcome.NONE, f"{total} {words} are the same.", [])
 

@@ -60,6 +60,7 @@ def traffic(asked: BisectCommand) -> Subject:
             f"{asked.scenario} is a failure: a metric is measured under traffic.",
             hint=f"mmrepro bisect night.har --engine vllm --measure {asked.measure}",
         )
+
     if not asked.engine:
         raise UsageError(
             "--engine says which engine the traffic is played on.",
@@ -68,6 +69,7 @@ def traffic(asked: BisectCommand) -> Subject:
                 "vllm"
             ),
         )
+
     place = Path(asked.scenario)
     named: dict[str, object] = {"engine": asked.engine}
     if asked.server_args:
@@ -119,6 +121,7 @@ class ByComparison:
                 "lost": kind,
                 "error": words or f"mmrepro upgrade ended with {code}",
             }
+
         name = self.metric.name
         found = [
             b.changes[name] for b in made.blocks if not b.error and name in b.changes
@@ -127,6 +130,7 @@ class ByComparison:
             why = next((b.error for b in made.blocks if b.error), made.failure or words)
             why = why or f"{self.metric.words} was not measured"
             return {"lost": Lost.INFRASTRUCTURE, "error": why}
+
         sign = 1 if self.metric.worse == "higher" else -1
         one = Measured(
             metric=name,
@@ -225,10 +229,12 @@ class BisectingMetric(BisectingCase):
                 self.making.worse = max(found.mean / 2, self.options.worse_by / 2)
                 self._weighed(bad)
                 return bad
+
             if apart is False:
                 self._why += f": it did not move by {self.options.worse} to the worse"
                 self._untold = False
                 return None
+
         self._why += "; this machine is too noisy to tell"
         return None
 
@@ -265,6 +271,7 @@ class BisectingMetric(BisectingCase):
             if self._untold:
                 side.conclusion = SideConclusion.INCONCLUSIVE
             return
+
         if found is None or found.bad is None or found.beyond is None:
             return
         after, before = self._reading(found.bad), self._reading(found.beyond)
@@ -277,6 +284,7 @@ class BisectingMetric(BisectingCase):
                 f"{after.words(self.metric)} in {names[found.bad]}, and "
                 f"{before.words(self.metric)} in {names[found.beyond]}"
             )
+
         if not is_step(self._moved, before, after):
             step = self.metric.relative(after.mean - before.mean)
             whole = self.metric.relative(self._moved.mean)

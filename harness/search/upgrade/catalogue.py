@@ -38,6 +38,7 @@ def compare(case: Case, new: ServerWanted, device: str = "") -> list[Difference]
     except InvalidVersion:
         said = "Known failures were not looked up: a source tree is no release."
         return [difference("known failures", Outcome.NONE, said)]
+
     if old.engine != new.engine or releases[0] == releases[1]:
         return []
 
@@ -86,6 +87,7 @@ def _differing(
         sides = f"NEW has it ({after[1]}), OLD has not ({before[1]})"
     else:
         sides = f"OLD has it ({before[1]}), NEW has not ({after[1]})"
+
     said = f"{scenario.name} ({scenario.title}): {sides}"
     fixed = _fixed(scenario)
     if fixed:

@@ -47,6 +47,7 @@ def read(lines: Iterable[str]) -> dict[str, str]:
                 continue
             for name, value in fields(printed["settings"]).items():
                 settings.setdefault(name, value)
+
     return settings
 
 
@@ -64,6 +65,7 @@ def fields(text: str) -> dict[str, str]:
         by_name.pop("", None)
         if by_name:
             return by_name
+
     return {}
 
 

@@ -83,6 +83,7 @@ def _failures(
                 continue
             if not _is_among(sighting, distinct):
                 distinct.append(sighting)
+
     distinct.sort(key=lambda sighting: sighting.finding_class.place)
     for sighting in distinct:
         yield _Failure(sighting, _showing(old, sighting), _showing(new, sighting))
@@ -106,6 +107,7 @@ def _stated(failure: _Failure, old: int, new: int) -> Difference:
     else:
         side = "NEW" if failure.new else "OLD"
         outcome, words = Outcome.DIFFERENCE, f"{side} alone fails ({counts}): {said}"
+
     return difference(
         str(failure.sighting.finding_class),
         outcome,
@@ -168,6 +170,7 @@ def _status(runs: Sequence[SideRun], id: str) -> tuple[int, str] | None:
         record = run.played.record(id) if run.played else None
         if record:
             records.append(record)
+
     statuses: set[int | None] = set()
     for record in records:
         if not (record.left or record.timed_out):

@@ -141,6 +141,7 @@ class UpgradeCommand(TrafficCommand):
             extra = new
         else:
             new, extra = new or old, ""
+
         missing = not (self.tree or old) or not (self.new_tree or new)
         if extra or missing:
             raise UsageError(
@@ -149,6 +150,7 @@ class UpgradeCommand(TrafficCommand):
                 else "Which two are compared?",
                 hint="mmrepro upgrade 0.32.0 0.33.0 --engine vllm --traffic night.har",
             )
+
         return old, new
 
     @property

@@ -60,6 +60,7 @@ def fields_of(
             continue
         if isinstance(value, (dict, list)):
             _add(value, "", types_by_path, 0)
+
     for name, value in (headers or {}).items():
         header = name.lower()
         if header in _TRANSPORT:
@@ -68,6 +69,7 @@ def fields_of(
         if header in _VALUES:
             known = value.partition(";")[0].strip()
         types_by_path.setdefault(_HEADER + header, set()).add(known)
+
     kept = sorted(types_by_path.items())[:_MOST_FIELDS]
     return {path: sorted(types) for path, types in kept}
 
@@ -124,6 +126,7 @@ def compare(
         if pair is not None:
             pairs.append(pair)
             groups.setdefault(pair.group, []).append(pair)
+
     if not pairs:
         why = "No request was answered alike by both sides: the form was not compared."
         return [_difference("form", why, outcome=Outcome.UNTOLD)]
@@ -281,6 +284,7 @@ def _fields(name: str, group: Sequence[_Pair]) -> Iterator[_Change]:
         said += f"; it was always {empty}." if empty else "."
         matters = not empty and not path.startswith(_HEADER)
         yield _Change(path, said, many(hits), hits, before, other, matters)
+
     for path, hits in added.items():
         said = f"{path} is new in {{many}}."
         yield _Change(path, said, many(hits), hits, None, _types(hits, 1, path))
@@ -323,6 +327,7 @@ def _empty(hits: Sequence[_Pair], path: str) -> str:
         for form in pair.sides[0].fields:
             if any(field.startswith(below) for field in form):
                 return ""
+
     return "empty"
 
 
@@ -374,6 +379,7 @@ def _perhaps(
         likeness = SequenceMatcher(None, path, other, autojunk=False).ratio()
         if likeness >= _RENAMED and likeness > best:
             likest, best = other, likeness
+
     return likest
 
 
@@ -418,6 +424,7 @@ def _reasons(pairs: Sequence[_Pair]) -> Iterator[Difference]:
         unknown = set(after.split(", ")) - {*FINISHES, "None"}
         if pair.same or unknown:
             changed.setdefault((before, after), []).append(pair)
+
     for (before, after), hits in changed.items():
         said = (
             f"The finish reason is {after} in place of {before} in {len(hits)} answers"
@@ -459,6 +466,7 @@ def _counts(pairs: Sequence[_Pair]) -> Iterator[Difference]:
             if counts[0] != counts[1]:
                 hits.append(pair)
                 values.append(counts)
+
         if not hits:
             continue
         steps = {after - before for before, after in values}

@@ -215,6 +215,7 @@ class Upgrading(Search[Upgrade, Record]):
                     answer_s=found.answer_s, suspect_s=found.suspect_s, rule=found.rule
                 )
             )
+
         return Deadlines(kept.answer_s, kept.suspect_s, kept.rule)
 
     def _play(self, deadlines: Deadlines) -> None:
@@ -232,6 +233,7 @@ class Upgrading(Search[Upgrade, Record]):
                     works.append(
                         functools.partial(self._play_one, side, index, deadlines)
                     )
+
             if works:
                 self.beside(works)
             self._compare()
@@ -309,8 +311,10 @@ class Upgrading(Search[Upgrade, Record]):
                 )
             except (OSError, subprocess.TimeoutExpired):
                 continue
+
             if found := help_text.read(ended.stdout):
                 return found
+
         return []
 
     def _ran(self, run: SideRun, *, kept: bool = False) -> None:
@@ -363,6 +367,7 @@ class Upgrading(Search[Upgrade, Record]):
                 if broken == _BROKEN_BLOCKS:
                     self._limit(f"nothing more was measured: {block.error}")
                     return
+
             self._compare()
             if enough(self._changes()):
                 self._enough = True
@@ -488,12 +493,14 @@ class Upgrading(Search[Upgrade, Record]):
                 area=Area.SPEED, subject="times", outcome=Outcome.UNTOLD, statement=why
             )
             document.differences.append(untold)
+
         busy = [block.client_busy for block in blocks]
         if busy and sorted(busy)[len(busy) // 2] > BUSY:
             self._limit(
                 f"the client was the bottleneck: it computed for {max(busy):.0%} of "
                 "the time, so the servers may differ by more"
             )
+
         noise = sorted(block.noise for block in blocks)
         if noise and noise[len(noise) // 2] > 0.2:
             cores = os.cpu_count() or 1
@@ -501,6 +508,7 @@ class Upgrading(Search[Upgrade, Record]):
                 f"other programs took {noise[len(noise) // 2]:.1f} of {cores} cores "
                 "meanwhile"
             )
+
         fast, slow = paces(blocks)
         if slow > UNEVEN * fast:
             self._limit(
@@ -570,6 +578,7 @@ class Upgrading(Search[Upgrade, Record]):
             took = [
                 sum(started) + 2 * order.measuring.seconds
             ]  # both sides, of the first block
+
         took = took or [run.seconds for run in self.document.runs]
         return self.campaign.fits(max(took, default=0.0))
 
@@ -585,6 +594,7 @@ class Upgrading(Search[Upgrade, Record]):
         finally:
             if self._journal is not None:
                 self._journal.close()
+
         return document
 
     def write(self) -> None:

@@ -64,6 +64,7 @@ def compare(
             lacking.append("NEW")
         said = f"The options of {' and '.join(lacking)} could not be read."
         differences.append(_untold("options", said))
+
     explained = any(difference.matters for difference in differences)
     return [*differences, *_states(old, new, explained), *_settings(old, new)]
 
@@ -91,12 +92,14 @@ def _states(
         said = f"OLD does not start, so nothing could be compared{_why(old_failed)}"
         yield _untold("starts", said)
         return
+
     if old_failed or len(new_failed) < len(new):
         counts = f"{len(new_failed)} of {len(new)} starts of NEW failed"
         if old_failed:
             counts += f", and {len(old_failed)} of {len(old)} of OLD"
         yield _untold("starts", f"{counts}{_why([*new_failed, *old_failed])}")
         return
+
     if explained:
         return
     yield Difference(
@@ -152,6 +155,7 @@ def _used_and_gone(
             )
         else:
             continue
+
         said += f"; NEW does not start{_why(unstarted)}" if stops else "."
         yield Difference(
             area=Area.START,
@@ -261,6 +265,7 @@ class _OptionChanges:
                 self.open_defaults.append(words)
             else:
                 self.defaults.append(words)
+
         if old.choices and new.choices:
             lost = sorted(set(old.choices) - set(new.choices))
             won = sorted(set(new.choices) - set(old.choices))
@@ -282,6 +287,7 @@ def _defaults(old: OptionSeen, new: OptionSeen) -> Iterator[tuple[str, str, str]
         if _plain(was[name]) != _plain(there[name]):
             words = f"{new.name}.{name} {_short(was[name])} → {_short(there[name])}"
             yield words, was[name], there[name]
+
     if not (was and there):
         words = f"{new.name} {_short(old.default)} → {_short(new.default)}"
         yield words, old.default, new.default
@@ -314,6 +320,7 @@ def _renamed(
             if score:
                 # The higher score is sorted before the lower one.
                 scored.append((-score, i, j))
+
     taken_gone: set[int] = set()
     taken_added: set[int] = set()
     for _, i, j in sorted(scored):
