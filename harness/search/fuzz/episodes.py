@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from mmrepro.engines.features import feature
 from mmrepro.engines.models.tiny import TINY
-from mmrepro.search.fuzz.limits import Limits, learning_case, narrowing_case
+from mmrepro.search.fuzz.limits import ServerLimits, learning_case, narrowing_case
 from mmrepro.search.fuzz.options import Dialect, dialect_of
 from mmrepro.search.fuzz.requests import RESETS, STATIC, TILE, Maker
 from mmrepro.search.fuzz.steering import (
@@ -80,7 +80,7 @@ MOST_OPERATIONS = 80
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedEpisode:
     """What an episode sends."""
 
     number: int
@@ -114,7 +114,7 @@ class Episodes:
     pictures: bool
     given: Mapping[str, Image] = field(default_factory=dict)
     source: Case | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerLimits = field(default_factory=ServerLimits)
     interesting: dict[int, Case] = field(default_factory=dict)
     less: dict[Switch, float] = field(default_factory=dict)
     apart: list[frozenset[Switch]] = field(default_factory=list)
@@ -126,14 +126,16 @@ class Episodes:
     def dialect(self) -> Dialect:
         return dialect_of(self.server.engine)
 
-    def next(self, number: int) -> Planned:
+    def next(self, number: int) -> PlannedEpisode:
         """Plan episode ``number``; the first one, 0, learns the server's limits, and the
         next ones do where the server does not tell what it does not serve."""
         if number == 0:
             case = learning_case(self.server, pictures=self.pictures)
-            return Planned(0, "learning", case)
+            return PlannedEpisode(0, "learning", case)
         if number <= NARROWING and self.limits.untold:
-            return Planned(number, "learning", narrowing_case(self.server, self.limits))
+            return PlannedEpisode(
+                number, "learning", narrowing_case(self.server, self.limits)
+            )
 
         random = Random(f"{self.seed}/{number}")  # noqa: S311
         kind = KINDS[(number - 1) % len(KINDS)]
@@ -158,7 +160,7 @@ class Episodes:
                 return self._mixed(number, maker)
 
         case = _with_features(self._titled(case, number), on)
-        return Planned(number, kind, case, tuple(sorted(on)))
+        return PlannedEpisode(number, kind, case, tuple(sorted(on)))
 
     def _switches(self, number: int, random: Random) -> set[Switch]:
         """Draw what an episode's requests and its server have."""
@@ -178,7 +180,7 @@ class Episodes:
 
     # ------------------------------------------------------------------ mixed
 
-    def _mixed(self, number: int, maker: Maker) -> Planned:
+    def _mixed(self, number: int, maker: Maker) -> PlannedEpisode:
         random = maker.random
         base, origin = self._base(random)
         case = self._new(maker) if base is None else _changed(base, random, maker)
@@ -199,7 +201,7 @@ class Episodes:
             case = _without(case, self.dialect.salts)
         switches = tuple(sorted(maker.on))
         case = _with_features(self._titled(case, number), maker.on)
-        return Planned(number, "mixed", case, switches, origin, compared)
+        return PlannedEpisode(number, "mixed", case, switches, origin, compared)
 
     def _switch_adapters_on(self, maker: Maker) -> None:
         """A server with adapters, without what no such server has."""

@@ -25,7 +25,7 @@ from mmrepro.failure.documents.replay import (
 )
 from mmrepro.runs.judge import Deadlines
 from mmrepro.search.fuzz.episodes import Episodes, features_left
-from mmrepro.search.fuzz.limits import Limits
+from mmrepro.search.fuzz.limits import ServerLimits
 from mmrepro.search.fuzz.steering import (
     ENOUGH,
     LESS,
@@ -44,12 +44,12 @@ from mmrepro.traffic.case.sending import PlayState
 from pydantic import Field, TypeAdapter
 
 
-class Began(Line):
+class EpisodeBegan(Line):
     kind: Literal["began"] = "began"
     episode: Episode
 
 
-class Ended(Line):
+class EpisodeEnded(Line):
     """An episode, judged.
 
     Attributes:
@@ -64,7 +64,7 @@ class Ended(Line):
     elapsed_s: float
     seen: Observation
     features: list[str] = []
-    limits: Limits
+    limits: ServerLimits
     silent: bool = False
     blocks: int = 0
     answer_s: float
@@ -80,7 +80,7 @@ class Ended(Line):
         return Deadlines(self.answer_s, self.suspect_s, self.rule)
 
 
-class Led(Line):
+class PursuitLed(Line):
     """What the pursuit of an episode begins with.
 
     Attributes:
@@ -132,9 +132,11 @@ class Finished(Line):
         return f"{self.of} was finished"
 
 
-KeptLine: TypeAlias = Ended | Led | Pursued | Finished
-LineT = TypeVar("LineT", Ended, Led, Pursued, Finished)
-_AnyLine: TypeAlias = Annotated[Head | Began | KeptLine, Field(discriminator="kind")]
+KeptLine: TypeAlias = EpisodeEnded | PursuitLed | Pursued | Finished
+LineT = TypeVar("LineT", EpisodeEnded, PursuitLed, Pursued, Finished)
+_AnyLine: TypeAlias = Annotated[
+    Head | EpisodeBegan | KeptLine, Field(discriminator="kind")
+]
 EPISODES = JournalKind(
     "session", EPISODES_FILE, ".fuzz.lock", FUZZ_FILE, TypeAdapter(_AnyLine)
 )
@@ -167,8 +169,8 @@ class Knowledge:
     episodes: Episodes
     folder: Path
     features: set[str] = field(default_factory=set)
-    ended: dict[int, Ended] = field(default_factory=dict)
-    led: dict[int, Led] = field(default_factory=dict)
+    ended: dict[int, EpisodeEnded] = field(default_factory=dict)
+    led: dict[int, PursuitLed] = field(default_factory=dict)
     also: list[str] = field(default_factory=list)
     lasted: list[float] = field(default_factory=list)
     started: set[Switch] = field(default_factory=set)
@@ -222,9 +224,9 @@ class Knowledge:
         """Take in what a line changes, whether it was written now or by an earlier call.
         Returns what it found."""
         match line:
-            case Ended():
+            case EpisodeEnded():
                 self._take_ended(line)
-            case Led():
+            case PursuitLed():
                 self.led[line.number] = line
                 self.fuzz.starts += line.starts
             case Pursued():
@@ -234,7 +236,7 @@ class Knowledge:
 
         return []
 
-    def _take_ended(self, line: Ended) -> None:
+    def _take_ended(self, line: EpisodeEnded) -> None:
         fuzz, episode = self.fuzz, line.episode
         fuzz.episodes.append(episode)
         fuzz.episodes.sort(key=lambda other: other.number)

@@ -54,7 +54,7 @@ _GET_S, _GET_BYTES = 5.0, 4 << 20
 _NUMBER = re.compile(r"\b\d{2,7}\b")
 
 
-class Limits(Record):
+class ServerLimits(Record):
     """What is known of a server. ``overhead``, ``per_letter``: tokens of a chat's
     template, and of a letter, as its usage told."""
 
@@ -138,7 +138,7 @@ def learning_case(server: ServerWanted, *, pictures: bool) -> Case:
     return _asking(server, asked, images)
 
 
-def narrowing_case(server: ServerWanted, limits: Limits) -> Case:
+def narrowing_case(server: ServerWanted, limits: ServerLimits) -> Case:
     """Prompts of text between the longest that was served and the shortest that was
     not, each a step longer."""
     refused = limits.refused or limits.served
@@ -186,7 +186,7 @@ def look_at_limits(url: str, pid: int, log: Path) -> LiveLook:
 
 def learn(
     server: ServerWanted, played: Played, log: Path, asked: list[Learnt]
-) -> Limits:
+) -> ServerLimits:
     """What a play of :func:`learning_case` told, its log, and its endpoints."""
     records = [r for r in played.evidence.requests if r.phase == "trigger"]
     started_with = Learnt(
@@ -197,13 +197,13 @@ def learn(
     for limit in every:  # each number once, under the first name that it has
         if limit.tokens > 1:
             kept.setdefault(limit.tokens, limit)
-    limits = Limits(learnt=list(kept.values())[:_MOST_LIMITS])
+    limits = ServerLimits(learnt=list(kept.values())[:_MOST_LIMITS])
     _learn_letters(limits, records)
     _learn_images(limits, records)
     return narrowed(limits, records)
 
 
-def _learn_letters(limits: Limits, records: Iterable[RequestRecord]) -> None:
+def _learn_letters(limits: ServerLimits, records: Iterable[RequestRecord]) -> None:
     """Two prompts of known lengths tell what the template takes, and what a letter."""
     by_letters: dict[int, int | None] = {}
     for record in records:
@@ -215,7 +215,7 @@ def _learn_letters(limits: Limits, records: Iterable[RequestRecord]) -> None:
         limits.overhead = short - SHORT * limits.per_letter
 
 
-def _learn_images(limits: Limits, records: Iterable[RequestRecord]) -> None:
+def _learn_images(limits: ServerLimits, records: Iterable[RequestRecord]) -> None:
     """What a prompt has beyond its text is its picture."""
     for record in records:
         if record.answered and record.prompt_tokens and record.images:
@@ -225,7 +225,7 @@ def _learn_images(limits: Limits, records: Iterable[RequestRecord]) -> None:
             limits.images[f"{image.width}x{image.height}"] = max(1, tokens)
 
 
-def narrowed(limits: Limits, records: Iterable[RequestRecord]) -> Limits:
+def narrowed(limits: ServerLimits, records: Iterable[RequestRecord]) -> ServerLimits:
     """With what further answers to prompts of text tell of what is served and what is
     not."""
     served = limits.served

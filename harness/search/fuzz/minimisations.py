@@ -26,12 +26,19 @@ from mmrepro.failure.documents.replay import (
     bucket_words,
 )
 from mmrepro.runs.play.players import PlayOptions
-from mmrepro.search.fuzz.episodes import Planned
-from mmrepro.search.fuzz.knowledge import AGAIN, Began, Ended, Finished, Led, Pursued
-from mmrepro.search.fuzz.limits import Limits, learn, narrowed
+from mmrepro.search.fuzz.episodes import PlannedEpisode
+from mmrepro.search.fuzz.knowledge import (
+    AGAIN,
+    EpisodeBegan,
+    EpisodeEnded,
+    Finished,
+    Pursued,
+    PursuitLed,
+)
+from mmrepro.search.fuzz.limits import ServerLimits, learn, narrowed
 from mmrepro.search.fuzz.steering import features
 from mmrepro.search.oracle.comparison import agreeing, compare_with_reference, compared
-from mmrepro.search.oracle.judged import Judged, alike
+from mmrepro.search.oracle.judged import OracleReport, alike
 from mmrepro.search.oracle.reference import has_own_format, reference_case
 from mmrepro.search.replay.attempts import CaseResult, StartingPoint, requests
 from mmrepro.search.replay.options import ReplayCommand
@@ -54,7 +61,7 @@ if TYPE_CHECKING:
     from mmrepro.search.fuzz.session import Fuzzing
 
 
-def play_episode(session: Fuzzing, planned: Planned) -> Ended:
+def play_episode(session: Fuzzing, planned: PlannedEpisode) -> EpisodeEnded:
     """Play an episode: written down before it begins and after it has ended; the first
     also learns the server's limits."""
     case = planned.case
@@ -69,7 +76,7 @@ def play_episode(session: Fuzzing, planned: Planned) -> Ended:
     folder = session.episode_dir(episode.number)
     shutil.rmtree(folder, ignore_errors=True)  # of a call that was killed in the middle
     session.keep_case(case, folder)
-    session.journal.append(Began(episode=episode))
+    session.journal.append(EpisodeBegan(episode=episode))
 
     began, deadlines = time.monotonic(), session.deadlines
     options = PlayOptions(deadlines, blocks=planned.blocks)
@@ -86,7 +93,7 @@ def play_episode(session: Fuzzing, planned: Planned) -> Ended:
     if planned.compared and played.state is PlayState.ENDED and not news:
         beside = _beside(session, case, played, folder / "reference", name)
         silent = bool(beside.sightings)
-        judged = Judged.of([judged, beside])
+        judged = OracleReport.of([judged, beside])
         episode.compared, episode.starts = True, 2
 
     log = folder / "play" / played.log_file
@@ -100,7 +107,7 @@ def play_episode(session: Fuzzing, planned: Planned) -> Ended:
     shutil.rmtree(folder / "reference", ignore_errors=True)
     if not seen.sightings:
         shutil.rmtree(folder / "play", ignore_errors=True)
-    ended = Ended(
+    ended = EpisodeEnded(
         episode=episode,
         elapsed_s=round(session.elapsed_s, 2),
         seen=seen,
@@ -121,8 +128,8 @@ def play_episode(session: Fuzzing, planned: Planned) -> Ended:
 
 
 def _learnt_limits(
-    session: Fuzzing, planned: Planned, result: CaseResult, log: Path
-) -> Limits:
+    session: Fuzzing, planned: PlannedEpisode, result: CaseResult, log: Path
+) -> ServerLimits:
     """The server's limits, as they are known after an episode."""
     played = result.played
     assert played is not None
@@ -132,7 +139,7 @@ def _learnt_limits(
 
 
 def _observed(
-    session: Fuzzing, episode: Episode, case: Case, played: Played, judged: Judged
+    session: Fuzzing, episode: Episode, case: Case, played: Played, judged: OracleReport
 ) -> Observation:
     facts = PlayFacts(
         number=episode.number,
@@ -148,12 +155,12 @@ def _observed(
 
 def _beside(
     session: Fuzzing, case: Case, played: Played, folder: Path, name: str
-) -> Judged:
+) -> OracleReport:
     """What the same requests to a plain server hold against its answers."""
     engine = get_engine(session.options.server.engine)
     options = PlayOptions(session.deadlines, look="none", canary=False)
 
-    def held(plain: Case) -> Judged:
+    def held(plain: Case) -> OracleReport:
         reference = session.tried(plain, folder, name, options).played
         assert reference is not None
         return compare_with_reference(case, played, reference)
@@ -185,7 +192,7 @@ _LONG_S = 10.0
 again."""
 
 
-def pursue(session: Fuzzing, line: Ended) -> None:
+def pursue(session: Fuzzing, line: EpisodeEnded) -> None:
     """Pursue what is new in an episode, if anything is, and nobody pursues it now."""
     known, episode = session.known, line.episode
     new: list[str] = []
@@ -225,7 +232,7 @@ def pursue(session: Fuzzing, line: Ended) -> None:
         session.take(pursued)
 
 
-def _handled(session: Fuzzing, led: Led, new: Sequence[str]) -> list[str]:
+def _handled(session: Fuzzing, led: PursuitLed, new: Sequence[str]) -> list[str]:
     """Buckets that the pursuit of ``new`` leaves alone."""
     known = session.known
     handled: list[str] = []
@@ -308,11 +315,11 @@ def _measure_again(session: Fuzzing, seen: Sequence[Sighting | Finding]) -> None
             session.deadlines = deadlines
 
 
-def _led(session: Fuzzing, line: Ended, new: Sequence[str]) -> Led:
+def _led(session: Fuzzing, line: EpisodeEnded, new: Sequence[str]) -> PursuitLed:
     """The episode's requests one after another, if they show the worst of it as well;
     else the episode as it was."""
     number = line.episode.number
-    led = Led(number=number, straight=False, seen=line.seen)
+    led = PursuitLed(number=number, straight=False, seen=line.seen)
     folder = session.episode_dir(number)
     case, _ = read_case(folder)
     straight = in_order(as_sent(case, line.seen))

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, Final
 
 from mmrepro.runs.play.limits import BLOCK, KV
-from mmrepro.search.fuzz.limits import SIZES, Limits
+from mmrepro.search.fuzz.limits import SIZES, ServerLimits
 from mmrepro.search.fuzz.options import Dialect
 from mmrepro.search.fuzz.steering import ADAPTERS, Switch
 from mmrepro.traffic.case.model import (
@@ -91,7 +91,7 @@ class Maker:
         self,
         name: str,
         random: Random,
-        limits: Limits,
+        limits: ServerLimits,
         dialect: Dialect,
         on: set[Switch],
         given: Mapping[str, Image] | None = None,

@@ -15,7 +15,7 @@ from mmrepro.base.records import parsed
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents.replay import EPISODES_FILE, FUZZ_FILE, Fuzz
 from mmrepro.search.fuzz.knowledge import EPISODES
-from mmrepro.search.fuzz.options import FuzzCommand, Profile, dialect_of, under
+from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile, dialect_of, under
 from mmrepro.search.replay.known import usual_server
 from mmrepro.search.replay.unlisted import refuse_unlisted
 from mmrepro.traffic.capture.messages import Contents
@@ -34,7 +34,7 @@ _MAX_BYTES = 64 << 20
 
 
 _KEPT: Mapping[str, tuple[str, Callable[[str], object]]] = {
-    "profile": ("--profile", Profile),
+    "profile": ("--profile", FuzzProfile),
     "seed": ("--seed", int),
     "repeat": ("--repeat", int),
     "source": ("--from", Path),
@@ -68,7 +68,7 @@ def settled(asked: FuzzCommand) -> FuzzCommand:
 
 
 def server_of(
-    engine: str, profile: Profile, asked: dict[str, Any], kept: str
+    engine: str, profile: FuzzProfile, asked: dict[str, Any], kept: str
 ) -> ServerWanted:
     """Return the server: that of the engine's scenarios, under ``profile``, with what
     ``asked`` says; a session that is continued has the ``kept`` one, unless something
@@ -77,7 +77,7 @@ def server_of(
     if kept and not asked:
         return ServerWanted.model_validate_json(kept)
     usual = usual_server(engine)
-    if profile is Profile.MODERN:
+    if profile is FuzzProfile.MODERN:
         usual = usual.model_copy(update={"model": dialect_of(engine).model})
     wanted = ServerWanted.model_validate({**usual.model_dump(), **asked})
     adapter.environment_spec(wanted.release, "cpu")
@@ -114,7 +114,7 @@ _MOST_PICTURES = 64
 
 
 @dataclass(frozen=True)
-class Source:
+class FuzzSource:
     """What --from gives.
 
     Attributes:
@@ -145,24 +145,24 @@ class Source:
         return self.contents
 
 
-def read_source(place: Path | None, server: ServerWanted) -> Source:
+def read_source(place: Path | None, server: ServerWanted) -> FuzzSource:
     """A folder of pictures, or whatever ``mmrepro replay`` reads. Raises UsageError: it
     is neither, or holds nothing."""
     if place is None:
-        return Source()
+        return FuzzSource()
     if is_folder(place) and not is_file(place / CASE_FILE):
         return _pictures(place)
     captured = read(place, server)
     case = captured.case.model_copy(update={"server": server, "title": place.name})
     contents = captured.contents
-    return Source(place.name, dict(case.images), case, contents)
+    return FuzzSource(place.name, dict(case.images), case, contents)
 
 
 def _is_picture(file: Path) -> bool:
     return file.suffix.lower() in _MEDIA and is_file(file)
 
 
-def _pictures(folder: Path) -> Source:
+def _pictures(folder: Path) -> FuzzSource:
     images: dict[str, Image] = {}
     contents: dict[str, bytes] = {}
     try:
@@ -184,4 +184,4 @@ def _pictures(folder: Path) -> Source:
             hint=f"pictures are files that end in {', '.join(_MEDIA)}",
         )
 
-    return Source(folder.resolve().name, images, None, contents)
+    return FuzzSource(folder.resolve().name, images, None, contents)

@@ -23,11 +23,17 @@ from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.players import PlayOptions
 from mmrepro.search.fuzz import minimisations
 from mmrepro.search.fuzz.episodes import Episodes
-from mmrepro.search.fuzz.knowledge import EPISODES, Ended, KeptLine, Knowledge, LineT
+from mmrepro.search.fuzz.knowledge import (
+    EPISODES,
+    EpisodeEnded,
+    KeptLine,
+    Knowledge,
+    LineT,
+)
 from mmrepro.search.fuzz.limits import look_at_limits
 from mmrepro.search.fuzz.minimisations import play_episode
-from mmrepro.search.fuzz.options import FuzzCommand, Profile
-from mmrepro.search.fuzz.server import Source, read_source
+from mmrepro.search.fuzz.options import FuzzCommand, FuzzProfile
+from mmrepro.search.fuzz.server import FuzzSource, read_source
 from mmrepro.search.replay.attempts import (
     ENDINGS,
     CaseResult,
@@ -140,7 +146,7 @@ class Fuzzing(CaseSearch[Fuzz]):
     def _take_up(self) -> None:
         """Go on with what earlier calls left; the budget begins when a server has
         answered."""
-        ended = [line for line in self.journal.kept if isinstance(line, Ended)]
+        ended = [line for line in self.journal.kept if isinstance(line, EpisodeEnded)]
         self.deadlines = ended[-1].deadlines if ended else self.measured()
         self._began = time.monotonic() - self.fuzz.elapsed_s
         self._opened = True
@@ -277,7 +283,7 @@ class Fuzzing(CaseSearch[Fuzz]):
     def write(self) -> None:
         self._write_documents(Redactor().redact_model(self.fuzz), self.folder)
 
-    def _prepare(self) -> Source:
+    def _prepare(self) -> FuzzSource:
         """The session's folder, and what it begins with: kept there, pictures and
         all."""
         self.folder = campaign_folder(self.options, EPISODES, _DEFAULT_ROOT)
@@ -294,14 +300,14 @@ class Fuzzing(CaseSearch[Fuzz]):
         return Episodes(
             options.seed,
             options.server,
-            pictures=sees and options.profile is not Profile.TEXT,
+            pictures=sees and options.profile is not FuzzProfile.TEXT,
             given=source.images,
             source=source.case,
-            hazards=options.profile is Profile.HAZARDS,
-            modern=options.profile is Profile.MODERN,
+            hazards=options.profile is FuzzProfile.HAZARDS,
+            modern=options.profile is FuzzProfile.MODERN,
         )
 
-    def _blank(self, source: Source) -> Fuzz:
+    def _blank(self, source: FuzzSource) -> Fuzz:
         options = self.options
         return Fuzz(
             mmrepro_version=mmrepro.__version__,

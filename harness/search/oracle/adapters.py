@@ -14,7 +14,7 @@ from mmrepro.base.records import FindingClass
 from mmrepro.engines import Engine
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.failure.documents.replay import Sighting
-from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
+from mmrepro.search.oracle.judged import OracleReport, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import NO_SUCH
 from mmrepro.search.oracle.reference import CHANGES, LOADS, PLAIN, static_adapters
 from mmrepro.traffic.case.model import Case, Operation
@@ -35,12 +35,12 @@ def adapter_of(op: Operation) -> str:
     )  # SGLang has the model's name before
 
 
-def adapters(case: Case, played: Played, engine: Engine) -> Judged:
+def adapters(case: Case, played: Played, engine: Engine) -> OracleReport:
     """Whether adapters were there as they were loaded and unloaded."""
     sent = sent_of(case, played)
     changes = [one for one in sent if one.op.path in CHANGES]
     if not changes:
-        return Judged()
+        return OracleReport()
     static = {word.partition("=")[0] for word in static_adapters(case.server.args)}
     reloads = engine.name in PLAIN and PLAIN[engine.name].reloads
     found: dict[str, list[tuple[str, str]]] = {}
@@ -65,7 +65,7 @@ def adapters(case: Case, played: Played, engine: Engine) -> Judged:
             )
             found.setdefault("adapter-missing", []).append((one.op.id, said))
 
-    return Judged(sightings=[*_sightings(found)])
+    return OracleReport(sightings=[*_sightings(found)])
 
 
 def _sightings(found: dict[str, list[tuple[str, str]]]) -> Iterator[Sighting]:

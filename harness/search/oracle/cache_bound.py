@@ -34,7 +34,7 @@ from mmrepro.engines.sglang import OPTIONS as SGLANG_OPTIONS
 from mmrepro.failure.documents.replay import Expectation, Sighting
 from mmrepro.failure.signature.answers import grade
 from mmrepro.search.oracle.adapters import adapter_of
-from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
+from mmrepro.search.oracle.judged import OracleReport, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import INVALID
 from mmrepro.search.oracle.reference import CHANGES
 from mmrepro.traffic.capture.texts import common
@@ -348,7 +348,7 @@ _PROMPTLESS = CHANGES | {
 is known."""
 
 
-def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
+def cache_bound(case: Case, played: Played, engine: Engine) -> OracleReport:
     """Whether any operation took more from the cache than there can have been for
     it."""
     told = [
@@ -363,7 +363,7 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
         if not any(
             one.generates and one.record.answered for one in sent_of(case, played)
         ):
-            return Judged()
+            return OracleReport()
         option = _TELLS.get(case.server.engine, "")
         in_force = option in _OWN_OPTIONS or has_option(case.server.args, option)
         how = (
@@ -375,12 +375,14 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
             f"No answer tells how many tokens came from the cache{how}: its bound was "
             "not judged."
         )
-        return Judged(unseen=[why])
+        return OracleReport(unseen=[why])
 
     if played.state is not PlayState.ENDED:
-        return Judged(unseen=["The play did not end: the cache bound was not judged."])
+        return OracleReport(
+            unseen=["The play did not end: the cache bound was not judged."]
+        )
     if paired(case.server.args):
-        return Judged(
+        return OracleReport(
             unseen=[
                 "A decode server has a prompt's tokens from its prefill server: the "
                 "cache bound was not judged."
@@ -388,7 +390,7 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
         )
 
     if _preempted(played, engine):
-        return Judged(
+        return OracleReport(
             unseen=[
                 "Requests were preempted, and find their own tokens in the cache when "
                 "they come again: the cache bound was not judged."
@@ -410,7 +412,9 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
     unseen = [
         f"Of {unknown} prompts it cannot be told what they share with earlier ones."
     ]
-    return Judged(sightings=_by_bucket(sightings), unseen=unseen if unknown else [])
+    return OracleReport(
+        sightings=_by_bucket(sightings), unseen=unseen if unknown else []
+    )
 
 
 def _preempted(played: Played, engine: Engine) -> bool:

@@ -11,9 +11,9 @@ from functools import cached_property
 from mmrepro.base.records import FindingClass
 from mmrepro.failure.documents.replay import Expectation, Sighting
 from mmrepro.search.oracle import near_ties
-from mmrepro.search.oracle.judged import Judged, sighting
+from mmrepro.search.oracle.judged import OracleReport, sighting
 from mmrepro.search.oracle.loud import GRAMMARS
-from mmrepro.search.oracle.near_ties import Answer, Compared, Verdict
+from mmrepro.search.oracle.near_ties import Compared, TieVerdict, TokenAnswer
 from mmrepro.search.oracle.promises import EXPECTED, unlike
 from mmrepro.search.oracle.reference import PLAIN, greedy, rounds
 from mmrepro.traffic.case.model import Case, Operation
@@ -62,7 +62,9 @@ _REFUSAL = re.compile(
 _ANSWERS = (FindingClass.CROSS_TALK, FindingClass.WRONG_ANSWER)
 
 
-def compare_with_reference(case: Case, played: Played, reference: Played) -> Judged:
+def compare_with_reference(
+    case: Case, played: Played, reference: Played
+) -> OracleReport:
     """Hold the answers of ``played`` against the reference's. Pure.
 
     ``reference`` may be of a larger case: answers are found by their operations' names.
@@ -70,16 +72,16 @@ def compare_with_reference(case: Case, played: Played, reference: Played) -> Jud
     if reference.state is PlayState.START_FAILED:
         why = f" ({reference.said})" if reference.said else ""
         said = f"The reference's server did not start{why}: no answer was compared."
-        return Judged(unseen=[said])
+        return OracleReport(unseen=[said])
     return _ReferenceComparison(case, played, reference).judged()
 
 
-def compared(judged: Judged) -> bool:
+def compared(judged: OracleReport) -> bool:
     """Whether answers are not the reference's."""
     return any(sighting.finding_class in _ANSWERS for sighting in judged.sightings)
 
 
-def agreeing(judged: Judged, own: Judged) -> Judged:
+def agreeing(judged: OracleReport, own: OracleReport) -> OracleReport:
     """Keep what two references hold against the same answers, one of them in the
     server's own format.
 
@@ -132,7 +134,7 @@ class _ReferenceComparison:
                 calm += nats
         self.bound = near_ties.bound_of(calm, exact=self.exact)
 
-    def _pairs(self) -> Iterator[tuple[Operation, Answer, Answer]]:
+    def _pairs(self) -> Iterator[tuple[Operation, TokenAnswer, TokenAnswer]]:
         for op in self.case.operations:
             mine, right = self.mine.get(op.id), self.right.get(op.id)
             if mine is None or right is None:
@@ -149,13 +151,13 @@ class _ReferenceComparison:
                     answer = replace(answer, tokens=())
                 yield op, answer, expected
 
-    def judged(self) -> Judged:
+    def judged(self) -> OracleReport:
         if self.bound is None:
             said = (
                 "Answers differ from the reference's by noise alone: none was compared."
             )
             sightings = list(_sightings({}, {}, dict(self._usage(set(), set()))))
-            return Judged(
+            return OracleReport(
                 sightings=sightings, counted=dict(self.counted), unseen=[said]
             )
 
@@ -177,7 +179,7 @@ class _ReferenceComparison:
             if whose:
                 swapped[op.id] = f"{op.id} got the answer to {whose}"
                 continue
-            if compared.verdict is Verdict.DIFFERS:
+            if compared.verdict is TieVerdict.DIFFERS:
                 wrong.setdefault(op.id, f"{op.id}, {compared.said}")
                 continue
             if place in self.moved:
@@ -187,7 +189,7 @@ class _ReferenceComparison:
                 continue
             self.counted[f"answers compared: {compared.verdict}"] += 1
             token_by_token = to_the_letter or (mine.tokens and right.tokens)
-            if compared.verdict is Verdict.SAME and mine.whole and token_by_token:
+            if compared.verdict is TieVerdict.SAME and mine.whole and token_by_token:
                 same.add(op.id)
 
         usage = dict(self._usage({*swapped, *wrong}, same))
@@ -198,7 +200,7 @@ class _ReferenceComparison:
                 if shown.finding_class is not FindingClass.PROTOCOL:
                     shown.expectations = self._expectations(shown.operations)
 
-        return Judged(sightings=sightings, counted=dict(self.counted))
+        return OracleReport(sightings=sightings, counted=dict(self.counted))
 
     def _expectations(self, operations: Sequence[str]) -> list[Expectation]:
         """The reference's answers, which a sound server gives to the letter."""
@@ -209,7 +211,7 @@ class _ReferenceComparison:
                 expectations.append(Expectation(operation=op.id, text=text))
         return expectations
 
-    def _whose(self, op: Operation, mine: Answer, compared: Compared) -> str:
+    def _whose(self, op: Operation, mine: TokenAnswer, compared: Compared) -> str:
         """The operation to which the reference gave the answer that ``op`` got; "": to
         none.
 
@@ -217,11 +219,11 @@ class _ReferenceComparison:
         same, as have those that a model declines: there, the prompt's length must be
         that of the other one as well."""
         assert self.bound is not None
-        if compared.verdict is Verdict.SAME:
+        if compared.verdict is TieVerdict.SAME:
             return ""
         length = _length(self.mine, op.id)
         foreign = length is not None and length != _length(self.right, op.id)
-        if compared.verdict is not Verdict.DIFFERS and not foreign:
+        if compared.verdict is not TieVerdict.DIFFERS and not foreign:
             return ""
         least = max(1 if foreign else _LEAST_ALIKE, compared.alike + 1)
         owners: list[str] = []
@@ -229,7 +231,7 @@ class _ReferenceComparison:
             if other == op.id or (foreign and _length(self.right, other) != length):
                 continue
             like = near_ties.compare(mine, self._answers[other], self.bound)
-            is_like = like.verdict in (Verdict.SAME, Verdict.NEAR_TIE)
+            is_like = like.verdict in (TieVerdict.SAME, TieVerdict.NEAR_TIE)
             if is_like and like.alike >= least:
                 owners.append(other)
 
@@ -249,9 +251,9 @@ class _ReferenceComparison:
         return any(prompt != prompts[0] for prompt in prompts)
 
     @cached_property
-    def _answers(self) -> dict[str, Answer]:
+    def _answers(self) -> dict[str, TokenAnswer]:
         """The reference's answers that a request may be given by mistake."""
-        answers: dict[str, Answer] = {}
+        answers: dict[str, TokenAnswer] = {}
         for op in self.case.operations:
             record = self.right.get(op.id)
             if record is None or not greedy(op):
@@ -327,7 +329,7 @@ def _length(records: Mapping[str, RequestRecord], id: str) -> int | None:
     return record.prompt_tokens
 
 
-def _starts(answer: Answer) -> list[str]:
+def _starts(answer: TokenAnswer) -> list[str]:
     """How it begins: its first token, if it is told, and its first character."""
     return [token.text for token in answer.tokens[:1]] + [answer.text[:1]]
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from mmrepro.base.records import FindingClass
 from mmrepro.search.oracle import near_ties
-from mmrepro.search.oracle.judged import Judged
-from mmrepro.search.oracle.near_ties import Answer, Verdict
+from mmrepro.search.oracle.judged import OracleReport
+from mmrepro.search.oracle.near_ties import TieVerdict, TokenAnswer
 from mmrepro.search.oracle.reference import comparable
 from mmrepro.traffic.capture.texts import common
 from mmrepro.traffic.case.files import pictures
@@ -40,7 +40,7 @@ def crosstalk(
     play: Callable[[Case], Played],
     *,
     contents: Path | None = None,
-) -> Judged:
+) -> OracleReport:
     """Play ``case`` some times as it is, and as often with other neighbours, for each
     of ``suspects``.
 
@@ -52,10 +52,10 @@ def crosstalk(
         UsageError: a picture of the case cannot be read.
     """
     tested = list(suspects)[:_MOST_SUSPECTS]
-    judged: list[Judged] = []
+    judged: list[OracleReport] = []
     for id in suspects[_MOST_SUSPECTS:]:
         said = f"{id}: whether its neighbours' content matters was not tried."
-        judged.append(Judged(unseen=[said]))
+        judged.append(OracleReport(unseen=[said]))
     each = runs_needed(len(tested))
     asked = comparable(case)
     sizes = pictures(case, contents)
@@ -69,7 +69,7 @@ def crosstalk(
             swapped.append(play(other_neighbours(asked, id, number, sizes)))
         judged.append(_depends(id, as_it_is, swapped, _SIGNIFICANCE / len(tested)))
 
-    return Judged.of(judged)
+    return OracleReport.of(judged)
 
 
 def runs_needed(suspects: int) -> int:
@@ -83,7 +83,7 @@ def runs_needed(suspects: int) -> int:
 
 def _depends(
     id: str, as_it_is: Sequence[Played], swapped: Sequence[Played], significance: float
-) -> Judged:
+) -> OracleReport:
     """Judge what two sides of plays say of the operation ``id``. Pure."""
     ours, theirs = list(_answers(id, as_it_is)), list(_answers(id, swapped))
     if min(len(ours), len(theirs)) < LEAST_RUNS:
@@ -91,7 +91,7 @@ def _depends(
             f"{id}: whether its neighbours' content matters: {len(ours)} and "
             f"{len(theirs)} answers, at least {LEAST_RUNS} a side are needed."
         )
-        return Judged(unseen=[said])
+        return OracleReport(unseen=[said])
 
     drifts: list[float] = []
     for answer, other in combinations(ours, 2):
@@ -99,12 +99,12 @@ def _depends(
     bound = near_ties.bound_of(drifts)
     if bound is None:
         said = f"{id}: its answers differ by noise alone, with the same neighbours."
-        return Judged(unseen=[said])
+        return OracleReport(unseen=[said])
 
     apart = _apart([*ours, *theirs], bound)
     chance = permutation_test(apart, len(ours), len(ours) + len(theirs))
     if chance >= significance:
-        return Judged(
+        return OracleReport(
             counted={"cross-talk tried: content of neighbours does not matter": 1}
         )
 
@@ -113,7 +113,7 @@ def _depends(
         if first < len(ours) <= second:
             between += far
     share = f"{between:.0f} of {len(ours) * len(theirs)} pairs of answers differ"
-    return Judged.found(
+    return OracleReport.found(
         FindingClass.CROSS_TALK,
         "neighbours' content",
         f"The answer to {id} depends on what other requests hold: with other contents "
@@ -124,11 +124,13 @@ def _depends(
     )
 
 
-def _apart(answers: Sequence[Answer], bound: float) -> dict[tuple[int, int], float]:
+def _apart(
+    answers: Sequence[TokenAnswer], bound: float
+) -> dict[tuple[int, int], float]:
     """1 for each two answers that differ, by their places; else 0."""
     # Without logprobs a near-tie cannot be told, and the two sides say what chance
     # does.
-    differ = (Verdict.DIFFERS, Verdict.NOT_COMPARABLE)
+    differ = (TieVerdict.DIFFERS, TieVerdict.NOT_COMPARABLE)
     apart: dict[tuple[int, int], float] = {}
     for i, j in combinations(range(len(answers)), 2):
         verdict = near_ties.compare(answers[i], answers[j], bound).verdict
@@ -159,7 +161,7 @@ def permutation_test(
     return as_far / comb(total, first)
 
 
-def _answers(id: str, plays: Sequence[Played]) -> Iterator[Answer]:
+def _answers(id: str, plays: Sequence[Played]) -> Iterator[TokenAnswer]:
     for played in plays:
         record = played.record(id)
         if record is not None and (record.answered or record.left):

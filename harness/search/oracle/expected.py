@@ -9,14 +9,14 @@ from typing import Any, Literal
 from mmrepro.base.records import FindingClass
 from mmrepro.engines import Engine
 from mmrepro.failure.documents.replay import Sighting
-from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
+from mmrepro.search.oracle.judged import OracleReport, Sent, sent_of, sighting
 from mmrepro.search.oracle.promises import ids_of, misfit, unlike
 from mmrepro.traffic.case.model import Case, Expect
 from mmrepro.traffic.case.sending import Played, PlayState
 from mmrepro.traffic.evidence import ChoiceSeen, RequestRecord
 
 
-def expected(case: Case, played: Played, engine: Engine) -> Judged:
+def expected(case: Case, played: Played, engine: Engine) -> OracleReport:
     """Judge every expectation of the case. What has no answer since the server died or
     hangs is not judged: another oracle reports that."""
     by_id = {sent.op.id: sent for sent in sent_of(case, played)}
@@ -50,7 +50,7 @@ def expected(case: Case, played: Played, engine: Engine) -> Judged:
         words = "The answer is as the case expects it."
         sightings.append(sighting(FindingClass.EXPECTATION, kind, said, words, by=ids))
 
-    return Judged(sightings=sightings, unseen=unseen)
+    return OracleReport(sightings=sightings, unseen=unseen)
 
 
 def _unmet(

@@ -25,13 +25,13 @@ from mmrepro.search.oracle.cache_bound import cache_bound
 from mmrepro.search.oracle.expected import expected
 from mmrepro.search.oracle.judged import (
     GENERATES,
-    Judged,
+    OracleReport,
     Sent,
     sent_of,
     sighting,
     silent_bucket,
 )
-from mmrepro.search.oracle.near_ties import Answer, Verdict
+from mmrepro.search.oracle.near_ties import TieVerdict, TokenAnswer
 from mmrepro.search.oracle.protocol import protocol
 from mmrepro.traffic.case.model import Case
 from mmrepro.traffic.case.sending import Played, PlayState, Reading
@@ -42,34 +42,34 @@ _EXACT = ("minivllm",)
 and tested."""
 
 
-def canary(played: Played, engine: Engine) -> Judged:
+def canary(played: Played, engine: Engine) -> OracleReport:
     """Whether the canary is answered as before, word for word, but for near-ties."""
     before, after = played.record(CANARY_BEFORE), played.record(CANARY_AFTER)
     if before is None or after is None:
-        return Judged(
+        return OracleReport(
             unseen=["The canary was not asked both before and after the traffic."]
         )
 
     if not before.answered or not after.answered:
-        return Judged(
+        return OracleReport(
             unseen=["The canary was not answered both before and after the traffic."]
         )
 
     if before.text == after.text:
-        return Judged()
+        return OracleReport()
     exact = engine.name in _EXACT
-    mine = next(iter(near_ties.answers(after)), Answer(after.text))
-    right = next(iter(near_ties.answers(before)), Answer(before.text))
+    mine = next(iter(near_ties.answers(after)), TokenAnswer(after.text))
+    right = next(iter(near_ties.answers(before)), TokenAnswer(before.text))
     bound = near_ties.bound_of((), exact=exact) or 0.0
     compared = near_ties.compare(mine, right, bound, exact=exact)
-    if compared.verdict in (Verdict.SAME, Verdict.NEAR_TIE):
-        return Judged(counted={"canary: near-tie": 1})
-    if compared.verdict is Verdict.NOT_COMPARABLE:
-        return Judged(
+    if compared.verdict in (TieVerdict.SAME, TieVerdict.NEAR_TIE):
+        return OracleReport(counted={"canary: near-tie": 1})
+    if compared.verdict is TieVerdict.NOT_COMPARABLE:
+        return OracleReport(
             unseen=[f"The canary's answer changed ({compared.said}): it may be a tie."]
         )
 
-    return Judged.found(
+    return OracleReport.found(
         FindingClass.CANARY,
         "text",
         f"The canary was answered {before.text[:60]!r} before the traffic and "
@@ -78,11 +78,11 @@ def canary(played: Played, engine: Engine) -> Judged:
     )
 
 
-def judge(case: Case, played: Played, *, engine: Engine) -> Judged:
+def judge(case: Case, played: Played, *, engine: Engine) -> OracleReport:
     """What the oracles hold against ``played``, the worst first. Pure."""
     if played.state is PlayState.START_FAILED:
         return loud.start_failure(played, engine)
-    return Judged.of(
+    return OracleReport.of(
         [
             loud.death(case, played, engine),
             loud.hang(played, engine),
@@ -104,14 +104,14 @@ def judge(case: Case, played: Played, *, engine: Engine) -> Judged:
 _SETTLES_S = 0.05
 
 
-class _Span(NamedTuple):
+class _CacheSpan(NamedTuple):
     """From the least to the most."""
 
     least: float
     most: float
 
 
-def ledger(case: Case, played: Played, engine: Engine) -> Judged:
+def ledger(case: Case, played: Played, engine: Engine) -> OracleReport:
     """Whether any counter contradicts the sum over all requests between the two
     readings.
 
@@ -124,13 +124,13 @@ def ledger(case: Case, played: Played, engine: Engine) -> Judged:
     the reading after it is possibly not counted yet: an engine may count when it has
     sent."""
     if played.state is not PlayState.ENDED:
-        return Judged(
+        return OracleReport(
             unseen=["The play did not end: the server's counters were not judged."]
         )
 
     before, after = played.before, played.after
     if before is None or after is None or not after.metrics:
-        return Judged(
+        return OracleReport(
             unseen=["The server's counters were not read before and after the traffic."]
         )
 
@@ -144,7 +144,7 @@ def ledger(case: Case, played: Played, engine: Engine) -> Judged:
         # A counter without a value has none yet.
         used = next(one for one in names if one in after.metrics)
         grown = last - before.metrics.get(used, 0.0)
-        anything = _Span(0.0, math.inf)
+        anything = _CacheSpan(0.0, math.inf)
         spans = [anything if entry.other else counted(entry, case) for entry in entries]
         least, most = (
             sum(span.least for span in spans),
@@ -165,7 +165,7 @@ def ledger(case: Case, played: Played, engine: Engine) -> Judged:
             )
         )
 
-    return Judged(sightings=sightings, unseen=unseen)
+    return OracleReport(sightings=sightings, unseen=unseen)
 
 
 # ------------------------------------------------------------------ what a request adds
@@ -193,11 +193,11 @@ class _Entry:
         """It was served whole, and says how many tokens that took."""
         return self.record.answered and self.n == 1 and not self.record.cut_short
 
-    def span(self, exact: float | None, most: float) -> _Span:
+    def span(self, exact: float | None, most: float) -> _CacheSpan:
         """``exact`` where the answer tells it."""
         if exact is None:
-            return _Span(0.0, most)
-        return _Span(0.0 if self.late else exact, exact)
+            return _CacheSpan(0.0, most)
+        return _CacheSpan(0.0 if self.late else exact, exact)
 
 
 def _entries(
@@ -224,35 +224,35 @@ def _entries(
             yield _Entry(record, sent.n, sent.limit, late)
 
 
-def _finished(entry: _Entry, case: Case) -> _Span:
+def _finished(entry: _Entry, case: Case) -> _CacheSpan:
     # An answer is counted once, or once for each choice, and a prompt that several
     # share once more.
     if entry.told:
         return entry.span(1.0, 1.0)
     whole = entry.record.answered and not entry.record.cut_short
     least = 1.0 if whole and not entry.late else 0.0
-    return _Span(least, entry.n + 1.0)
+    return _CacheSpan(least, entry.n + 1.0)
 
 
-def _prompt_tokens(entry: _Entry, case: Case) -> _Span:
+def _prompt_tokens(entry: _Entry, case: Case) -> _CacheSpan:
     told = entry.record.prompt_tokens
     if entry.told and told is not None:
         return entry.span(told, told)
     most = (entry.n + 1.0) * (told if told is not None else case.server.max_model_len)
     if entry.record.status is not None and 400 <= entry.record.status < 500:
         most = math.inf  # refused for its length, maybe
-    return _Span(0.0, most)
+    return _CacheSpan(0.0, most)
 
 
-def _generated(entry: _Entry, case: Case) -> _Span:
+def _generated(entry: _Entry, case: Case) -> _CacheSpan:
     told = entry.record.completion_tokens
     if entry.told and told is not None:
         return entry.span(told, told)
     limit = entry.limit if entry.limit is not None else case.server.max_model_len
-    return _Span(0.0, (entry.n + 1.0) * limit)
+    return _CacheSpan(0.0, (entry.n + 1.0) * limit)
 
 
-_COUNTERS: dict[str, tuple[str, Callable[[_Entry, Case], _Span]]] = {
+_COUNTERS: dict[str, tuple[str, Callable[[_Entry, Case], _CacheSpan]]] = {
     "finished": ("requests that ended", _finished),
     "prompt_tokens": ("prompt tokens", _prompt_tokens),
     "generation_tokens": ("generated tokens", _generated),
@@ -287,7 +287,7 @@ _PER_PIXEL = 96
 its copy in a second process."""
 
 
-def quiescence(case: Case, played: Played, engine: Engine) -> Judged:
+def quiescence(case: Case, played: Played, engine: Engine) -> OracleReport:
     """What the idle server still holds, and what grew with each block.
 
     Running, waiting and the use of the KV cache are gauges; they count only of engines
@@ -300,10 +300,10 @@ def quiescence(case: Case, played: Played, engine: Engine) -> Judged:
     every one of them counts, beyond what the block itself may rightly leave: pictures
     are kept in caches."""
     if played.state is not PlayState.ENDED:
-        return Judged()
+        return OracleReport()
     before, after = played.before, played.after
     if before is None or after is None:
-        return Judged(
+        return OracleReport(
             unseen=["The idle server was not read before and after the traffic."]
         )
 
@@ -311,10 +311,10 @@ def quiescence(case: Case, played: Played, engine: Engine) -> Judged:
         op.path == "/open_session" for op in case.operations
     )
     idle = [] if held else [_gauges(after, engine), _kv_use(before, after, engine)]
-    return Judged.of([*idle, _growth(case, played)])
+    return OracleReport.of([*idle, _growth(case, played)])
 
 
-def _gauges(after: Reading, engine: Engine) -> Judged:
+def _gauges(after: Reading, engine: Engine) -> OracleReport:
     sightings, unseen = [], []
     for name in ("running", "waiting"):
         value = after.first(engine.metrics.get(name, ()))
@@ -332,33 +332,33 @@ def _gauges(after: Reading, engine: Engine) -> Judged:
                 )
             )
 
-    return Judged(sightings=sightings, unseen=unseen)
+    return OracleReport(sightings=sightings, unseen=unseen)
 
 
-def _kv_use(before: Reading, after: Reading, engine: Engine) -> Judged:
+def _kv_use(before: Reading, after: Reading, engine: Engine) -> OracleReport:
     names = _KV_USE.get(engine.name, ())
     first, last = before.first(names), after.first(names)
     if first is None or last is None:
-        return Judged(
+        return OracleReport(
             unseen=["The server does not tell how much of its KV cache is in use."]
         )
 
     if last <= first + _KV_SLACK:
-        return Judged()
+        return OracleReport()
     said = (
         f"{last:.2%} of the KV cache is in use on an idle server, {first:.2%} before "
         "the traffic"
     )
-    return Judged(sightings=[_residue("kv-use", said)])
+    return OracleReport(sightings=[_residue("kv-use", said)])
 
 
 # ------------------------------------------------------------------- growth over blocks
 
 
-def _growth(case: Case, played: Played) -> Judged:
+def _growth(case: Case, played: Played) -> OracleReport:
     blocks = played.blocks
     if len(blocks) < _LEAST_BLOCKS:
-        return Judged(unseen=[NO_BLOCKS])
+        return OracleReport(unseen=[NO_BLOCKS])
     requests = len(sent_of(case, played)) / len(blocks)
     step = max(LEAST_STEP, _SHARE_OF_REQUESTS * requests)
     sightings = []
@@ -379,7 +379,7 @@ def _growth(case: Case, played: Played) -> Judged:
         )
         sightings.append(_residue("memory", said))
 
-    return Judged(sightings=sightings)
+    return OracleReport(sightings=sightings)
 
 
 _COUNTED: tuple[tuple[str, str, Callable[[Reading], float | None]], ...] = (

@@ -217,7 +217,7 @@ def _start(frames: Sequence[Frame], engine: str) -> int:
 # --------------------------------------------------------------- what an oracle reports
 
 
-class Judged(Record):
+class OracleReport(Record):
     """Sightings, what was seen and is none, and what could not be judged."""
 
     sightings: Annotated[list[Sighting], Field(description="worst class first")] = []
@@ -230,7 +230,7 @@ class Judged(Record):
     ] = []
 
     @classmethod
-    def of(cls, parts: Iterable[Judged]) -> Self:
+    def of(cls, parts: Iterable[OracleReport]) -> Self:
         """All of ``parts`` in one."""
         sightings: list[Sighting] = []
         counted: dict[str, int] = {}

@@ -23,7 +23,7 @@ from mmrepro.probes.data import StackSample, StacksData
 from mmrepro.runs.play.observing import CANARY_AFTER, CANARY_BEFORE
 from mmrepro.search.oracle import beyond
 from mmrepro.search.oracle.judged import (
-    Judged,
+    OracleReport,
     Sent,
     hang_bucket,
     hang_path,
@@ -68,20 +68,20 @@ _OWN_WORDS = (
 """Errors that our client words: broken forms, which the protocol's oracle judges."""
 
 
-def start_failure(played: Played, engine: Engine) -> Judged:
+def start_failure(played: Played, engine: Engine) -> OracleReport:
     """The server did not become ready."""
     if played.state is not PlayState.START_FAILED:
-        return Judged()
+        return OracleReport()
     if any(_PORT.search(cause) for cause in played.causes):
-        return Judged(
+        return OracleReport(
             unseen=["The server found its port taken: its start says nothing."]
         )
 
     limit = beyond.limit_of([*played.causes, played.said], played.device)
     if limit:
-        return Judged(untestable=[beyond.sentence(limit, "the server's start")])
+        return OracleReport(untestable=[beyond.sentence(limit, "the server's start")])
     kind = FindingClass.START_FAILURE
-    return Judged.found(
+    return OracleReport.found(
         kind,
         loud_bucket(engine.name, kind, played.causes, played.frames, played.said),
         _because("The server did not start", played),
@@ -89,10 +89,10 @@ def start_failure(played: Played, engine: Engine) -> Judged:
     )
 
 
-def death(case: Case, played: Played, engine: Engine) -> Judged:
+def death(case: Case, played: Played, engine: Engine) -> OracleReport:
     """The server ended, and nobody sent it a signal."""
     if played.state is not PlayState.DIED:
-        return Judged()
+        return OracleReport()
     sent_it = sent_by_others(played.exit_code, played.evidence, engine.ends_itself)
     if sent_it is not None and not played.ends_itself:
         name = signal.Signals(sent_it).name
@@ -100,7 +100,7 @@ def death(case: Case, played: Played, engine: Engine) -> Judged:
             f"{name} ended the server: somebody sent it, or a kernel that is out of "
             "memory. That it died tells nothing of the requests."
         )
-        return Judged(unseen=[said])
+        return OracleReport(unseen=[said])
 
     # Operations that were on their way when the server died.
     lost: list[str] = []
@@ -109,10 +109,12 @@ def death(case: Case, played: Played, engine: Engine) -> Judged:
             lost.append(sent.op.id)
     limit = beyond.limit_of(played.causes, played.device, played.exit_code)
     if limit:
-        return Judged(untestable=[beyond.sentence(limit, _whose(played.stuck or lost))])
+        return OracleReport(
+            untestable=[beyond.sentence(limit, _whose(played.stuck or lost))]
+        )
     kind = FindingClass.DEATH
     ended = _ended(played.exit_code)
-    return Judged.found(
+    return OracleReport.found(
         kind,
         loud_bucket(engine.name, kind, played.causes, played.frames, ended),
         _because(f"The server ended ({ended})", played),
@@ -121,10 +123,10 @@ def death(case: Case, played: Played, engine: Engine) -> Judged:
     )
 
 
-def hang(played: Played, engine: Engine) -> Judged:
+def hang(played: Played, engine: Engine) -> OracleReport:
     """A request has no answer, and nothing moves."""
     if played.state is not PlayState.HUNG:
-        return Judged()
+        return OracleReport()
     looks: list[StackSample] = []
     for _, data in played.evidence.results(StacksData, "check", "trigger"):
         looks += data.samples
@@ -144,24 +146,24 @@ def hang(played: Played, engine: Engine) -> Judged:
     unseen: list[str] = []
     if not path:
         unseen.append("No stack shows where it hangs: hangs are not told apart.")
-    return Judged(sightings=[found], unseen=unseen)
+    return OracleReport(sightings=[found], unseen=unseen)
 
 
-def failing(case: Case, played: Played, engine: Engine) -> Judged:
+def failing(case: Case, played: Played, engine: Engine) -> OracleReport:
     """The canary, answered before the traffic, fails after it, on a server that
     lives."""
     after = _failed_canary(played)
     ended = "" if after is not None else _loop_ended(played)
     if after is None and not ended:
-        return Judged()
+        return OracleReport()
     lost = [sent.op.id for sent in _failed_for_good(case, played)]
     limit = beyond.limit_of(played.causes, played.device)
     if limit:
-        return Judged(untestable=[beyond.sentence(limit, _whose(lost))])
+        return OracleReport(untestable=[beyond.sentence(limit, _whose(lost))])
     left = any(sent.record.left for sent in sent_of(case, played))
     if after and not lost and not left:
         # Each request was answered: one that fails is no server that fails for good.
-        return Judged.found(
+        return OracleReport.found(
             FindingClass.SERVER_ERROR,
             _bucket(engine, None, after),
             (
@@ -173,7 +175,7 @@ def failing(case: Case, played: Played, engine: Engine) -> Judged:
 
     kind = FindingClass.FAILING
     if after is None:
-        return Judged.found(
+        return OracleReport.found(
             kind,
             loud_bucket(engine.name, kind, [ended], played.frames, ""),
             (
@@ -186,7 +188,7 @@ def failing(case: Case, played: Played, engine: Engine) -> Judged:
 
     since = f", as the {len(lost)} requests before it were" if len(lost) > 1 else ""
     cause = f": {played.causes[0][:200]}" if played.causes else ""
-    return Judged.found(
+    return OracleReport.found(
         kind,
         loud_bucket(engine.name, kind, played.causes, played.frames, _failure(after)),
         (
@@ -231,7 +233,7 @@ def _failed_for_good(case: Case, played: Played) -> list[Sent]:
     return [sent for sent in requests if sent.end > last_sound]
 
 
-def server_errors(case: Case, played: Played, engine: Engine) -> Judged:
+def server_errors(case: Case, played: Played, engine: Engine) -> OracleReport:
     """Answers of 500 and above, and connections that a living server broke."""
     by_bucket: dict[str, list[Sent]] = {}
     counted: Counter[str] = Counter()
@@ -267,7 +269,7 @@ def server_errors(case: Case, played: Played, engine: Engine) -> Judged:
             bucket = _bucket(engine, sent, record)
             by_bucket.setdefault(bucket, []).append(sent)
 
-    return Judged(
+    return OracleReport(
         sightings=list(_sightings(by_bucket)),
         counted=dict(counted),
         untestable=untestable,

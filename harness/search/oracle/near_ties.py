@@ -44,7 +44,7 @@ _WINDOW = 4
 four."""
 
 
-class Verdict(StrEnum):
+class TieVerdict(StrEnum):
     SAME = "same"
     NEAR_TIE = "near-tie"
     DIFFERS = "differs"
@@ -141,7 +141,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TokenAnswer:
     """What one choice of an answer holds. ``whole``: its end was seen, and nothing was
     cut off."""
 
@@ -150,7 +150,7 @@ class Answer:
     whole: bool = True
 
     @classmethod
-    def of(cls, choice: ChoiceSeen, *, whole: bool = True) -> Answer:
+    def of(cls, choice: ChoiceSeen, *, whole: bool = True) -> TokenAnswer:
         count = len(choice.tokens)
         top = [*choice.top, *([[]] * (count - len(choice.top)))]
         ids = choice.token_ids if len(choice.token_ids) == count else [None] * count
@@ -170,16 +170,16 @@ class Compared:
         it cannot be told.
     """
 
-    verdict: Verdict
+    verdict: TieVerdict
     alike: int = 0
     moved: float | None = None
     said: str = ""
 
 
-def answers(record: RequestRecord) -> list[Answer]:
+def answers(record: RequestRecord) -> list[TokenAnswer]:
     """The choices of ``record``, in order; [] if there is none."""
     return [
-        Answer.of(
+        TokenAnswer.of(
             choice,
             whole=record.answered
             and len(choice.text) < TEXT_LIMIT
@@ -189,7 +189,7 @@ def answers(record: RequestRecord) -> list[Answer]:
     ]
 
 
-def drift(one: Answer, other: Answer) -> Iterator[float]:
+def drift(one: TokenAnswer, other: TokenAnswer) -> Iterator[float]:
     """How far the odds of any two tokens moved from ``one`` to ``other``, where they
     agree."""
     for a, b in zip(one.tokens, other.tokens, strict=False):
@@ -229,8 +229,8 @@ def bound_of(drifts: Iterable[float], *, exact: bool = False) -> float | None:
 
 
 def compare(
-    one: Answer,
-    other: Answer,
+    one: TokenAnswer,
+    other: TokenAnswer,
     bound: float,
     *,
     exact: bool = False,
@@ -252,11 +252,11 @@ def compare(
     if place is not None:
         return _judged(one, other, place, bound, shaped, masked)
     if _same_text(one, other):
-        return Compared(Verdict.SAME, len(one.tokens) or len(one.text))
+        return Compared(TieVerdict.SAME, len(one.tokens) or len(one.text))
     return _by_text(one, other, bound, exact)
 
 
-def _parting(one: Answer, other: Answer) -> int | None:
+def _parting(one: TokenAnswer, other: TokenAnswer) -> int | None:
     """The first place with different tokens; None: there is none in what both tell."""
     for place, (a, b) in enumerate(zip(one.tokens, other.tokens, strict=False)):
         if not a.like(b):
@@ -267,7 +267,7 @@ def _parting(one: Answer, other: Answer) -> int | None:
     return None
 
 
-def _same_text(one: Answer, other: Answer) -> bool:
+def _same_text(one: TokenAnswer, other: TokenAnswer) -> bool:
     if one.whole and other.whole:
         return one.text == other.text
     short, long = sorted((one, other), key=lambda answer: answer.whole)
@@ -275,14 +275,19 @@ def _same_text(one: Answer, other: Answer) -> bool:
 
 
 def _judged(
-    one: Answer, other: Answer, place: int, bound: float, shaped: bool, masked: bool
+    one: TokenAnswer,
+    other: TokenAnswer,
+    place: int,
+    bound: float,
+    shaped: bool,
+    masked: bool,
 ) -> Compared:
     """Two answers whose tokens part at ``place``."""
     before = zip(one.tokens[:place], other.tokens[:place], strict=True)
     for earlier, pair in enumerate(before):
         if why := _parted_unseen(pair, bound, shaped):
             return Compared(
-                Verdict.NEAR_TIE, earlier, None, f"token {earlier + 1} {why}"
+                TieVerdict.NEAR_TIE, earlier, None, f"token {earlier + 1} {why}"
             )
 
     a = one.tokens[place] if place < len(one.tokens) else None
@@ -297,7 +302,7 @@ def _judged(
     said += _spelled(one, other, (a, b))
     if moved is None:
         return Compared(
-            Verdict.NOT_COMPARABLE, place, None, f"{said}, without logprobs"
+            TieVerdict.NOT_COMPARABLE, place, None, f"{said}, without logprobs"
         )
 
     if a is not None and b is not None and b.forbids(a) != a.forbids(b):
@@ -306,7 +311,7 @@ def _judged(
     else:
         said += f"; the odds moved by {moved:.3f} nats, noise is below {bound:.3f}"
 
-    verdict = Verdict.NEAR_TIE if moved < bound else Verdict.DIFFERS
+    verdict = TieVerdict.NEAR_TIE if moved < bound else TieVerdict.DIFFERS
     return Compared(verdict, place, moved, said)
 
 
@@ -341,7 +346,9 @@ def _moved(a: Token | None, b: Token | None, shaped: bool) -> float | None:
     return abs(sum(known)) if shaped or min(known) >= 0 else max(map(abs, known))
 
 
-def _by_text(one: Answer, other: Answer, bound: float, exact: bool) -> Compared:
+def _by_text(
+    one: TokenAnswer, other: TokenAnswer, bound: float, exact: bool
+) -> Compared:
     """Texts that part, of which at most one comes with tokens that tell where."""
     alike = _alike(one, other)
     said = (
@@ -352,23 +359,23 @@ def _by_text(one: Answer, other: Answer, bound: float, exact: bool) -> Compared:
     leads = list(_leads(told, alike))
     if leads:
         moved = min(leads)
-        verdict = Verdict.NEAR_TIE if moved < bound else Verdict.DIFFERS
+        verdict = TieVerdict.NEAR_TIE if moved < bound else TieVerdict.DIFFERS
         said += f"; the token there led by {moved:.3f} nats, noise is below {bound:.3f}"
         return Compared(verdict, alike, moved, said)
 
     if exact:
-        return Compared(Verdict.DIFFERS, alike, None, said)
-    return Compared(Verdict.NOT_COMPARABLE, alike, None, f"{said}, without logprobs")
+        return Compared(TieVerdict.DIFFERS, alike, None, said)
+    return Compared(TieVerdict.NOT_COMPARABLE, alike, None, f"{said}, without logprobs")
 
 
-def _alike(one: Answer, other: Answer) -> int:
+def _alike(one: TokenAnswer, other: TokenAnswer) -> int:
     """Characters before the first difference."""
     pairs = zip(one.text, other.text, strict=False)
     ends = min(len(one.text), len(other.text))
     return next((at for at, (a, b) in enumerate(pairs) if a != b), ends)
 
 
-def _leads(answer: Answer, alike: int) -> Iterator[float]:
+def _leads(answer: TokenAnswer, alike: int) -> Iterator[float]:
     """What led by how much around the character ``alike``: of all tokens that may stand
     there."""
     at, first, last = 0, 0, len(answer.tokens) - 1
@@ -394,7 +401,7 @@ def _unique(top: Sequence[tuple[str, float]]) -> dict[str, float]:
 
 
 def _spelled(
-    one: Answer, other: Answer, tokens: tuple[Token | None, Token | None]
+    one: TokenAnswer, other: TokenAnswer, tokens: tuple[Token | None, Token | None]
 ) -> str:
     """Where the tokens that part are known by their numbers: what the texts say from
     there on."""

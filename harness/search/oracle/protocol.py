@@ -17,7 +17,7 @@ from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents.replay import Sighting
 from mmrepro.search.oracle import promises
 from mmrepro.search.oracle.adapters import adapter_of
-from mmrepro.search.oracle.judged import Judged, Sent, sent_of, sighting
+from mmrepro.search.oracle.judged import OracleReport, Sent, sent_of, sighting
 from mmrepro.search.oracle.loud import GRAMMARS, INVALID, NO_SUCH, error_object
 from mmrepro.search.oracle.near_ties import HIDDEN
 from mmrepro.search.oracle.reference import CHANGES
@@ -61,7 +61,7 @@ _PAIRS = 2000
 """Pairs of equal requests that are compared; all of some hundred are."""
 
 
-def protocol(case: Case, played: Played, engine: Engine) -> Judged:
+def protocol(case: Case, played: Played, engine: Engine) -> OracleReport:
     """Hold every answer against every rule."""
     requests = [sent for sent in sent_of(case, played) if sent.generates]
     broken: dict[str, list[tuple[str, str]]] = {}
@@ -82,7 +82,7 @@ def protocol(case: Case, played: Played, engine: Engine) -> Judged:
         expected = EXPECTED[kind]
         sightings.append(sighting(FindingClass.PROTOCOL, kind, said, expected, by=ids))
 
-    return Judged(sightings=sightings)
+    return OracleReport(sightings=sightings)
 
 
 EXPECTED = {

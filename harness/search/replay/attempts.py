@@ -28,18 +28,18 @@ from mmrepro.failure.documents.replay import Finding, PlayFacts, bucket_words
 from mmrepro.runs.judge import Deadlines
 from mmrepro.runs.play.players import PlayOptions, Servers
 from mmrepro.search.oracle.judge import judge
-from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.replay.known import diagnosed, named
 from mmrepro.search.replay.options import ServerCommand
 from mmrepro.search.replay.silent import Silent
 from mmrepro.search.replay.store import (
     PLAYS_DIR,
+    AttemptWanted,
     Key,
     LiveLook,
     Named,
     Observation,
     ReplayFolder,
-    Wanted,
     observation_of,
 )
 from mmrepro.traffic.capture.client import ClientRun, ClientWanted
@@ -208,7 +208,7 @@ class CaseSearch(Search[DocumentT, CaseResult]):
         del self.done[made.id, 1], self._orders[made.id]
         return made
 
-    def judged(self, case: Case, played: Played) -> Judged:
+    def judged(self, case: Case, played: Played) -> OracleReport:
         """What is wrong with it by itself."""
         return judge(case, played, engine=get_engine(case.server.engine))
 
@@ -355,7 +355,7 @@ class Attempts:
         self._report(facts, kept=kept is not None, quiet=known is not None)
         return self.deadlines
 
-    def play(self, wanted: Wanted, bucket: str = "") -> Observation:
+    def play(self, wanted: AttemptWanted, bucket: str = "") -> Observation:
         """One attempt; what was asked for before costs no start.
 
         Args:
@@ -366,7 +366,9 @@ class Attempts:
         """
         return self.several([wanted], bucket)[0]
 
-    def several(self, wanted: Sequence[Wanted], bucket: str = "") -> list[Observation]:
+    def several(
+        self, wanted: Sequence[AttemptWanted], bucket: str = ""
+    ) -> list[Observation]:
         """As :meth:`play`; beside each other where places are free."""
         works: dict[Key, Callable[[], None]] = {}
         for one in wanted:
@@ -400,7 +402,7 @@ class Attempts:
 
     # ------------------------------------------------------------------ one attempt
 
-    def _key(self, wanted: Wanted) -> Key:
+    def _key(self, wanted: AttemptWanted) -> Key:
         cut = f"/{self.blocks}" if self.blocks else ""
         return Key(case_digest(wanted.case) + cut, wanted.how, wanted.nth)
 
@@ -412,7 +414,9 @@ class Attempts:
         self.facts.append(facts)
         return facts
 
-    def _known(self, key: Key, facts: PlayFacts, wanted: Wanted, bucket: str) -> None:
+    def _known(
+        self, key: Key, facts: PlayFacts, wanted: AttemptWanted, bucket: str
+    ) -> None:
         """It is made, or an earlier call made it."""
         kept = self.files.ended.get(key)
         seen = kept.seen if kept else self._made(key, facts, wanted, bucket)
@@ -427,7 +431,7 @@ class Attempts:
         self._report(facts, kept=kept is not None)
 
     def _made(
-        self, key: Key, facts: PlayFacts, wanted: Wanted, bucket: str
+        self, key: Key, facts: PlayFacts, wanted: AttemptWanted, bucket: str
     ) -> Observation:
         """What it showed, written down. Raises Spent: judging it takes one more
         start."""
@@ -462,7 +466,7 @@ class Attempts:
         assert played is not None
         facts.error = result.error
         alone = self.search.judged(case, played)
-        judged = Judged.of([alone, self.comparison.judge(case, played)])
+        judged = OracleReport.of([alone, self.comparison.judge(case, played)])
         seen = observation_of(case, played, judged, facts.model_copy())
         seen.folder = place
         if bucket:

@@ -32,7 +32,7 @@ from mmrepro.scenario.registry import scenario_names
 from mmrepro.search.oracle.judged import alike
 from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.search.replay.pursue import COMPARED, LOUD
-from mmrepro.search.replay.store import PLAYS_DIR, VERDICTS, Ended
+from mmrepro.search.replay.store import PLAYS_DIR, VERDICTS, AttemptEnded
 from mmrepro.search.replay.unlisted import refuse_unlisted
 from mmrepro.traffic.case.files import case_digest, read_case, read_contents, write_case
 from mmrepro.traffic.case.model import CASE_DIR, CASE_FILE, Case
@@ -45,7 +45,7 @@ _STARTS = 14
 
 
 @dataclass(frozen=True)
-class Subject:
+class CaseSubject:
     """A case that is to be bisected.
 
     Attributes: place: where it lies; a command takes it. folder: that its images lie
@@ -109,7 +109,7 @@ class Subject:
         )
 
 
-def subject(word: str) -> Subject | None:
+def subject(word: str) -> CaseSubject | None:
     """The case or finding that ``word`` names; None: it is a scenario's name, or its
     file.
 
@@ -131,12 +131,14 @@ def subject(word: str) -> Subject | None:
         loaded = load_finding(found)
     except BadIncident:
         case, folder = read_case(found)
-        return Subject(found, _playable(case, found), folder)
+        return CaseSubject(found, _playable(case, found), folder)
 
     if loaded.case is None or loaded.folder is None:
         raise UsageError(f"{found} has no case that could be sent.")
     # The images of a finding's case lie in its own folder.
-    return Subject(found, _playable(loaded.case, found), loaded.folder, loaded.finding)
+    return CaseSubject(
+        found, _playable(loaded.case, found), loaded.folder, loaded.finding
+    )
 
 
 def _playable(case: Case, place: Path) -> Case:
@@ -252,7 +254,9 @@ def _answers_in(folder: Path) -> dict[str, str]:
     try:
         lines = (folder / VERDICTS_FILE).read_bytes().splitlines()
         read = (VERDICTS.lines.validate_json(line) for line in lines)
-        whole = (one for one in read if isinstance(one, Ended) and one.how == "whole")
+        whole = (
+            one for one in read if isinstance(one, AttemptEnded) and one.how == "whole"
+        )
         return dict(next(whole).seen.answers)
     except (OSError, ValueError, StopIteration):
         return {}
@@ -263,7 +267,7 @@ class BisectingCase(Bisecting):
 
     def __init__(
         self,
-        subject: Subject,
+        subject: CaseSubject,
         options: BisectCommand,
         field: Field,
         *,

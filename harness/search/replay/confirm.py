@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from mmrepro.campaign.search import Spent
 from mmrepro.failure.documents.replay import Rate
 from mmrepro.search.replay.attempts import Attempts
-from mmrepro.search.replay.shrink import Verdict
-from mmrepro.search.replay.store import Observation, Wanted
+from mmrepro.search.replay.shrink import CandidateVerdict
+from mmrepro.search.replay.store import AttemptWanted, Observation
 from mmrepro.traffic.case.files import case_digest
 from mmrepro.traffic.case.model import Case
 
@@ -141,8 +141,8 @@ class Candidates:
     repeats: int = 1
     reserve: int = 0
     jobs: int = 1
-    known: dict[str, Verdict] = field(default_factory=dict)
-    made: dict[str, Verdict] = field(default_factory=dict)
+    known: dict[str, CandidateVerdict] = field(default_factory=dict)
+    made: dict[str, CandidateVerdict] = field(default_factory=dict)
 
     @property
     def left(self) -> int:
@@ -150,11 +150,11 @@ class Candidates:
         return max(0, self.plays.left - self.reserve) // self.repeats
 
     @property
-    def verdicts(self) -> dict[str, Verdict]:
+    def verdicts(self) -> dict[str, CandidateVerdict]:
         """All that there are."""
         return {**self.known, **self.made}
 
-    def __call__(self, case: Case, what: str) -> Verdict:
+    def __call__(self, case: Case, what: str) -> CandidateVerdict:
         """Judge a candidate. Raises Spent: no start is left for it."""
         digest = case_digest(case)
         if digest in self.known:
@@ -165,12 +165,12 @@ class Candidates:
         for index in range(1, self.repeats + 1):
             if self.plays.left - self.reserve < 1:
                 raise Spent
-            seen = self.plays.play(Wanted(case, "shrink", index, what))
+            seen = self.plays.play(AttemptWanted(case, "shrink", index, what))
             if self.shows(seen):
-                self.known[digest] = Verdict(True, 1, index, seen)
+                self.known[digest] = CandidateVerdict(True, 1, index, seen)
                 break
         else:
-            self.known[digest] = Verdict(False, 0, self.repeats)
+            self.known[digest] = CandidateVerdict(False, 0, self.repeats)
 
         return self.known[digest]
 
@@ -178,16 +178,18 @@ class Candidates:
         """Make attempts at these at once: one that is asked for, and others that may be;
         they count as starts once they are. Only where one attempt at each tells."""
         verdicts = self.verdicts
-        new: dict[str, Wanted] = {}
+        new: dict[str, AttemptWanted] = {}
         for case, what in candidates:
             digest = case_digest(case)
             if digest not in verdicts:
-                new[digest] = Wanted(case, "shrink", 1, what)
+                new[digest] = AttemptWanted(case, "shrink", 1, what)
 
         if self.repeats > 1 or len(new) < 2 or self.left < len(new):
             return
         seens = self.plays.several(list(new.values()))
         for digest, seen in zip(new, seens, strict=True):
             fails = self.shows(seen)
-            self.made[digest] = Verdict(fails, int(fails), 1, seen if fails else None)
+            self.made[digest] = CandidateVerdict(
+                fails, int(fails), 1, seen if fails else None
+            )
         self.plays.unasked += len(new)

@@ -25,7 +25,7 @@ from mmrepro.search.replay.confirm import (
     repeats,
 )
 from mmrepro.search.replay.shrink import Shrinking
-from mmrepro.search.replay.store import BLOCKS, Named, Observation, Wanted
+from mmrepro.search.replay.store import BLOCKS, AttemptWanted, Named, Observation
 from mmrepro.traffic.capture.anonymise import anonymise
 from mmrepro.traffic.capture.messages import Captured
 from mmrepro.traffic.case.files import read_contents, write_case
@@ -253,7 +253,7 @@ class Pursuit:
                 while self._open(finding.bucket, plays, before, untouched=untouched):
                     named = _name(plays, finding.bucket)
                     bucket = "" if named else finding.bucket
-                    wanted = Wanted(case, "look", len(plays) + 1, what)
+                    wanted = AttemptWanted(case, "look", len(plays) + 1, what)
                     plays.append(self.plays.play(wanted, bucket))
         except Spent:
             times = "1 time" if len(plays) == 1 else f"{len(plays)} times"
@@ -381,7 +381,7 @@ def _played_publicly(plays: Attempts, finding: Finding, case: Case) -> tuple[int
     what = f"{finding.id}: with random texts and images"
     try:
         while made < most and not failed:
-            seen = plays.play(Wanted(case, "confirm", made + 1, what))
+            seen = plays.play(AttemptWanted(case, "confirm", made + 1, what))
             failed += seen.has(finding.bucket)
             made += 1
     except Spent:

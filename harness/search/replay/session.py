@@ -18,7 +18,7 @@ from mmrepro.campaign.search import Spent
 from mmrepro.failure.documents.folder import prepared
 from mmrepro.failure.documents.replay import Answer, Finding, Replay, Sighting
 from mmrepro.search.oracle.judge import NO_BLOCKS
-from mmrepro.search.oracle.judged import Judged, alike
+from mmrepro.search.oracle.judged import OracleReport, alike
 from mmrepro.search.replay.attempts import (
     ENDINGS,
     Attempts,
@@ -39,10 +39,10 @@ from mmrepro.search.replay.pursue import (
 )
 from mmrepro.search.replay.store import (
     VERDICTS,
+    AttemptWanted,
     Named,
     Observation,
     ReplayFolder,
-    Wanted,
     WriteReplay,
     answers_of,
 )
@@ -147,7 +147,9 @@ class Rounds:
         it is known."""
         seens: list[Observation] = []
         try:
-            first = self._start.seen or self.plays.play(Wanted(case, "whole", 1, what))
+            first = self._start.seen or self.plays.play(
+                AttemptWanted(case, "whole", 1, what)
+            )
             seens.append(first)
             self._say(first)
             self._answered(case, first)
@@ -159,7 +161,7 @@ class Rounds:
                 self.plays.smallest.setdefault(bucket, (case, first))
             with self.plays.confirming():
                 while self._open(seens) or self._quiet(case, seens):
-                    again = Wanted(case, "confirm", len(seens), f"{what}, again")
+                    again = AttemptWanted(case, "confirm", len(seens), f"{what}, again")
                     seens.append(self.plays.play(again))
         except Spent:
             self._replay.limits.append(
@@ -282,7 +284,7 @@ class Rounds:
             )
         finally:
             self._silent.reference, self.plays.blocks = None, 0
-            self._say(Judged.of(self._silent.judged))
+            self._say(OracleReport.of(self._silent.judged))
 
     def _held_against_reference(
         self, asked: Case, first: Observation
@@ -293,7 +295,7 @@ class Rounds:
         try:
             with self.plays.confirming():
                 while self._open(seens) or self._led_to(seens):
-                    again = Wanted(asked, "confirm", len(seens), what)
+                    again = AttemptWanted(asked, "confirm", len(seens), what)
                     seens.append(self.plays.play(again))
         except Spent:
             played = f"what is held against the reference was played {len(seens)} times"
@@ -329,7 +331,7 @@ class Rounds:
             seens = [seen]
             try:
                 while self._open(seens):
-                    again = Wanted(case, "confirm", len(seens), what)
+                    again = AttemptWanted(case, "confirm", len(seens), what)
                     seens.append(self.plays.play(again))
             except Spent:
                 self._replay.limits.append(
@@ -409,7 +411,7 @@ class Rounds:
         known = [*findings, *unconfirmed, *self._with_another, *self._start.handled]
         return _is_among(bucket, known)
 
-    def _say(self, judged: Judged | Observation) -> None:
+    def _say(self, judged: OracleReport | Observation) -> None:
         """Add what a play could not see, could not test, and counted."""
         replay = self._replay
         for text in judged.unseen:

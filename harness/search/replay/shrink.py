@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mmrepro.campaign.search import Spent
 from mmrepro.failure.documents.replay import Needed, Step
 from mmrepro.search.replay.simplify import (
-    Change,
+    Simplification,
     abnormal,
     all_at_once,
     all_options_left_out,
@@ -44,7 +44,7 @@ _FEW, _MANY = 3, 12
 likely."""
 
 
-class Verdict(NamedTuple):
+class CandidateVerdict(NamedTuple):
     """What the plays of one candidate said. ``seen``: of the failing one."""
 
     fails: bool
@@ -67,10 +67,10 @@ class _Unknown(Exception):
 class _Guesses:
     """Verdicts that are known or assumed, in place of attempts."""
 
-    verdicts: Mapping[str, Verdict]
+    verdicts: Mapping[str, CandidateVerdict]
     left = sys.maxsize
 
-    def __call__(self, case: Case, what: str) -> Verdict:
+    def __call__(self, case: Case, what: str) -> CandidateVerdict:
         """Raises _Unknown."""
         if (verdict := self.verdicts.get(case_digest(case))) is None:
             raise _Unknown(case, what)
@@ -380,7 +380,7 @@ class Shrinking:
                     self.needed_options[change.name] = Needed(what=change.name, why=why)
         self._plainly = self.case
 
-    def _change(self, change: Change) -> bool:
+    def _change(self, change: Simplification) -> bool:
         case = change.made(self.case)
         return case == self.case or self._try(case, change.what).fails
 
@@ -400,7 +400,7 @@ class Shrinking:
     def drop(self, ids: Sequence[str], what: str) -> bool:
         return self.keep([op for op in self.ids if op not in ids], what)
 
-    def _try(self, case: Case, what: str) -> Verdict:
+    def _try(self, case: Case, what: str) -> CandidateVerdict:
         test = self.test
         known = test.verdicts
         if (
@@ -422,7 +422,9 @@ class Shrinking:
         whole, first = self._whole
         while len(found) < number:
             case = found[-1][0]
-            verdict = Verdict(likely, int(likely), 1, restricted(self.seen, case))
+            verdict = CandidateVerdict(
+                likely, int(likely), 1, restricted(self.seen, case)
+            )
             known = {**known, case_digest(case): verdict}
             twin = replace(
                 self,
@@ -443,7 +445,7 @@ class Shrinking:
                 likely = twin._likely
         return found
 
-    def _note(self, case: Case, what: str, verdict: Verdict) -> None:
+    def _note(self, case: Case, what: str, verdict: CandidateVerdict) -> None:
         if verdict.fails:
             self.case = self._plan = case
             self.seen = verdict.seen or self.seen
@@ -472,6 +474,6 @@ class Shrinking:
         return ([op for op in found if op in images] or found or sent[-1:])[:1]
 
 
-def _why(verdict: Verdict, of: str) -> str:
+def _why(verdict: CandidateVerdict, of: str) -> str:
     plays = f"{verdict.plays} play{'s' * (verdict.plays > 1)}"
     return f"without it: no such failure in {plays} of {of}"

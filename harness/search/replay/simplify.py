@@ -59,7 +59,7 @@ def _of(ids: Collection[str], by_operation: Mapping[str, T]) -> dict[str, T]:
     return {op: value for op, value in by_operation.items() if op in ids}
 
 
-class _Span(NamedTuple):
+class _SentSpan(NamedTuple):
     sent: float
     end: float
     place: int
@@ -99,25 +99,25 @@ def as_it_went(case: Case, seen: Observation) -> Case:
     return case.model_copy(update={"operations": operations})
 
 
-def _sent_at(moment: float, spans: Iterable[_Span]) -> _Span:
+def _sent_at(moment: float, spans: Iterable[_SentSpan]) -> _SentSpan:
     """The first of the spans that was sent then."""
     return next(span for span in spans if span.sent == moment)
 
 
-def _spans(case: Case, seen: Observation) -> list[_Span]:
+def _spans(case: Case, seen: Observation) -> list[_SentSpan]:
     """Of each operation, in the case's order; of what had none, a made-up one after all
     others."""
     known = list(seen.times.values())
     close = max((end for _, end in known if end is not None), default=0.0)
     close = max(close, *(sent for sent, _ in known)) + 1 if known else 1.0
-    spans: list[_Span] = []
+    spans: list[_SentSpan] = []
     later = close
     for place, op in enumerate(case.operations):
         if op.id in seen.times:
             sent, end = seen.times[op.id]
-            spans.append(_Span(sent, close if end is None else end, place))
+            spans.append(_SentSpan(sent, close if end is None else end, place))
         else:
-            spans.append(_Span(later, later + 1, place))
+            spans.append(_SentSpan(later, later + 1, place))
             later += 2
 
     return spans
@@ -276,7 +276,7 @@ request."""
 
 
 @dataclass(frozen=True)
-class Change:
+class Simplification:
     """One simplification. ``name``: what it takes away, where it takes one thing
     away."""
 
@@ -285,7 +285,7 @@ class Change:
     name: str = ""
 
 
-def changes(case: Case, seen: Observation) -> list[Change]:
+def changes(case: Case, seen: Observation) -> list[Simplification]:
     """Those that change ``case``, the ones that tell a reader the most first."""
     refused = {op for op, answer in seen.answers.items() if answer.startswith("4")}
 
@@ -293,17 +293,17 @@ def changes(case: Case, seen: Observation) -> list[Change]:
         return _shorter(op, refused)
 
     offered = (
-        Change("one request after another", in_order),
-        Change(
+        Simplification("one request after another", in_order),
+        Simplification(
             "no streams, and no client that goes away",
             functools.partial(_each, change=_patient),
         ),
-        Change(
+        Simplification(
             "no parameters but those that bound the answer",
             functools.partial(_each, change=_bounding),
         ),
-        Change("short texts", functools.partial(_each, change=short)),
-        Change(
+        Simplification("short texts", functools.partial(_each, change=short)),
+        Simplification(
             "noise of the same size in the place of the pictures",
             functools.partial(_noise, seen=seen),
         ),
@@ -320,7 +320,7 @@ def _bounding(op: Operation) -> dict[str, Any]:
     return {"parameters": kept}
 
 
-def all_at_once(case: Case, seen: Observation) -> Change | None:
+def all_at_once(case: Case, seen: Observation) -> Simplification | None:
     """All of :func:`changes` together; None: there are none."""
     single = changes(case, seen)
     if not single:
@@ -331,26 +331,26 @@ def all_at_once(case: Case, seen: Observation) -> Change | None:
             case = change.made(case)
         return case
 
-    return Change("; ".join(change.what for change in single), made)
+    return Simplification("; ".join(change.what for change in single), made)
 
 
-def all_options_left_out(case: Case) -> Change | None:
+def all_options_left_out(case: Case) -> Simplification | None:
     """None: there are not several."""
     if len(_options(case.server.args)) < 2:
         return None
     server = case.server.model_copy(update={"args": []})
-    return Change(
+    return Simplification(
         "without any option", lambda c: c.model_copy(update={"server": server})
     )
 
 
-def options_left_out(case: Case) -> Iterator[Change]:
+def options_left_out(case: Case) -> Iterator[Simplification]:
     """Offer the same server without one of its options, with the values that follow
     it."""
     for words in _options(case.server.args):
         name = " ".join(words)
         without = functools.partial(_without, words)
-        yield Change(f"without the option {name}", without, name)
+        yield Simplification(f"without the option {name}", without, name)
 
 
 def _options(args: list[str]) -> list[tuple[str, ...]]:

@@ -33,7 +33,7 @@ from mmrepro.failure.documents.replay import (
     Sighting,
 )
 from mmrepro.runs.judge import Deadlines
-from mmrepro.search.oracle.judged import Judged, alike
+from mmrepro.search.oracle.judged import OracleReport, alike
 from mmrepro.search.replay.options import ReplayCommand
 from mmrepro.traffic.case.files import case_digest
 from mmrepro.traffic.case.model import Case, Operation
@@ -125,7 +125,7 @@ class Observation(Record):
 
 
 def observation_of(
-    case: Case, played: Played, judged: Judged, play: PlayFacts
+    case: Case, played: Played, judged: OracleReport, play: PlayFacts
 ) -> Observation:
     """``play`` gets the state and the buckets."""
     play.state, play.early = played.state.value, played.early
@@ -254,7 +254,7 @@ class Key(NamedTuple):
         return {"digest": self.digest, "how": self.how, "index": self.nth}
 
 
-class Wanted(NamedTuple):
+class AttemptWanted(NamedTuple):
     """One attempt that is asked for."""
 
     case: Case
@@ -263,7 +263,7 @@ class Wanted(NamedTuple):
     what: str
 
 
-class Head(journal.Head):
+class ReplayHead(journal.Head):
     """The first line: whose attempts follow."""
 
     case: Annotated[
@@ -284,13 +284,13 @@ class _OfAttempt(Line):
     index: int
 
 
-class Began(_OfAttempt):
+class AttemptBegan(_OfAttempt):
     kind: Literal["began"] = "began"
     what: str
     requests: int
 
 
-class Ended(_OfAttempt):
+class AttemptEnded(_OfAttempt):
     kind: Literal["ended"] = "ended"
     seen: Observation
     answer_s: Annotated[
@@ -314,7 +314,9 @@ class Ended(_OfAttempt):
         return Deadlines(self.answer_s, self.suspect_s, self.rule)
 
 
-_AnyLine: TypeAlias = Annotated[Head | Began | Ended, Field(discriminator="kind")]
+_AnyLine: TypeAlias = Annotated[
+    ReplayHead | AttemptBegan | AttemptEnded, Field(discriminator="kind")
+]
 VERDICTS = JournalKind(
     "replay", VERDICTS_FILE, ".replay.lock", REPLAY_FILE, TypeAdapter(_AnyLine)
 )
@@ -346,15 +348,15 @@ class ReplayFolder:
             "--seed": str(options.seed),
             "--device": options.on_gpu,
         }
-        head = Head(
+        head = ReplayHead(
             mmrepro_version=mmrepro.__version__,
             id=uuid.uuid4().hex[:12],
             case=case_digest(case),
             decides=decides,
         )
         self.journal = Journal(VERDICTS, folder, head)
-        kept = [line for line in self.journal.kept if isinstance(line, Ended)]
-        self.ended: dict[Key, Ended] = {line.key: line for line in kept}
+        kept = [line for line in self.journal.kept if isinstance(line, AttemptEnded)]
+        self.ended: dict[Key, AttemptEnded] = {line.key: line for line in kept}
         self.replay = self._blank()
         self.write()
 
@@ -368,15 +370,17 @@ class ReplayFolder:
         """Write down that it is made."""
         number, what, asked = facts.number, facts.what, facts.requests
         self.journal.append(
-            Began(**key.fields, number=number, what=what, requests=asked)
+            AttemptBegan(**key.fields, number=number, what=what, requests=asked)
         )
 
     def end_attempt(
         self, key: Key, seen: Observation, deadlines: Deadlines | None = None
-    ) -> Ended:
+    ) -> AttemptEnded:
         """Write down what it showed. Raises UsageError: it ended before."""
         measured = {} if deadlines is None else asdict(deadlines)
-        line = Ended(**key.fields, number=seen.play.number, seen=seen, **measured)
+        line = AttemptEnded(
+            **key.fields, number=seen.play.number, seen=seen, **measured
+        )
         self.ended[key] = self.journal.append(line)
         return self.ended[key]
 

@@ -44,7 +44,7 @@ _SILENT = "it answers nothing at all"
 
 
 @dataclass(frozen=True)
-class _Verdict:
+class _TreeVerdict:
     """What a test said of one tree.
 
     Attributes: red: it failed by what it asserts; None: it could not be run, which says
@@ -105,7 +105,7 @@ def _lent(server: ServerWanted) -> str:
     return ", with stand-ins for GPU kernels" if device_of("auto") == "cpu" else ""
 
 
-def _of_no_use(verdict: _Verdict, wanted: str, where: str) -> NotConfirmed:
+def _of_no_use(verdict: _TreeVerdict, wanted: str, where: str) -> NotConfirmed:
     came = {True: "fails", False: "passes", None: "cannot be run"}[verdict.red]
     return NotConfirmed(
         (
@@ -123,7 +123,7 @@ def _run(
     server: ServerWanted,
     release: str,
     say: Callable[[str], None],
-) -> _Verdict:
+) -> _TreeVerdict:
     """Run the test with ``release``, in a folder that has the form of the engine's own
     tests."""
     environment = ensure(spec_for(server.engine, release), progress=say)
@@ -162,12 +162,14 @@ def _run(
                     child.wait(_TIMEOUT_S)
                 except subprocess.TimeoutExpired:
                     why = f"it did not end within {_TIMEOUT_S:g} s"
-                    return _Verdict(
+                    return _TreeVerdict(
                         tree, None, why, time.monotonic() - began, _last(log)
                     )
 
         red, said = _read(report, kind)
-        return _Verdict(tree, red, said, round(time.monotonic() - began, 1), _last(log))
+        return _TreeVerdict(
+            tree, red, said, round(time.monotonic() - began, 1), _last(log)
+        )
 
 
 def _tests(folder: Path, engine: str) -> Path:

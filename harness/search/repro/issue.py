@@ -171,7 +171,7 @@ def _starts(line: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _Block:
+class _ReportBlock:
     """A fenced or an indented block. ``section``: the heading above it; ``line``: the
     last line of text before it."""
 
@@ -285,16 +285,16 @@ def _title(text: str) -> str:
     return "" if first.startswith("#") else first[:300].strip()
 
 
-def _blocks(text: str) -> Iterator[_Block]:
+def _blocks(text: str) -> Iterator[_ReportBlock]:
     section, read = "", 0
     for fence in fences(text):
         for heading in _HEADING.finditer(text, read, fence.begin):
             section = heading[1]
         read = fence.begin
         lines = [line.removeprefix(fence.indent) for line in fence.text.splitlines()]
-        yield _Block("\n".join(lines), fence.kind.lower(), section, fence.above)
+        yield _ReportBlock("\n".join(lines), fence.kind.lower(), section, fence.above)
     for found in _INDENTED.finditer(without_fences(text, "\n\n")):
-        yield _Block(textwrap.dedent(found[1]).strip("\n"), "", "")
+        yield _ReportBlock(textwrap.dedent(found[1]).strip("\n"), "", "")
 
 
 def _logical(text: str) -> list[str]:
@@ -311,7 +311,7 @@ def _logical(text: str) -> list[str]:
     return lines
 
 
-def _server(issue: Issue, blocks: Sequence[_Block], prose: str) -> None:
+def _server(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
     """The first command that starts a server, with the variables set in its block."""
     commands: list[str] = []
     for block in blocks:
@@ -340,7 +340,7 @@ def _server(issue: Issue, blocks: Sequence[_Block], prose: str) -> None:
         )
 
 
-def _typed_in(block: _Block) -> Iterator[str]:
+def _typed_in(block: _ReportBlock) -> Iterator[str]:
     """Commands of a block that start a server, each with the variables that are set
     before it."""
     before: list[str] = []
@@ -352,7 +352,7 @@ def _typed_in(block: _Block) -> Iterator[str]:
             before.append(plain.strip())
 
 
-def _lines_of_log(block: _Block) -> Iterator[str]:
+def _lines_of_log(block: _ReportBlock) -> Iterator[str]:
     """Lines with a server's command that no log wrote, whatever is before it."""
     for line in _logical(block.text):
         if is_server_command(line) and not _LOG_LINE.search(line):
@@ -363,7 +363,7 @@ _MOST_BEFORE: Final = 200
 """Lines with variables that go before a command."""
 
 
-def _configured(command: str, blocks: Sequence[_Block]) -> str:
+def _configured(command: str, blocks: Sequence[_ReportBlock]) -> str:
     """A command with the options of its ``--config``, where the report shows that
     file."""
     given = re.search(r"--config[= ]\s*(\S+)", command)
@@ -440,7 +440,7 @@ def _number(value: int) -> str:
     return str(value) if value.bit_length() < 1000 else ""
 
 
-def _client(issue: Issue, blocks: Sequence[_Block], prose: str) -> None:
+def _client(issue: Issue, blocks: Sequence[_ReportBlock], prose: str) -> None:
     clients = _Clients()
     for block in blocks:
         _sort(issue, clients, block)
@@ -497,7 +497,7 @@ class _Clients:
         return clients
 
 
-def _sort(issue: Issue, clients: _Clients, block: _Block) -> None:
+def _sort(issue: Issue, clients: _Clients, block: _ReportBlock) -> None:
     """Put a block among the clients of its kind; note one that is not run."""
     text = block.text
     if block.kind in (*_SHELLS, *_WINDOWS):
@@ -596,7 +596,7 @@ def _curl_of(request: re.Match[str]) -> str:
     return shlex.join(words)
 
 
-def _as_bash(block: _Block) -> str:
+def _as_bash(block: _ReportBlock) -> str:
     """A block's curl lines as bash has them: PowerShell and cmd continue lines and
     quote by other marks."""
     text = block.text
@@ -629,7 +629,7 @@ _RUN: Final = re.compile(
 )
 
 
-def _named(blocks: Sequence[_Block]) -> dict[str, str]:
+def _named(blocks: Sequence[_ReportBlock]) -> dict[str, str]:
     """Blocks below a line that ends with a file's name, by that."""
     named: dict[str, str] = {}
     for block in blocks:
@@ -639,7 +639,7 @@ def _named(blocks: Sequence[_Block]) -> dict[str, str]:
     return named
 
 
-def _files(issue: Issue, blocks: Sequence[_Block]) -> None:
+def _files(issue: Issue, blocks: Sequence[_ReportBlock]) -> None:
     """Blocks that the report names as files, where its client opens them; a Python
     script's own command, where that has arguments."""
     named = _named(blocks)
@@ -656,7 +656,7 @@ def _files(issue: Issue, blocks: Sequence[_Block]) -> None:
 
 
 def _run_by_command(
-    issue: Issue, blocks: Sequence[_Block], named: Mapping[str, str]
+    issue: Issue, blocks: Sequence[_ReportBlock], named: Mapping[str, str]
 ) -> None:
     """Run a script by the command that the report shows, if that has arguments."""
     scripts = [b for b in blocks if _without_prompt(b.text) == issue.client]

@@ -48,7 +48,7 @@ from mmrepro.search.replay.confirm import GIVE_UP
 from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.replay.pursue import LOUD
 from mmrepro.search.replay.session import Replaying, Rounds
-from mmrepro.search.replay.store import Wanted, WriteReplay
+from mmrepro.search.replay.store import AttemptWanted, WriteReplay
 from mmrepro.search.repro.claim import BY_EACH, claim_of, concluded, matches
 from mmrepro.search.repro.issue import Issue, read_issue
 from mmrepro.search.repro.options import ReproCommand
@@ -724,7 +724,7 @@ class Reproducing(Replaying):
         server = case.server.model_copy(update={"release": release})
         other = case.model_copy(update={"server": server})
         what = f"{finding.id}: on {release}"
-        seen = rounds.plays.play(Wanted(other, "confirm", 1, what))
+        seen = rounds.plays.play(AttemptWanted(other, "confirm", 1, what))
 
         def on(state: Any, said: str) -> OnRelease:
             return OnRelease(

@@ -18,7 +18,7 @@ from mmrepro.history.states import fisher
 from mmrepro.search.oracle import near_ties
 from mmrepro.search.oracle.comparison import SHAPING
 from mmrepro.search.oracle.loud import GRAMMARS
-from mmrepro.search.oracle.near_ties import Answer, Compared, Token, Verdict
+from mmrepro.search.oracle.near_ties import Compared, TieVerdict, Token, TokenAnswer
 from mmrepro.search.oracle.promises import unlike
 from mmrepro.search.oracle.reference import PLAIN, greedy, rounds
 from mmrepro.traffic.case.bodies import opened
@@ -47,7 +47,7 @@ class _ComparedRequest:
 
     op: Operation
     form: str
-    verdict: Verdict | None = None
+    verdict: TieVerdict | None = None
     why: str = ""
     sampled: bool = False
 
@@ -230,13 +230,13 @@ class _AnswerComparison:
         return all(self._agree(first, other, op) for other in others)
 
     def _agree(
-        self, one: Sequence[Answer], other: Sequence[Answer], op: Operation
+        self, one: Sequence[TokenAnswer], other: Sequence[TokenAnswer], op: Operation
     ) -> bool:
         """Whether two runs of one side gave the same answer."""
         if len(one) != len(other):
             return False
         for a, b in zip(one, other, strict=True):
-            if self._held(a, b, op).verdict is not Verdict.SAME:
+            if self._held(a, b, op).verdict is not TieVerdict.SAME:
                 return False
         return True
 
@@ -245,10 +245,10 @@ class _AnswerComparison:
         old_answers, new_answers = self._answers(old), self._answers(new)
         if len(new.choices) != len(old.choices):
             said = f"{len(old.choices)} answers against {len(new.choices)}"
-            return _ComparedRequest(op, form, Verdict.DIFFERS, said, sampled)
+            return _ComparedRequest(op, form, TieVerdict.DIFFERS, said, sampled)
         for right, mine in zip(old_answers, new_answers, strict=False):
             held = self._held(mine, right, op)
-            if held.verdict is not Verdict.SAME:
+            if held.verdict is not TieVerdict.SAME:
                 return _ComparedRequest(op, form, held.verdict, held.said, sampled)
 
         for a, b in zip(new.choices, old.choices, strict=True):
@@ -260,29 +260,29 @@ class _AnswerComparison:
                 continue
             if a.tokens and a.tokens == b.tokens:
                 said = f"of the same tokens {why}"
-                return _ComparedRequest(op, form, Verdict.DIFFERS, said, sampled)
-            verdict = Verdict.DIFFERS if self.exact else Verdict.NOT_COMPARABLE
+                return _ComparedRequest(op, form, TieVerdict.DIFFERS, said, sampled)
+            verdict = TieVerdict.DIFFERS if self.exact else TieVerdict.NOT_COMPARABLE
             return _ComparedRequest(op, form, verdict, why, sampled)
 
-        return _ComparedRequest(op, form, Verdict.SAME, "", sampled)
+        return _ComparedRequest(op, form, TieVerdict.SAME, "", sampled)
 
-    def _held(self, one: Answer, other: Answer, op: Operation) -> Compared:
+    def _held(self, one: TokenAnswer, other: TokenAnswer, op: Operation) -> Compared:
         shaped = not SHAPING.isdisjoint(op.parameters)
         return near_ties.compare(
             one, other, self.bound or 0.0, exact=self.exact, shaped=shaped
         )
 
-    def _pairs(self, op: Operation) -> Iterator[tuple[Answer, Answer]]:
+    def _pairs(self, op: Operation) -> Iterator[tuple[TokenAnswer, TokenAnswer]]:
         """The answers of each run of one side beside those of each of the other."""
         for a, b in product(*(side[op.id] for side in self.records)):
             if a is not None and b is not None and a.answered and b.answered:
                 yield from zip(self._answers(a), self._answers(b), strict=False)
 
-    def _answers(self, record: RequestRecord) -> list[Answer]:
+    def _answers(self, record: RequestRecord) -> list[TokenAnswer]:
         """Without the tokens of a stream that misleads about them."""
         answers = near_ties.answers(record)
         if self.misled and record.stream:
-            return [Answer(answer.text, (), answer.whole) for answer in answers]
+            return [TokenAnswer(answer.text, (), answer.whole) for answer in answers]
         return answers
 
 
@@ -345,15 +345,15 @@ def _stated(form: str, requests: Sequence[_ComparedRequest]) -> Iterator[Differe
     ties: list[_ComparedRequest] = []
     undecided: list[_ComparedRequest] = []
     for request in compared:
-        if request.verdict is Verdict.NEAR_TIE:
+        if request.verdict is TieVerdict.NEAR_TIE:
             ties.append(request)
-        elif request.verdict is Verdict.SAME:
+        elif request.verdict is TieVerdict.SAME:
             continue
         elif request.sampled:
             # Another answer that each side repeats: by a near tie or by another stream
             # of random numbers.
             sampled.append(request)
-        elif request.verdict is Verdict.DIFFERS:
+        elif request.verdict is TieVerdict.DIFFERS:
             differ.append(request)
         else:
             undecided.append(request)

@@ -37,7 +37,7 @@ from mmrepro.failure.documents.upgrade import UPGRADE_FILE, Upgrade
 from mmrepro.failure.signature import Outcome
 from mmrepro.runs.changes import FEWEST, Metric
 from mmrepro.scenario.registry import scenario_names
-from mmrepro.search.replay.bisected import BisectingCase, Subject, subject
+from mmrepro.search.replay.bisected import BisectingCase, CaseSubject, subject
 from mmrepro.search.replay.known import server_wanted
 from mmrepro.search.upgrade.options import UpgradeCommand
 from mmrepro.traffic.capture.read import read
@@ -51,7 +51,7 @@ _STARTS = 100
 """Servers that one comparison starts, at most."""
 
 
-def traffic(asked: BisectCommand) -> Subject:
+def traffic(asked: BisectCommand) -> CaseSubject:
     """What is sent to each point. Raises UsageError: no such traffic, or no engine."""
     if (known := subject(asked.scenario)) is not None:
         return known
@@ -75,7 +75,7 @@ def traffic(asked: BisectCommand) -> Subject:
     if asked.server_args:
         named["args"] = list(asked.server_args)
     captured = read(place, server_wanted(place, None, named))
-    return Subject(place, captured.case, place.parent, contents=captured.contents)
+    return CaseSubject(place, captured.case, place.parent, contents=captured.contents)
 
 
 @dataclass
@@ -155,7 +155,7 @@ class BisectingMetric(BisectingCase):
 
     def __init__(
         self,
-        subject: Subject,
+        subject: CaseSubject,
         options: BisectCommand,
         field: Field,
         *,

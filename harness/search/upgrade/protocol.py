@@ -145,7 +145,7 @@ class _Pair:
     """The answers of both sides to one request, all with one status."""
 
     def __init__(
-        self, op: Operation, old: _Side, new: _Side, *, group: str = ""
+        self, op: Operation, old: _SideAnswers, new: _SideAnswers, *, group: str = ""
     ) -> None:
         self.op, self.group = op, group
         self.sides = old, new
@@ -160,7 +160,7 @@ class _Pair:
         cls, op: Operation, old: Sequence[SideRun], new: Sequence[SideRun]
     ) -> _Pair | None:
         """None: it was not answered, or with more than one status."""
-        before, after = _Side(op, old), _Side(op, new)
+        before, after = _SideAnswers(op, old), _SideAnswers(op, new)
         if not (before.records and after.records):
             return None
         statuses = {record.status for record in (*before.records, *after.records)}
@@ -197,7 +197,7 @@ class _Pair:
         return None if any(there) else False
 
 
-class _Side:
+class _SideAnswers:
     """The answers of one side to one request.
 
     Attributes:

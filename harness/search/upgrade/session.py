@@ -98,7 +98,7 @@ _LONG_PLAY = 1 / 6
 not twice, so that there is time to measure."""
 
 
-class Head(journal.Head):
+class UpgradeHead(journal.Head):
     """The first line: whose runs follow."""
 
     case: Annotated[str, Field(description="digest of the traffic")]
@@ -120,7 +120,7 @@ class Calibrated(Line):
         return "The deadlines were measured"
 
 
-class Ran(Line):
+class RunLine(Line):
     kind: Literal["run"] = "run"
     run: SideRun
 
@@ -139,7 +139,7 @@ class MeasuredLine(Line):
 
 
 _AnyLine: TypeAlias = Annotated[
-    Head | Calibrated | Ran | MeasuredLine, Field(discriminator="kind")
+    UpgradeHead | Calibrated | RunLine | MeasuredLine, Field(discriminator="kind")
 ]
 RUNS = JournalKind(
     "comparison", RUNS_FILE, ".upgrade.lock", UPGRADE_FILE, TypeAdapter(_AnyLine)
@@ -197,7 +197,7 @@ class Upgrading(Search[Upgrade, Record]):
         try:
             if not self.options.only:
                 self._play(self._deadlines())
-            if all(run.started for some in self.runs.values() for run in some):
+            if all(run.started for run in self._both()):
                 self._measure()
         except Spent:
             self._limit("the time was over (--budget) before all was settled")
@@ -208,36 +208,40 @@ class Upgrading(Search[Upgrade, Record]):
             order = CaseRun("deadlines", "deadlines", self.servers)
             result = self._made(order, order.began)
             assert isinstance(result, CaseResult)
-            found = result.deadlines
-            assert found is not None
-            kept = self._append(
-                Calibrated(
-                    answer_s=found.answer_s, suspect_s=found.suspect_s, rule=found.rule
-                )
+            measured = result.deadlines
+            assert measured is not None
+            line = Calibrated(
+                answer_s=measured.answer_s,
+                suspect_s=measured.suspect_s,
+                rule=measured.rule,
             )
+            kept = self._append(line)
 
         return Deadlines(kept.answer_s, kept.suspect_s, kept.rule)
 
     def _play(self, deadlines: Deadlines) -> None:
         """All of the traffic, twice on each side, A B B A; once, where that takes
         long."""
-        kept = {
-            (r.run.side, r.run.index): r.run for r in self._kept if isinstance(r, Ran)
-        }
+        kept: dict[tuple[Side, int], SideRun] = {}
+        for line in self._kept:
+            if isinstance(line, RunLine):
+                kept[line.run.side, line.run.index] = line.run
         for index in (1, 2):
             works: list[Callable[[], object]] = []
-            for side in _ORDER if (self.options.seed + index) % 2 else _ORDER[::-1]:
+            # A B B A: what drifts with time, such as a machine that grows warm, does
+            # not favour a side.
+            in_order = (self.options.seed + index) % 2
+            for side in _ORDER if in_order else _ORDER[::-1]:
                 if (side, index) in kept:
                     self._ran(kept[side, index], kept=True)
-                else:
-                    works.append(
-                        functools.partial(self._play_one, side, index, deadlines)
-                    )
+                    continue
+                work = functools.partial(self._play_one, side, index, deadlines)
+                works.append(work)
 
             if works:
                 self.beside(works)
             self._compare()
-            long = max(run.seconds for some in self.runs.values() for run in some)
+            long = max(run.seconds for run in self._both())
             once = index == 1 and len(kept) <= len(_ORDER)
             if once and long > _LONG_PLAY * self.options.budget_s:
                 self._limit(
@@ -260,7 +264,9 @@ class Upgrading(Search[Upgrade, Record]):
         )
         result = self._made(order, order.began)
         assert isinstance(result, CaseResult)
-        self._ran(self._append(Ran(run=self._observed(side, index, case, result))).run)
+        self._ran(
+            self._append(RunLine(run=self._observed(side, index, case, result))).run
+        )
 
     def _observed(
         self, side: Side, index: int, case: Case, result: CaseResult
@@ -268,7 +274,10 @@ class Upgrading(Search[Upgrade, Record]):
         played, folder = result.played, self.folder / result.place
         assert played is not None
         (folder / PLAYED_FILE).write_text(played.model_dump_json(), encoding="utf-8")
-        return SideRun(
+        fields: dict[str, dict[str, list[str]]] = {}
+        for id, body in played.bodies.items():
+            fields[id] = protocol.fields_of(body.encode(), played.headers.get(id))
+        run = SideRun(
             side=side,
             index=index,
             state=played.state,
@@ -276,14 +285,13 @@ class Upgrading(Search[Upgrade, Record]):
             start_s=played.start_s,
             seconds=result.seconds,
             sightings=self.judged(case, played),
-            fields={
-                id: protocol.fields_of(body.encode(), played.headers.get(id))
-                for id, body in played.bodies.items()
-            },
-            config=configuration.of_log(folder / played.log_file) if index == 1 else {},
-            options=self.listed_options(side) if index == 1 else [],
+            fields=fields,
             folder=result.place,
         )
+        if index == 1:  # a server's options do not change from start to start
+            run.config = configuration.of_log(folder / played.log_file)
+            run.options = self.listed_options(side)
+        return run
 
     def judged(self, case: Case, played: Played) -> list[Any]:
         """What is wrong with it by itself."""
@@ -312,41 +320,36 @@ class Upgrading(Search[Upgrade, Record]):
             except (OSError, subprocess.TimeoutExpired):
                 continue
 
-            if found := help_text.read(ended.stdout):
-                return found
+            options = help_text.read(ended.stdout)
+            if options:
+                return options
 
         return []
 
     def _ran(self, run: SideRun, *, kept: bool = False) -> None:
-        some = self.runs[run.side]
         file = self.folder / run.folder / PLAYED_FILE
-        some.append(
-            run.model_copy(
-                update={"played": Played.model_validate_json(file.read_bytes())}
-            )
+        played = Played.model_validate_json(file.read_bytes())
+        of_side = self.runs[run.side]
+        of_side.append(run.model_copy(update={"played": played}))
+        of_side.sort(key=lambda other: other.index)
+        # All that was played lies in the run's folder: the document stays small.
+        bare = {"played": None, "fields": {}}
+        self.document.runs = [other.model_copy(update=bare) for other in self._both()]
+        kinds = dict.fromkeys(s.finding_class for s in run.sightings)
+        event = RunEnded(
+            what=f"{run.side}, all of the traffic",
+            index=run.index,
+            outcome=", ".join(kinds) or run.state,
+            tone="bad" if kinds else "soft",
+            seconds=run.seconds,
+            kept=kept,
         )
-        some.sort(key=lambda one: one.index)
-        both = [*self.runs["old"], *self.runs["new"]]
-        self.document.runs = [
-            r.model_copy(update={"played": None, "fields": {}}) for r in both
-        ]
-        what = f"{run.side}, all of the traffic"
-        bad = bool(run.sightings)
-        outcome = (
-            ", ".join(dict.fromkeys(s.finding_class for s in run.sightings))
-            or run.state
-        )
-        self.campaign.emit(
-            RunEnded(
-                what=what,
-                index=run.index,
-                outcome=outcome,
-                tone="bad" if bad else "soft",
-                seconds=run.seconds,
-                kept=kept,
-            )
-        )
+        self.campaign.emit(event)
         self.write()
+
+    def _both(self) -> list[SideRun]:
+        """All runs of all of the traffic, OLD's before NEW's."""
+        return [*self.runs["old"], *self.runs["new"]]
 
     # ------------------------------------------------------------------ blocks
 
@@ -357,7 +360,8 @@ class Upgrading(Search[Upgrade, Record]):
         for look in LOOKS:
             wanted = range(len(self.blocks) + 1, look + 1)
             for index in wanted:
-                if (block := kept.get(index)) is None:
+                block = kept.get(index)
+                if block is None:
                     order = self._block(index)
                     made = self._made(order, order.began)
                     assert isinstance(made, Measured)
@@ -374,10 +378,9 @@ class Upgrading(Search[Upgrade, Record]):
                 return
 
     def _block(self, index: int) -> MeasureRun:
-        started = [run.start_s for some in self.runs.values() for run in some]
-        started += [
-            values.get("start", 0.0) for b in self.blocks for values in (b.old, b.new)
-        ]
+        started = [run.start_s for run in self._both()]
+        for block in self.blocks:
+            started += [block.old.get("start", 0.0), block.new.get("start", 0.0)]
         seconds = min(_MOST_S, max(_LEAST_S, 2 * max(started, default=0.0)))
         measuring = Measuring(
             self.sides["old"],
@@ -403,15 +406,13 @@ class Upgrading(Search[Upgrade, Record]):
 
     def _answer_s(self) -> float:
         """What an answer takes."""
-        played = [
-            run.played for some in self.runs.values() for run in some if run.played
-        ]
-        took = [
-            r.latency_s for one in played for r in one.evidence.requests if r.answered
-        ]
-        took += [
-            block.old["latency"] for block in self.blocks if "latency" in block.old
-        ]
+        took: list[float] = []
+        for run in self._both():
+            requests = run.played.evidence.requests if run.played else []
+            took += [record.latency_s for record in requests if record.answered]
+        for block in self.blocks:
+            if "latency" in block.old:
+                took.append(block.old["latency"])
         return statistics.median(took) if took else 1.0
 
     def _took(self, block: Block, *, kept: bool) -> None:
@@ -449,9 +450,9 @@ class Upgrading(Search[Upgrade, Record]):
         before = {d.subject for d in self.document.matter}
         order = list(Area)
         self.document.differences = sorted(found, key=lambda d: order.index(d.area))
-        for one in self.document.matter:
-            if one.subject not in before:
-                self.campaign.emit(Found(text=f"{one.subject}: {one.statement}"))
+        for item in self.document.matter:
+            if item.subject not in before:
+                self.campaign.emit(Found(text=f"{item.subject}: {item.statement}"))
         self.write()
 
     def compared(self) -> list[Difference]:
@@ -478,17 +479,13 @@ class Upgrading(Search[Upgrade, Record]):
         """What is to be said of the whole, at its end."""
         document, blocks = self.document, [b for b in self.blocks if not b.error]
         self._compare(last=not self._enough)
-        if not any(d.metric for d in document.differences) and all(
-            run.started for run in document.runs
-        ):
-            few = f"too few blocks were measured for an interval: {len(blocks)}"
-            why = (
-                few
-                if blocks
-                else self.blocks[-1].error
-                if self.blocks
-                else "nothing was measured"
-            )
+        measured = any(d.metric for d in document.differences)
+        if not measured and all(run.started for run in document.runs):
+            why = "nothing was measured"
+            if blocks:
+                why = f"too few blocks were measured for an interval: {len(blocks)}"
+            elif self.blocks:
+                why = self.blocks[-1].error
             untold = Difference(
                 area=Area.SPEED, subject="times", outcome=Outcome.UNTOLD, statement=why
             )
@@ -535,7 +532,7 @@ class Upgrading(Search[Upgrade, Record]):
             "--at-once": str(options.at_once),
             "--interleave": options.interleave,
         }
-        head = Head(
+        head = UpgradeHead(
             mmrepro_version=mmrepro.__version__,
             id=uuid.uuid4().hex[:12],
             case=case_digest(self.case),
@@ -571,13 +568,11 @@ class Upgrading(Search[Upgrade, Record]):
     def affords(self, want: Began) -> bool:
         order, took = self.order_of(want), [block.seconds for block in self.blocks[-3:]]
         if not took and isinstance(order, MeasureRun):
-            started = [
-                max((run.start_s for run in some), default=0)
-                for some in self.runs.values()
-            ]
-            took = [
-                sum(started) + 2 * order.measuring.seconds
-            ]  # both sides, of the first block
+            starts_s = 0.0
+            for runs in self.runs.values():
+                starts_s += max((run.start_s for run in runs), default=0)
+            # Both sides, of the first block.
+            took = [starts_s + 2 * order.measuring.seconds]
 
         took = took or [run.seconds for run in self.document.runs]
         return self.campaign.fits(max(took, default=0.0))
@@ -680,8 +675,6 @@ def _interleaved(options: UpgradeCommand) -> Literal["requests", "servers"]:
     engine = get_engine(options.server.engine)
     spec = spec_for(options.server.engine, options.server.release, options.device)
     room = psutil.virtual_memory().available >= _TOGETHER_BYTES
-    return (
-        "requests"
-        if spec.device == "cpu" and not engine.idle_loops and room
-        else "servers"
-    )
+    if spec.device == "cpu" and not engine.idle_loops and room:
+        return "requests"
+    return "servers"
