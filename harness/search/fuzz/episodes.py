@@ -132,6 +132,7 @@ class Episodes:
         if number == 0:
             case = learning_case(self.server, pictures=self.pictures)
             return PlannedEpisode(0, "learning", case)
+        # Where the server tells its limits, the first episode has learnt all of them.
         if number <= NARROWING and self.limits.untold:
             return PlannedEpisode(
                 number, "learning", narrowing_case(self.server, self.limits)
@@ -139,6 +140,7 @@ class Episodes:
 
         random = Random(f"{self.seed}/{number}")  # noqa: S311
         kind = KINDS[(number - 1) % len(KINDS)]
+        # It is all about pictures.
         if kind == "many" and not self.pictures:
             kind = "mixed"
         on = self._switches(number, random)
@@ -240,6 +242,7 @@ class Episodes:
             step = random.choice((0.001, 0.1))
             placed += [(begin + n * step, op) for n, op in enumerate(ops)]
 
+        # Motifs come first: plain requests fill what is left between them.
         while len(placed) < count:
             placed.append((random.random(), maker.request()))
         placed.sort(key=lambda timed: timed[0])
@@ -306,6 +309,7 @@ class Episodes:
     def _many(self, maker: Maker) -> Case:
         """Many small pictures under one text: by the birthday problem two of them
         collide in a short hash."""
+        # Everything else would hide two pictures that are taken for one.
         maker.on = {Switch.IMAGES}
         question = "which one of all the little pictures is this one here"
         operations = []

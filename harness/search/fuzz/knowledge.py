@@ -284,6 +284,7 @@ class Knowledge:
         fuzz = self.fuzz
         bucket = finding.bucket
         fuzz.found = [f for f in fuzz.found if not alike(f.finding.bucket, bucket)]
+        # What was not confirmed a few times is left alone.
         self._tries[bucket] += not finding.confirmed
         self._number += 1
         found = Found(
@@ -369,6 +370,7 @@ class Knowledge:
         if finding.shrunk:
             for switch in needed_by(left):
                 self.episodes.less[switch] = self.episodes.less.get(switch, 1.0) * LESS
+        # One mitigation at a time: a second might change what the first keeps away.
         if finding.known is None or self.episodes.server.mitigation:
             return
         named = Named(known=finding.known, variant=finding.known_variant)
@@ -398,6 +400,7 @@ class Knowledge:
         groups = set(self._unfit_for_certain)
         for switches in self._unfit:
             groups.add(switches - self.started or switches)
+        # A server that starts with none of its switches is another matter: see stuck.
         groups.discard(frozenset())
 
         apart: list[frozenset[Switch]] = []

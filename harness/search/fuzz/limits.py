@@ -142,6 +142,7 @@ def narrowing_case(server: ServerWanted, limits: ServerLimits) -> Case:
     """Prompts of text between the longest that was served and the shortest that was
     not, each a step longer."""
     refused = limits.refused or limits.served
+    # Each further episode leaves a seventh of what lies between.
     step = (refused - limits.served) / (_RUNGS + 1)
     lengths: list[int] = []
     for rung in range(1, _RUNGS + 1):
@@ -210,6 +211,7 @@ def _learn_letters(limits: ServerLimits, records: Iterable[RequestRecord]) -> No
         if record.answered and not record.images:
             by_letters[record.prompt_chars] = record.prompt_tokens
     short, longer = by_letters.get(SHORT), by_letters.get(LONGER)
+    # A server that counts no letters, or not by them, tells nothing here.
     if short and longer and longer > short:
         limits.per_letter = (longer - short) / (LONGER - SHORT)
         limits.overhead = short - SHORT * limits.per_letter
@@ -298,6 +300,7 @@ def _refusals(records: Iterable[RequestRecord]) -> Iterator[Learnt]:
             continue
         for number in _NUMBER.findall(record.error):
             tokens = int(number)
+            # The refusal repeats how long the prompt was: that is no limit.
             own = abs(tokens - record.prompt_chars) <= 2 * LONGER
             if tokens >= SHORT and tokens != record.status and not own:
                 yield Learnt(

@@ -89,6 +89,8 @@ def play_episode(session: Fuzzing, planned: PlannedEpisode) -> EpisodeEnded:
 
     silent = False
     known = session.known
+    # A reference takes two more starts: only where the answers are all that is left to
+    # doubt.
     news = known.new(sighting.bucket for sighting in judged.sightings)
     if planned.compared and played.state is PlayState.ENDED and not news:
         beside = _beside(session, case, played, folder / "reference", name)
@@ -287,6 +289,7 @@ def _replay(
     folder, options = session.folder / place, session.options
     goes_on = VERDICTS.is_in(folder)
     case, _ = read_case(folder if goes_on else source)
+    # A replay that was killed goes on with its own case: the source may be gone.
     if not goes_on:
         write_case(case, prepared(folder), read_contents(case, source))
     wanted = ReplayCommand(
@@ -310,6 +313,7 @@ def _measure_again(session: Fuzzing, seen: Sequence[Sighting | Finding]) -> None
     hang lasts as long."""
     hangs = any(shown.finding_class is FindingClass.HANG for shown in seen)
     if hangs and session.deadlines.answer_s > _LONG_S:
+        # A busy moment made it long, and each attempt at a hang lasts as long.
         deadlines = session.measured()
         if deadlines.answer_s < session.deadlines.answer_s:
             session.deadlines = deadlines

@@ -248,6 +248,7 @@ class Maker:
         if reuse and self._beginnings and self.random.random() < 0.5:
             begin = self.random.choice(self._beginnings)[:letters]
         made = begin + self._letters(letters - len(begin))
+        # Few beginnings are shared often, which a prefix cache needs to be tested.
         if reuse and len(self._beginnings) < 4:
             self._beginnings.append(made)
         return made

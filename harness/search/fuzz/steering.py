@@ -165,6 +165,7 @@ def drawn(
         if switch is lead or random.random() < max(_LEAST, odds):
             on.add(switch)
 
+    # Without pictures these would stand for nothing.
     if Switch.IMAGES not in on:
         on -= {Switch.RELATIVES, Switch.SEVERAL, Switch.UUID}
     for group in (*ONE_OF, untried):
@@ -183,6 +184,7 @@ def without_groups(
     can."""
     for together in apart:
         if together <= on:
+            # Always the same one of a group, so that a seed makes the same episode.
             on = on - {min(together - {keep}, default=keep)}
     return on
 

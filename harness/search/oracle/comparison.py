@@ -99,6 +99,7 @@ def agreeing(judged: OracleReport, own: OracleReport) -> OracleReport:
             kept.append(shown)
             continue
         left = [op for op in shown.operations if op in wrong]
+        # Only the number format tells these from the reference.
         rounded += len(shown.operations) - len(left)
         if left:
             expectations = [e for e in shown.expectations if e.operation in left]
@@ -128,6 +129,7 @@ class _ReferenceComparison:
         if self.exact:
             most = [max(nats, default=0.0) for nats in drifts]
             self.moved = {place: most[place] for place in near_ties.outliers(most)}
+        # Answers that moved too far would widen the bound that they are held against.
         calm: list[float] = []
         for place, nats in enumerate(drifts):
             if place not in self.moved:

@@ -157,6 +157,7 @@ def permutation_test(
 
     seen = distance(frozenset(range(first)))
     ways = combinations(range(total), first)
+    # Sums in another order differ in the last bits of a float.
     as_far = sum(distance(frozenset(chosen)) >= seen - 1e-9 for chosen in ways)
     return as_far / comb(total, first)
 

@@ -71,6 +71,7 @@ def _unmet(
         if other is not None and sent.end < other.end:
             yield "order", f"it ended before {end}"
 
+    # A refusal has no tokens, and no reason to end.
     if record.status != 200:
         return
 

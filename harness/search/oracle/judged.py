@@ -110,6 +110,7 @@ def alike(one: str, other: str) -> bool:
     a, b = (text.split("/", 2) for text in (one, other))
     if len(a) != 3 or len(b) != 3 or a[:2] != b[:2] or a[1] != FindingClass.HANG:
         return False
+    # Stacks are samples: one look goes deeper than another.
     shorter, longer = sorted((_path(a[2]), _path(b[2])), key=len)
     return longer[: len(shorter)] == shorter
 

@@ -72,6 +72,7 @@ def start_failure(played: Played, engine: Engine) -> OracleReport:
     """The server did not become ready."""
     if played.state is not PlayState.START_FAILED:
         return OracleReport()
+    # Another process took the port between the choice and the start.
     if any(_PORT.search(cause) for cause in played.causes):
         return OracleReport(
             unseen=["The server found its port taken: its start says nothing."]
@@ -94,6 +95,7 @@ def death(case: Case, played: Played, engine: Engine) -> OracleReport:
     if played.state is not PlayState.DIED:
         return OracleReport()
     sent_it = sent_by_others(played.exit_code, played.evidence, engine.ends_itself)
+    # A kernel without memory and a person kill alike.
     if sent_it is not None and not played.ends_itself:
         name = signal.Signals(sent_it).name
         said = (

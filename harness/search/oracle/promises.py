@@ -223,6 +223,7 @@ def _offsets(
     offsets, tokens = choice.text_offsets, choice.tokens
     if engine.name != "vllm" or not offsets or sent.parameter("echo"):
         return
+    # Text is held back for a stop word, and the record keeps so many tokens only.
     if (sent.record.stream and sent.parameter("stop")) or len(tokens) >= MAX_LOGPROBS:
         return
     if "".join(tokens) != choice.text or not HIDDEN.isdisjoint(tokens):
@@ -400,6 +401,7 @@ def _called(
     )
     if engine.name != "vllm" or not forced or not whole or ends or _reasons(case):
         return
+    # A call that was cut off is no call, and breaks no promise.
     if _may_be_cut(sent, choice):
         return
     schemas = _tools(sent.parameter("tools"))

@@ -253,6 +253,7 @@ def _counts(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]
         return
     choices = sent.record.choices
     parsed = any(choice.tool_calls or choice.reasoning for choice in choices)
+    # A piece is a token at least, but a parser sends its own pieces.
     if record.pieces > tokens + len(choices) and not parsed:
         yield (
             "completion-tokens",
@@ -274,6 +275,7 @@ def _counts(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]
 def _choices(sent: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
     record = sent.record
     indexes = [choice.index for choice in record.choices]
+    # Other engines take n for one.
     wanted = sent.n if engine.name in _SEVERAL else 1
     if wanted > 1 and sent.parameter("best_of", 1) != 1:
         return

@@ -382,6 +382,7 @@ class Attempts:
 
         if len(works) > 1:
             self.search.beside(list(works.values()))
+        # What no free place made is made here, one after the other.
         for key in works.keys() - self._asked.keys():
             works[key]()
         return [self._asked[self._key(one)] for one in wanted]
@@ -425,6 +426,7 @@ class Attempts:
         self._asked[key] = seen
         for one in facts.buckets:
             best = self.smallest.get(one)
+            # Side findings begin with the smallest case that showed them.
             if best is None or len(wanted.case.operations) < len(best[0].operations):
                 self.smallest[one] = wanted.case, seen
 

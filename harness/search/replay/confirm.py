@@ -44,6 +44,8 @@ def repeats(rate: float, steps: int, most: int) -> int:
         return 1
     if rate <= 0:
         return most
+    # All steps together may be wrong once in twenty cases, so each may be by that share
+    # alone.
     needed = math.ceil(math.log(_WRONG / max(1, steps)) / math.log(1 - rate))
     return max(1, min(most, needed))
 
@@ -114,6 +116,7 @@ def decided(
     least = max(least, repeat)
     if plays < least:
         return False
+    # It showed each time, or never: no interval is needed.
     if failed in (0, plays):
         return failed == plays or plays >= max(give_up, least)
     if failed < repeat:

@@ -77,10 +77,13 @@ def named(
     if not seen.has(bucket):
         return seen
     matches = looked.matches
+    # Nobody could look at a server that was gone: its log is what is left.
     if played.state in (PlayState.START_FAILED, PlayState.DIED):
         matches = by_log(case, played, folder)
     if matches is None:
         name = Named(why=looked.why or "nobody looked at the server")
+    # The worst failure of an attempt comes first, and is what a signature would
+    # recognise.
     elif not alike(seen.sightings[0].bucket, bucket):
         worse = seen.sightings[0].finding_class
         name = Named(

@@ -140,6 +140,8 @@ class Pursuit:
         reserve: int,
     ) -> tuple[Case, Observation]:
         rate = _share(finding.rate)
+        # What comes and goes takes several plays a candidate: as many as the budget
+        # bears.
         most = max(2, min(_MOST_REPEATS, self.plays.left // _CANDIDATES))
         test = Candidates(
             self.plays,

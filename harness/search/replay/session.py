@@ -154,9 +154,11 @@ class Rounds:
             self._say(first)
             self._answered(case, first)
             started = first.play.state != PlayState.START_FAILED
+            # A server that does not start tells nothing of the requests.
             if not (started or self._start.starts):
                 self._replay.unconfirmed += first.sightings
                 return True, None
+            # The whole case is the smallest one so far of all that it shows.
             for bucket in first.play.buckets:
                 self.plays.smallest.setdefault(bucket, (case, first))
             with self.plays.confirming():
@@ -461,6 +463,7 @@ def jobs_of(asked: ReplayCommand) -> int | None:
     one at a time, unless more are asked for. None: as Ray has machines."""
     if asked.jobs or asked.ray:
         return asked.jobs
+    # Two servers would share its memory.
     if asked.on_gpu:
         return 1
     cores = len(os.sched_getaffinity(0))

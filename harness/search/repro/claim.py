@@ -217,6 +217,7 @@ def claim_of(word: str) -> Claim:
             hint=f"one of {', '.join(FindingClass)}",
         )
 
+    # How a server that died looks depends on whether its API process lives on.
     if kind is FindingClass.DEATH:
         return Claim(classes=[FindingClass.DEATH, FindingClass.FAILING])
     return Claim(classes=[kind])
@@ -369,6 +370,7 @@ def matches(shown: Finding | Sighting, claim: Claim) -> bool:
 
     if kind not in LOUD:
         return kind in claim.classes
+    # One exception in common is enough: a log holds those that follow from it as well.
     if mine & named:
         return True
     if mine and named and kind is not FindingClass.HANG:

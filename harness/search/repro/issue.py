@@ -725,6 +725,7 @@ def _without_server(text: str) -> str:
             continue
         if waits and re.match(r"\s*sleep\s", plain):
             continue  # for the server's start
+        # The pause after a server's start is not the client's.
         waits = waits and not plain.strip()
         begins = None if inside else FUNCTION.match(plain)
         if begins:
@@ -836,6 +837,7 @@ def _engine(issue: Issue, text: str) -> None:
     for name, form in _OTHER_ENGINES:
         others[name] = len(re.findall(form, text, re.IGNORECASE))
     other = max(others, key=lambda name: others[name])
+    # A report of ours may compare with another engine.
     if others[other] > counts[most]:
         issue.other_engine = other
     elif counts[most]:

@@ -494,6 +494,7 @@ class Reproducing(Replaying):
         """All of it, to the verdict."""
         assert self._files is not None
         claim = self.facts.claim
+        # Nothing that is run on a CPU could confirm or refute it.
         if claim.hardware and not _TRIED.search(claim.hardware):
             why = (
                 f"not testable here: the report has {claim.hardware!r}, which needs a "

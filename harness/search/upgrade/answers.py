@@ -100,6 +100,7 @@ class _AnswerComparison:
     ) -> None:
         self.case = case
         self.records = [_by_operation(case, old), _by_operation(case, new)]
+        # What the engine's reference is like says how answers may be compared at all.
         plain = PLAIN.get(case.server.engine)
         self.misled = plain is not None and plain.streams_mislead
         self.exact = plain is not None and plain.exact and not rounds(case.server)
@@ -143,6 +144,8 @@ class _AnswerComparison:
                 if old_repeats != new_repeats:
                     apart.append(op.id)
 
+            # A batch of another shape turns a few answers round in any run: chance must
+            # be ruled out, and the share must be more than a few.
             old_counts = varying[0], total - varying[0]
             new_counts = varying[1], total - varying[1]
             chance = fisher(old_counts, new_counts)
@@ -219,6 +222,7 @@ class _AnswerComparison:
         return f"no completion by {' and '.join(without)}"
 
     def _runs(self, op: Operation) -> int:
+        # The side with fewer runs says how often the request was repeated.
         return min(len(side[op.id]) for side in self.records)
 
     def _alike(self, op: Operation) -> list[bool]:
@@ -246,6 +250,7 @@ class _AnswerComparison:
         if len(new.choices) != len(old.choices):
             said = f"{len(old.choices)} answers against {len(new.choices)}"
             return _ComparedRequest(op, form, TieVerdict.DIFFERS, said, sampled)
+        # The texts first: what parsers make of them is told otherwise if they differ.
         for right, mine in zip(old_answers, new_answers, strict=False):
             held = self._held(mine, right, op)
             if held.verdict is not TieVerdict.SAME:
@@ -281,6 +286,7 @@ class _AnswerComparison:
     def _answers(self, record: RequestRecord) -> list[TokenAnswer]:
         """Without the tokens of a stream that misleads about them."""
         answers = near_ties.answers(record)
+        # The text of such a stream is right, its tokens belong to other places of it.
         if self.misled and record.stream:
             return [TokenAnswer(answer.text, (), answer.whole) for answer in answers]
         return answers

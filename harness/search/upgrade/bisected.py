@@ -126,6 +126,7 @@ class ByComparison:
         found = [
             b.changes[name] for b in made.blocks if not b.error and name in b.changes
         ]
+        # An interval needs some blocks; fewer would call noise a step.
         if len(found) < FEWEST:
             why = next((b.error for b in made.blocks if b.error), made.failure or words)
             why = why or f"{self.metric.words} was not measured"

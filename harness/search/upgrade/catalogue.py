@@ -123,6 +123,7 @@ def _listed(is_of_new: bool, names: Sequence[str]) -> Iterator[Difference]:
 
 def _has(failure: Known, server: ServerWanted) -> tuple[bool, str]:
     """Whether a release has the failure, and by what that is known."""
+    # What was seen counts before what was declared.
     outcomes = {run.outcome for run in failure.at(server.release)}
     if RunOutcome.REPRODUCED in outcomes:
         return True, "reproduced in a recorded run"

@@ -54,6 +54,8 @@ def read(lines: Iterable[str]) -> dict[str, str]:
 def fields(text: str) -> dict[str, str]:
     """Read what ``Name(a=1, b=Other(c=2))``, ``{'a': 1}`` and ``a=1, b=2`` hold, by
     dotted names; {}: it is none of them."""
+    # Objects that Python cannot print as code become strings, so that the rest is
+    # parsed.
     plain = _OPAQUE.sub(lambda opaque: repr(opaque[0]), text.strip().rstrip(","))
     # A bare list of fields becomes the arguments of a call of ``_``.
     for attempt in (plain, f"_{plain}", f"_({plain})"):

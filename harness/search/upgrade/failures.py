@@ -74,6 +74,7 @@ def _failures(
     old: Sequence[SideRun], new: Sequence[SideRun], known_ids: set[str]
 ) -> Iterator[_Failure]:
     distinct: list[Sighting] = []
+    # NEW's words for a failure come first where both sides show it.
     for run in (*new, *old):
         for sighting in run.sightings:
             if sighting.finding_class is FindingClass.START_FAILURE:
@@ -178,6 +179,8 @@ def _status(runs: Sequence[SideRun], id: str) -> tuple[int, str] | None:
     if len(statuses) != 1 or len(records) < len(runs):
         return None
     status = statuses.pop()
+    # What an overloaded or failing server answers is chance; failures are the oracles'
+    # matter.
     if status is None or status in OVERLOADED or status >= 500:
         return None
     words = error_words(records[0]) if records[0].error else ""

@@ -73,6 +73,7 @@ def _option(head: str, text: str) -> OptionSeen:
     names = [name for name, _ in pairs]
     name = _main_name(names)
     value = next((placeholder for _, placeholder in pairs if placeholder), "")
+    # The default behind the text is vLLM's form, the one within it LMDeploy's.
     default = _DEFAULT.search(text) or _WITHIN.search(text)
     if default:
         text = text[: default.start()]

@@ -58,6 +58,7 @@ def fields_of(
             value = json.loads(piece)
         except (ValueError, RecursionError):
             continue
+        # "data: [DONE]" and plain numbers have no fields.
         if isinstance(value, (dict, list)):
             _add(value, "", types_by_path, 0)
 
@@ -265,6 +266,7 @@ def _merged(changes: Iterable[_Change]) -> Iterator[Difference]:
 
 
 def _fields(name: str, group: Sequence[_Pair]) -> Iterator[_Change]:
+    # Without the bodies of both sides a field that is missing says nothing.
     known = [pair for pair in group if pair.has_fields]
     paths = sorted(set().union(*(pair.paths() for pair in known)))
     gone = _of_one_side(paths, known, there=0)
@@ -279,6 +281,7 @@ def _fields(name: str, group: Sequence[_Pair]) -> Iterator[_Change]:
         empty = _empty(hits, path)
         said = f"{path} is gone from {{many}}"
         if other is not None:
+            # One statement tells of both: it is not new besides.
             del added[other]
             said += f"; {other}, perhaps the same, is in its place"
         said += f"; it was always {empty}." if empty else "."
@@ -390,6 +393,7 @@ def _retyped(pair: _Pair, path: str) -> bool:
     before, after = pair.types(0, path), pair.types(1, path)
     if not before or not after or before == after:
         return False
+    # An answer that says something else may leave another field empty.
     if not pair.same and {"null"} in (before, after):
         return False
     if "number" in before | after:
@@ -487,6 +491,7 @@ def _both(
     for side in pair.sides:
         values = {read(record) for record in side.records}
         value = values.pop()
+        # A count that differs within a side is not compared between them.
         if values or value is None:
             return None
         counts.append(value)

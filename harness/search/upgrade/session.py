@@ -243,6 +243,8 @@ class Upgrading(Search[Upgrade, Record]):
             self._compare()
             long = max(run.seconds for run in self._both())
             once = index == 1 and len(kept) <= len(_ORDER)
+            # The second play tells what a side does now and then; the rest of the time
+            # is better spent on measuring.
             if once and long > _LONG_PLAY * self.options.budget_s:
                 self._limit(
                     "all of the traffic was played once on each side, since that takes "
@@ -367,6 +369,7 @@ class Upgrading(Search[Upgrade, Record]):
                     assert isinstance(made, Measured)
                     block = self._append(MeasuredLine(block=made.block)).block
                 self._took(block, kept=index in kept)
+                # A block may fail by chance; several in a row do not.
                 broken = broken + 1 if block.error else 0
                 if broken == _BROKEN_BLOCKS:
                     self._limit(f"nothing more was measured: {block.error}")
@@ -444,6 +447,8 @@ class Upgrading(Search[Upgrade, Record]):
     def _compare(self, *, last: bool = False) -> None:
         """All differences, from what is known now."""
         made = sum(map(len, self.runs.values()))
+        # Comparing all runs takes seconds, and only another run changes what comes of
+        # it.
         if self._of_runs[0] != made:
             self._of_runs = made, self.compared()
         found = [*self._of_runs[1], *map(difference, self._changes(last=last))]
@@ -492,6 +497,7 @@ class Upgrading(Search[Upgrade, Record]):
             document.differences.append(untold)
 
         busy = [block.client_busy for block in blocks]
+        # The median: one block on a busy machine says nothing of the whole.
         if busy and sorted(busy)[len(busy) // 2] > BUSY:
             self._limit(
                 f"the client was the bottleneck: it computed for {max(busy):.0%} of "

@@ -88,6 +88,7 @@ def _states(
     new_failed = [run for run in new if not run.started]
     if not (old_failed or new_failed):
         return
+    # Where OLD never starts there is nothing to hold NEW against.
     if len(old_failed) == len(old):
         said = f"OLD does not start, so nothing could be compared{_why(old_failed)}"
         yield _untold("starts", said)
@@ -283,6 +284,8 @@ def _defaults(old: OptionSeen, new: OptionSeen) -> Iterator[tuple[str, str, str]
     if _plain(old.default) == _plain(new.default):
         return
     was, there = fields(old.default), fields(new.default)
+    # A default with fields is compared field by field, those of one side alone left
+    # out.
     for name in sorted(was.keys() & there.keys()):
         if _plain(was[name]) != _plain(there[name]):
             words = f"{new.name}.{name} {_short(was[name])} → {_short(there[name])}"
@@ -340,8 +343,11 @@ def _alike(a: OptionSeen, b: OptionSeen) -> float:
     text = 0.0
     if min(len(words), len(others)) >= _LEAST_WORDS:
         text = SequenceMatcher(None, words, others, autojunk=False).ratio()
+    # Names that differ in a number alone are two options.
     if _DIGITS.sub("", a.name) == _DIGITS.sub("", b.name) and text < _ALIKE_TEXT:
         return 0.0
+    # Texts are copied from option to option: a word of the name must be shared, or the
+    # text be the very same.
     shared = set(a.name.strip("-").split("-")) & set(b.name.strip("-").split("-"))
     if text >= _ALIKE_TEXT and (shared or text == 1.0):
         return name + text
@@ -377,6 +383,7 @@ def _lookup(options: Mapping[str, OptionSeen], name: str) -> OptionSeen | None:
     and the fields of a JSON value as ``--a.field``."""
     dashed = name.replace("_", "-")
     whole = name.partition(".")[0].rstrip("+")
+    # As it is typed first: another option may be called as the repaired form is.
     for spelling in (name, dashed, whole):
         if spelling in options:
             return options[spelling]
