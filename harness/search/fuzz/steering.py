@@ -195,7 +195,7 @@ def lead_of(seed: int, number: int, among: Iterable[Switch]) -> Switch | None:
     there = set(among)
     groups: list[list[Switch]] = []
     for group in LEADS:
-        left = [switch for switch in group if switch in there]
+        left: list[Switch] = [switch for switch in group if switch in there]
         if left:
             groups.append(left)
 

@@ -165,9 +165,9 @@ class TokenAnswer:
 class Compared:
     """Two answers beside each other.
 
-    Attributes: alike: tokens (without logprobs: characters) before the first
-        difference. moved: nats by which the odds of the two tokens moved there; None:
-        it cannot be told.
+    Attributes:
+        alike: tokens (without logprobs: characters) before the first difference.
+        moved: nats by which the odds of the two tokens moved there; None: undecided.
     """
 
     verdict: TieVerdict
@@ -178,15 +178,11 @@ class Compared:
 
 def answers(record: RequestRecord) -> list[TokenAnswer]:
     """The choices of ``record``, in order; [] if there is none."""
-    return [
-        TokenAnswer.of(
-            choice,
-            whole=record.answered
-            and len(choice.text) < TEXT_LIMIT
-            and len(choice.tokens) < MAX_LOGPROBS,
-        )
-        for choice in record.choices
-    ]
+    given: list[TokenAnswer] = []
+    for choice in record.choices:
+        cut = len(choice.text) >= TEXT_LIMIT or len(choice.tokens) >= MAX_LOGPROBS
+        given.append(TokenAnswer.of(choice, whole=record.answered and not cut))
+    return given
 
 
 def drift(one: TokenAnswer, other: TokenAnswer) -> Iterator[float]:

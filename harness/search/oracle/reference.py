@@ -173,17 +173,11 @@ def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> C
     given, env = options_of(engine.name, asked.server.args, case.server.env)
     args = [*_without(given, plain.flags), *_adapters(given, asked.operations, plain)]
     own_format = own_format or _bfloat16_only(case.server)
-    args += [
-        arg.format(tokens=tokens)
-        for arg in plain.args
-        if not (own_format and arg.startswith("--dtype="))
-    ]
-    server = case.server.model_copy(
-        update={
-            "args": args,
-            "env": {**env, **dict(plain.env)},
-        }
-    )
+    for arg in plain.args:
+        if not (own_format and arg.startswith("--dtype=")):
+            args.append(arg.format(tokens=tokens))
+    variables = {**env, **dict(plain.env)}
+    server = case.server.model_copy(update={"args": args, "env": variables})
     operations: list[Operation] = []
     for op in asked.operations:
         if op.path in CHANGES:
@@ -216,21 +210,23 @@ def _adapters(
     if "--enable-lora" not in args:
         return []
     named: dict[str, set[str]] = {}
-    loaded = [
-        f"{op.parameters.get('lora_name')}={op.parameters.get('lora_path')}"
-        for op in operations
-        if op.path in LOADS
-    ]
+    loaded: list[str] = []
+    for op in operations:
+        if op.path in LOADS:
+            adapter = op.parameters.get("lora_name")
+            loaded.append(f"{adapter}={op.parameters.get('lora_path')}")
     for word in [*static_adapters(args), *loaded]:
         name, _, folder = word.partition("=")
         named.setdefault(name, set()).add(folder)
-    words = [
-        f"{name}={min(folders)}" for name, folders in named.items() if len(folders) == 1
-    ]
-    room = [
-        f"{option}={len(named) + 1}" for option in plain.slots
-    ]  # the model alone may take one
-    return [*room, plain.modules, *words] if words else room
+    words: list[str] = []
+    for name, folders in named.items():
+        if len(folders) == 1:
+            words.append(f"{name}={min(folders)}")
+    most = len(named) + 1  # the model alone may take one
+    room = [f"{option}={most}" for option in plain.slots]
+    if not words:
+        return room
+    return [*room, plain.modules, *words]
 
 
 def reference_limits(engine: Engine) -> list[str]:

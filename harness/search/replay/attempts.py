@@ -90,10 +90,12 @@ class CaseResult(Record):
 class CaseRun(OnServers):
     """The order of one attempt at a case.
 
-    Attributes: case: None: deadlines are measured, on a server of its own. contents:
-        folder of its images; they are taken along to another machine. look: at the
-        server before it is stopped, if it still lives. client: of a report: it is run
-        and recorded on the server that measures deadlines.
+    Attributes:
+        case: None: deadlines are measured, on a server of its own.
+        contents: folder of its images; they are taken along to another machine.
+        look: at the server before it is stopped, if it still lives.
+        client: of a report: it is run and recorded on the server that measures
+            deadlines.
     """
 
     case: Case | None = None
@@ -246,17 +248,23 @@ class StartingPoint:
     """Where a replay begins that pursues what somebody else's attempt at the case
     showed.
 
-    Attributes: seen: that attempt; None: there is none, and all of the case is looked
-        at. compared: it was wrong beside a reference, and by itself nothing was.
-        blocks: it was made in so many blocks. again: the case is what was left of a
-        finding: nothing besides is looked for. handled: buckets that are known already,
-        and not pursued. deadlines: None: they are measured. until: monotonic seconds;
-        no attempt begins after it. end: the same, of attempts that confirm. brief: what
-        the case itself shows, and neither what that hides nor side findings. loud: of a
-        brief one: answers are not held against a reference. starts: a server that does
-        not start is pursued. classes: of findings that are asked for: where one of them
-        shows, others are only noted. quiet: plays of requests one after another that
-        show nothing; 0: as of any replay.
+    Attributes:
+        seen: that attempt; None: there is none, and all of the case is inspected.
+        compared: it was wrong beside a reference, and by itself nothing was.
+        blocks: it was made in so many blocks.
+        again: the case is what was left of a finding: nothing besides is looked for.
+        handled: buckets that are known already, and not pursued.
+        deadlines: None: they are measured.
+        until: monotonic seconds; no attempt begins after it.
+        end: the same, of attempts that confirm.
+        brief: what the case itself shows, and neither what that hides nor side
+            findings.
+        loud: of a brief replay: answers are not held against a reference.
+        starts: a server that does not start is pursued.
+        classes: of findings that are asked for: where one of them shows, others are
+            only noted.
+        quiet: plays of requests one after another that show nothing; 0: as of any
+            replay.
     """
 
     seen: Observation | None = None
@@ -278,10 +286,11 @@ class Attempts:
     """Makes the attempts of a replay within a line of work, or says what those of an
     earlier call showed.
 
-    Attributes: blocks: into so many blocks a case is cut, with a reading of the idle
-        server after each. hurried: a hang is judged early in attempts that confirm a
-        case before it is shrunk; what is
-            left is confirmed with the whole deadline.
+    Attributes:
+        blocks: into so many blocks a case is cut, with a reading of the idle server
+            after each.
+        hurried: a hang is judged early in attempts that confirm a case before it is
+            shrunk; what is left is confirmed with the whole deadline.
         silent: candidates are judged by what the idle server looks like, too.
         facts: of all attempts, in the order in which they were asked for.
         smallest: of each bucket the smallest case that showed it, and that attempt.
@@ -371,21 +380,21 @@ class Attempts:
     ) -> list[Observation]:
         """As :meth:`play`; beside each other where places are free."""
         works: dict[Key, Callable[[], None]] = {}
-        for one in wanted:
-            key = self._key(one)
+        for attempt in wanted:
+            key = self._key(attempt)
             if key in self._asked or key in works:
                 continue
             if self.left < 1:
                 raise Spent
-            facts = self._counted(one.what, len(one.case.operations))
-            works[key] = functools.partial(self._known, key, facts, one, bucket)
+            facts = self._counted(attempt.what, len(attempt.case.operations))
+            works[key] = functools.partial(self._known, key, facts, attempt, bucket)
 
         if len(works) > 1:
             self.search.beside(list(works.values()))
         # What no free place made is made here, one after the other.
         for key in works.keys() - self._asked.keys():
             works[key]()
-        return [self._asked[self._key(one)] for one in wanted]
+        return [self._asked[self._key(attempt)] for attempt in wanted]
 
     def whole(self, seen: Observation) -> Played:
         """All that an attempt recorded; it was kept beside its log."""
@@ -424,11 +433,11 @@ class Attempts:
         for name in ("state", "buckets", "start_s", "seconds", "early"):
             setattr(facts, name, getattr(seen.play, name))
         self._asked[key] = seen
-        for one in facts.buckets:
-            best = self.smallest.get(one)
+        for shown in facts.buckets:
+            best = self.smallest.get(shown)
             # Side findings begin with the smallest case that showed them.
             if best is None or len(wanted.case.operations) < len(best[0].operations):
-                self.smallest[one] = wanted.case, seen
+                self.smallest[shown] = wanted.case, seen
 
         self._report(facts, kept=kept is not None)
 
@@ -499,7 +508,7 @@ class Attempts:
 
 
 def requests(number: int) -> str:
-    return f"{number} request{'s' * (number != 1)}"
+    return "1 request" if number == 1 else f"{number} requests"
 
 
 def name_of(facts: PlayFacts, budget: int) -> str:
@@ -511,13 +520,14 @@ def name_of(facts: PlayFacts, budget: int) -> str:
 def attempt_ended(name: str, facts: PlayFacts, *, kept: bool) -> RunEnded:
     """The event of an attempt that has ended, now or in an earlier call."""
     quiet = "nothing is wrong" if facts.state == "ended" else facts.state
+    detail = ""
+    if facts.error:
+        detail = f"the one before it counts for nothing: {facts.error}"
     return RunEnded(
         what=name,
         index=1,
         outcome=bucket_words(facts.buckets) or quiet,
-        detail=f"the one before it counts for nothing: {facts.error}"
-        if facts.error
-        else "",
+        detail=detail,
         tone="bad" if facts.buckets else "soft",
         seconds=facts.seconds,
         kept=kept,

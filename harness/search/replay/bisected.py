@@ -189,37 +189,40 @@ class ByReplay:
             return {"lost": Lost.INFRASTRUCTURE, "error": replay.failure or words}
         shown = self._shown(replay)
         buckets = [shown[0]] if shown else []
-        buckets += [f.bucket for f in replay.findings]
-        told: dict[str, object] = {
+        buckets += [finding.bucket for finding in replay.findings]
+        facts: dict[str, object] = {
             "fidelity": replay.fidelity,
             "start_mode": replay.start_mode,
             "conditions": dict.fromkeys(buckets, Truth.MET),
         }
         if shown is not None:
-            return {**told, "outcome": Outcome.REPRODUCED, "explanation": shown[1]}
-        starts = [
-            f for f in replay.findings if f.finding_class is FindingClass.START_FAILURE
-        ]
-        if starts:
-            return {**told, "lost": Lost.INFRASTRUCTURE, "error": starts[0].observation}
+            return {**facts, "outcome": Outcome.REPRODUCED, "explanation": shown[1]}
+        for finding in replay.findings:
+            if finding.finding_class is FindingClass.START_FAILURE:
+                error = finding.observation
+                return {**facts, "lost": Lost.INFRASTRUCTURE, "error": error}
         outcome, why = self._without(replay, _answers_in(folder))
-        return {**told, "outcome": outcome, "explanation": why}
+        return {**facts, "outcome": outcome, "explanation": why}
 
     def _shown(self, replay: Replay) -> tuple[str, str] | None:
         """The failure as the replay shows it, its bucket and a sentence; None: it does
         not."""
-        for one in replay.findings:
-            known = bool(self.known) and one.known == self.known
-            if known or (
-                alike(one.bucket, self.bucket) if self.bucket else _starts(one)
-            ):
-                rate = f"{one.rate.failed} of {one.rate.plays} attempts"
-                return one.bucket, f"{one.observation} ({rate})"
+        for finding in replay.findings:
+            if self._is_it(finding):
+                rate = f"{finding.rate.failed} of {finding.rate.plays} attempts"
+                return finding.bucket, f"{finding.observation} ({rate})"
 
         for seen in replay.unconfirmed:
             if self.bucket and alike(seen.bucket, self.bucket):
                 return seen.bucket, f"{seen.said.rstrip('.')} (once, and not again)"
         return None
+
+    def _is_it(self, finding: Finding) -> bool:
+        if self.known and finding.known == self.known:
+            return True
+        if self.bucket:
+            return alike(finding.bucket, self.bucket)
+        return _starts(finding)
 
     def _without(
         self, replay: Replay, answers: Mapping[str, str]
@@ -227,15 +230,16 @@ class ByReplay:
         """The outcome of a replay that does not show the failure, and why."""
         for op, answer in answers.items():
             # A release that does not have the endpoint tests nothing of it.
-            if answer in _NOT_SERVED and not self.observed.get(op, "").startswith(
-                answer
-            ):
+            was_so = self.observed.get(op, "").startswith(answer)
+            if answer in _NOT_SERVED and not was_so:
                 return Outcome.INCONCLUSIVE, f"{op} got {answer}: nothing was tested"
 
-        if other := next((f for f in replay.findings if f.finding_class in LOUD), None):
-            said = f"another failure: {other.finding_class}, {other.observation}"
-            return Outcome.DIFFERENT_FAILURE, said
-        if any(f"/{one}" in f"/{self.bucket}" for one in COMPARED) and replay.unseen:
+        for finding in replay.findings:
+            if finding.finding_class in LOUD:
+                said = f"another failure: {finding.finding_class}, "
+                return Outcome.DIFFERENT_FAILURE, said + finding.observation
+        compared = any(f"/{kind}" in f"/{self.bucket}" for kind in COMPARED)
+        if compared and replay.unseen:
             return Outcome.INCONCLUSIVE, replay.unseen[0]
         refused = [
             f"{op} got {answer}" for op, answer in answers.items() if answer[:1] == "4"

@@ -127,47 +127,49 @@ class Observation(Record):
 def observation_of(
     case: Case, played: Played, judged: OracleReport, play: PlayFacts
 ) -> Observation:
-    """``play`` gets the state and the buckets."""
+    """Make an observation of a judged play; ``play`` gets the state and the buckets."""
     play.state, play.early = played.state.value, played.early
     play.buckets = list(dict.fromkeys(s.bucket for s in judged.sightings))
     play.start_s, play.seconds = played.start_s, played.seconds
-    records = {r.label: r for r in played.evidence.requests}
-    mine = [(op, records.get(op.id)) for op in case.operations]
-    began = min((r.sent.mono for _, r in mine if r is not None), default=0.0)
-    sent = sorted(
-        (r.sent.mono, number) for number, (_, r) in enumerate(mine) if r is not None
-    )
+    records = {record.label: record for record in played.evidence.requests}
     stuck = set(played.stuck)
     stack = played.frames  # of the exception, where no thread was looked at
     if played.stack:
         stack = [f"{f.name} ({f.file}:{f.line})" for f in played.stack[0].frames]
-    return Observation(
+    seen = Observation(
         play=play,
         sightings=judged.sightings,
         counted=judged.counted,
         unseen=judged.unseen,
         untestable=judged.untestable,
         said=played.said,
-        sent=[case.operations[number].id for _, number in sent],
-        times={
-            op.id: (
-                round(r.sent.mono - began, 4),
-                None if op.id in stuck else round(r.sent.mono - began + r.latency_s, 4),
-            )
-            for op, r in mine
-            if r is not None
-        },
-        answers={op.id: _answer(op, r, stuck) for op, r in mine},
-        observed={op.id: _observed(op, r, stuck) for op, r in mine},
-        sizes={
-            op.id: " ".join(f"{i.width}x{i.height}" for i in r.images)
-            for op, r in mine
-            if r is not None and r.images
-        },
         stack=stack[:_FRAMES],
         log_lines=played.causes[:_LINES],
         deadline_s=played.deadline_s,
     )
+
+    moments: list[tuple[float, str]] = []
+    for op in case.operations:
+        record = records.get(op.id)
+        seen.answers[op.id] = _answer(op, record, stuck)
+        seen.observed[op.id] = _observed(op, record, stuck)
+        if record is None:
+            continue
+        moments.append((record.sent.mono, op.id))
+        if record.images:
+            sizes = [f"{image.width}x{image.height}" for image in record.images]
+            seen.sizes[op.id] = " ".join(sizes)
+
+    began = min((moment for moment, _ in moments), default=0.0)
+    for moment, id in moments:
+        ended = None
+        if id not in stuck:
+            ended = round(moment - began + records[id].latency_s, 4)
+        seen.times[id] = (round(moment - began, 4), ended)
+    # The sort is stable: of requests sent at once the case's order stays.
+    moments.sort(key=lambda sent: sent[0])
+    seen.sent = [id for _, id in moments]
+    return seen
 
 
 def _answer(op: Operation, record: RequestRecord | None, stuck: set[str]) -> str:
