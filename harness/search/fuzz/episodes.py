@@ -187,7 +187,7 @@ class Episodes:
         base, origin = self._base(random)
         case = self._new(maker) if base is None else _changed(base, random, maker)
         if self.modern:
-            hiding = _SEED
+            hiding: tuple[str, ...] = _SEED
             if maker.on.intersection(SPECULATION):
                 hiding += _CHOICES
             case = _without(case, hiding)

@@ -272,8 +272,8 @@ _NOTHING = _Prompt("", ((), (), ()), generated=0)
 
 
 def _generated(record: RequestRecord, limit: int | None) -> int | None:
-    told = record.completion_tokens if record.answered else None
-    return limit if told is None else told
+    tokens = record.completion_tokens if record.answered else None
+    return limit if tokens is None else tokens
 
 
 def _group(
@@ -351,17 +351,18 @@ is known."""
 def cache_bound(case: Case, played: Played, engine: Engine) -> OracleReport:
     """Whether any operation took more from the cache than there can have been for
     it."""
-    told = [
-        one
-        for one in sent_of(case, played)
-        if one.generates
-        and one.n == 1
-        and one.record.answered
-        and None not in (one.record.cached_tokens, one.record.prompt_tokens)
+    reported = [
+        request
+        for request in sent_of(case, played)
+        if request.generates
+        and request.n == 1
+        and request.record.answered
+        and None not in (request.record.cached_tokens, request.record.prompt_tokens)
     ]
-    if not told:
+    if not reported:
         if not any(
-            one.generates and one.record.answered for one in sent_of(case, played)
+            request.generates and request.record.answered
+            for request in sent_of(case, played)
         ):
             return OracleReport()
         option = _TELLS.get(case.server.engine, "")
@@ -404,8 +405,8 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> OracleReport:
     salted = since is not None and Version(case.server.release) >= Version(since)
     earlier = _prompts(case, played, rules, salted=salted)
     sightings, unknown = [], 0
-    for one in told:
-        found, known = _judged(one, earlier, rules)
+    for request in reported:
+        found, known = _judged(request, earlier, rules)
         sightings += [found] if found else []
         unknown += not known
 
@@ -437,14 +438,16 @@ def _prompts(
     """All that was sent to the server, by the case and by the harness, but for what was
     refused for its length before it ran: such a prompt is in no cache."""
     sent = sent_of(case, played)
-    names = {one.op.id for one in sent}
+    names = {request.op.id for request in sent}
     adapted = "--enable-lora" in case.server.args
     ours = [
-        _prompt_of(one, bytewise=rules.bytewise, salted=salted, adapted=adapted)
-        for one in sent
-        if one.op.path not in _PROMPTLESS
-        and one.op.method == "POST"
-        and not (one.record.status in INVALID and grade(one.record).kind == "refusal")
+        _prompt_of(request, bytewise=rules.bytewise, salted=salted, adapted=adapted)
+        for request in sent
+        if request.op.path not in _PROMPTLESS
+        and request.op.method == "POST"
+        and not (
+            request.record.status in INVALID and grade(request.record).kind == "refusal"
+        )
     ]
     others = [
         _prompt_of_record(record, bytewise=rules.bytewise)
@@ -489,7 +492,7 @@ def _judged(
 
 def _sighting(one: Sent, kind: str, most: int, bound: str) -> Sighting:
     record = one.record
-    found = sighting(
+    shown = sighting(
         FindingClass.CACHE_BOUND,
         kind,
         f"{one.op.id}: {record.cached_tokens} of {record.prompt_tokens} prompt tokens "
@@ -497,8 +500,8 @@ def _sighting(one: Sent, kind: str, most: int, bound: str) -> Sighting:
         "No more tokens come from the cache than an earlier prompt shares.",
         by=[one.op.id],
     )
-    found.expectations = [Expectation(operation=one.op.id, cached_at_most=most)]
-    return found
+    shown.expectations = [Expectation(operation=one.op.id, cached_at_most=most)]
+    return shown
 
 
 def _by_bucket(sightings: Sequence[Sighting]) -> list[Sighting]:

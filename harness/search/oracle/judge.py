@@ -142,7 +142,7 @@ def ledger(case: Case, played: Played, engine: Engine) -> OracleReport:
             unseen.append(f"The server does not count {people}.")
             continue
         # A counter without a value has none yet.
-        used = next(one for one in names if one in after.metrics)
+        used = next(name for name in names if name in after.metrics)
         grown = last - before.metrics.get(used, 0.0)
         anything = _CacheSpan(0.0, math.inf)
         spans = [anything if entry.other else counted(entry, case) for entry in entries]
@@ -204,7 +204,9 @@ def _entries(
     case: Case, played: Played, before: Reading, after: Reading
 ) -> Iterator[_Entry]:
     """The requests between the readings, the harness's own as well."""
-    ours: dict[str, Sent] = {one.op.id: one for one in sent_of(case, played)}
+    ours: dict[str, Sent] = {
+        request.op.id: request for request in sent_of(case, played)
+    }
     for record in played.evidence.requests:
         end = record.sent.mono + record.latency_s
         if end <= before.mono or record.sent.mono >= after.mono:
@@ -235,19 +237,21 @@ def _finished(entry: _Entry, case: Case) -> _CacheSpan:
 
 
 def _prompt_tokens(entry: _Entry, case: Case) -> _CacheSpan:
-    told = entry.record.prompt_tokens
-    if entry.told and told is not None:
-        return entry.span(told, told)
-    most = (entry.n + 1.0) * (told if told is not None else case.server.max_model_len)
+    tokens = entry.record.prompt_tokens
+    if entry.told and tokens is not None:
+        return entry.span(tokens, tokens)
+    most = (entry.n + 1.0) * (
+        tokens if tokens is not None else case.server.max_model_len
+    )
     if entry.record.status is not None and 400 <= entry.record.status < 500:
         most = math.inf  # refused for its length, maybe
     return _CacheSpan(0.0, most)
 
 
 def _generated(entry: _Entry, case: Case) -> _CacheSpan:
-    told = entry.record.completion_tokens
-    if entry.told and told is not None:
-        return entry.span(told, told)
+    tokens = entry.record.completion_tokens
+    if entry.told and tokens is not None:
+        return entry.span(tokens, tokens)
     limit = entry.limit if entry.limit is not None else case.server.max_model_len
     return _CacheSpan(0.0, (entry.n + 1.0) * limit)
 
@@ -420,11 +424,11 @@ def _allowed(case: Case, played: Played) -> Iterator[float]:
     seen: set[str] = set()
     begins = [float("-inf"), *(reading.mono for reading in played.blocks)]
     for number, (begin, end) in enumerate(pairwise(begins)):
-        of_block = [one for one in sent if begin <= one.begin < end]
+        of_block = [request for request in sent if begin <= request.begin < end]
         new = {
             image.sha256: image.width * image.height
-            for one in of_block
-            for image in one.record.images
+            for request in of_block
+            for image in request.record.images
             if image.sha256 not in seen
         }
         seen |= new.keys()

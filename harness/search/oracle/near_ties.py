@@ -99,15 +99,17 @@ class Token:
         likeliest: at least that; None: it cannot be told."""
         if not self.others or other.hidden or self._overwritten:
             return None
-        told = [logprob for text, logprob in self.others if text == other.text]
-        return self.logprob - max(told or [min(logprob for _, logprob in self.others)])
+        logprobs = [logprob for text, logprob in self.others if text == other.text]
+        return self.logprob - max(
+            logprobs or [min(logprob for _, logprob in self.others)]
+        )
 
     def passed_over(self, other: Token) -> float:
         """By how much ``other`` was likelier, as far as that is told; 0: it was not."""
-        told = [logprob for text, logprob in self.others if text == other.text]
+        logprobs = [logprob for text, logprob in self.others if text == other.text]
         return (
-            max(0.0, told[0] - self.logprob)
-            if len(told) == 1 and not other.hidden
+            max(0.0, logprobs[0] - self.logprob)
+            if len(logprobs) == 1 and not other.hidden
             else 0.0
         )
 
@@ -331,12 +333,12 @@ def _moved(a: Token | None, b: Token | None, shaped: bool) -> float | None:
     Where a play says that it did not take the likeliest token, what counts is how much
     likelier the other one was: then it is the choice that is odd, not the odds."""
     if a is not None and b is not None:
-        told = [a.odds(b), b.odds(a)]
+        moves = [a.odds(b), b.odds(a)]
     else:  # one of them ended there, by a token that need not be shown
         token = a or b
-        told = [token.lead if token else None]
+        moves = [token.lead if token else None]
 
-    known = [odds for odds in told if odds is not None]
+    known = [odds for odds in moves if odds is not None]
     if not known:
         return None
     return abs(sum(known)) if shaped or min(known) >= 0 else max(map(abs, known))
@@ -351,8 +353,8 @@ def _by_text(
         f"after {alike} characters: {_cut(one.text, alike)} against "
         f"{_cut(other.text, alike)}"
     )
-    told = other if other.tokens else one
-    leads = list(_leads(told, alike))
+    spelled = other if other.tokens else one
+    leads = list(_leads(spelled, alike))
     if leads:
         moved = min(leads)
         verdict = TieVerdict.NEAR_TIE if moved < bound else TieVerdict.DIFFERS

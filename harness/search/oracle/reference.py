@@ -243,7 +243,7 @@ def comparable(case: Case) -> Case:
     It changes what the sampler computes, so it is for the plays that are compared only:
     a loud failure is looked for, and shrunk, with the case as it is."""
     plain = PLAIN.get(case.server.engine, _Plain(args=()))
-    told = not plain.exact and Version(case.server.release) >= Version(
+    tells = not plain.exact and Version(case.server.release) >= Version(
         plain.logprobs_since
     )
     awaited = (
@@ -254,11 +254,11 @@ def comparable(case: Case) -> Case:
         if not op.apart:
             operations.append(op)
             continue
-        asked = _greedily(op) | (_asking_logprobs(op, plain) if told else {})
+        asked = _greedily(op) | (_asking_logprobs(op, plain) if tells else {})
         stream = op.stream and op.id in awaited
         operations.append(op.model_copy(update={"parameters": asked, "stream": stream}))
 
-    args = [*case.server.args, *(plain.logprobs if told else ())]
+    args = [*case.server.args, *(plain.logprobs if tells else ())]
     server = case.server.model_copy(update={"args": args})
     return case.model_copy(update={"server": server, "operations": operations})
 
@@ -315,10 +315,10 @@ def _asking_logprobs(op: Operation, plain: _Plain) -> dict[str, Any]:
     asked = (
         ("return_token_ids", "return_tokens_as_token_ids") if plain.tells_ids else ()
     )
-    told = dict.fromkeys(asked, True)
+    parameters = dict.fromkeys(asked, True)
     if op.path == CHAT:
-        return {"logprobs": True, "top_logprobs": top, **told}
-    return {"logprobs": top, **told} if op.path == COMPLETIONS else {}
+        return {"logprobs": True, "top_logprobs": top, **parameters}
+    return {"logprobs": top, **parameters} if op.path == COMPLETIONS else {}
 
 
 def _without(args: list[str], flags: tuple[tuple[str, int], ...]) -> list[str]:
@@ -364,12 +364,12 @@ def rounds(server: ServerWanted) -> bool:
     """Whether the server that is played computes in a shorter format than float32, as
     far as its options tell."""
     given = [*server.args, ""]
-    told = [
+    formats = [
         arg.partition("=")[2] or given[place + 1]
         for place, arg in enumerate(server.args)
         if arg.partition("=")[0] == "--dtype"
     ]
     plain = PLAIN.get(server.engine)
-    if not told or told[-1] == "auto":
+    if not formats or formats[-1] == "auto":
         return plain is None or not plain.exact
-    return told[-1] not in ("float32", "float")
+    return formats[-1] not in ("float32", "float")

@@ -101,11 +101,14 @@ class CaseSubject:
         """How it is run, from the copy that is written into ``folder``. Raises
         UsageError: an image is missing; UnwritableOutput."""
         self.write(folder)
-        one = self.finding
-        if one is None:
+        finding = self.finding
+        if finding is None:
             return ByReplay(folder / CASE_FILE)
         return ByReplay(
-            folder / CASE_FILE, one.bucket, one.known or "", dict(one.observed)
+            folder / CASE_FILE,
+            finding.bucket,
+            finding.known or "",
+            dict(finding.observed),
         )
 
 
@@ -126,18 +129,18 @@ def subject(word: str) -> CaseSubject | None:
     named = FINDING.fullmatch(word) or word.isdecimal() or word == LAST
     if not (there or named or path.suffix == ".json" or word in names("finding")):
         return None
-    found = place(path, "finding")
+    there_is = place(path, "finding")
     try:
-        loaded = load_finding(found)
+        loaded = load_finding(there_is)
     except BadIncident:
-        case, folder = read_case(found)
-        return CaseSubject(found, _playable(case, found), folder)
+        case, folder = read_case(there_is)
+        return CaseSubject(there_is, _playable(case, there_is), folder)
 
     if loaded.case is None or loaded.folder is None:
-        raise UsageError(f"{found} has no case that could be sent.")
+        raise UsageError(f"{there_is} has no case that could be sent.")
     # The images of a finding's case lie in its own folder.
     return CaseSubject(
-        found, _playable(loaded.case, found), loaded.folder, loaded.finding
+        there_is, _playable(loaded.case, there_is), loaded.folder, loaded.finding
     )
 
 
@@ -260,7 +263,9 @@ def _answers_in(folder: Path) -> dict[str, str]:
         lines = (folder / VERDICTS_FILE).read_bytes().splitlines()
         read = (VERDICTS.lines.validate_json(line) for line in lines)
         whole = (
-            one for one in read if isinstance(one, AttemptEnded) and one.how == "whole"
+            line
+            for line in read
+            if isinstance(line, AttemptEnded) and line.how == "whole"
         )
         return dict(next(whole).seen.answers)
     except (OSError, ValueError, StopIteration):

@@ -87,8 +87,8 @@ class Silent:
             self._own_case = reference_case(case, self.engine, own_format=True)
         if len(asked.operations) >= BLOCKS * _LEAST_OF_BLOCK:
             self.plays.blocks = BLOCKS
-        told = "what is held against the reference"
-        return asked, self.plays.play(AttemptWanted(asked, "silent", 1, told))
+        what = "what is held against the reference"
+        return asked, self.plays.play(AttemptWanted(asked, "silent", 1, what))
 
     def cross_talk(self, case: Case, suspects: Sequence[str]) -> OracleReport:
         """Whether a wrong answer follows from what its neighbours hold. Raises

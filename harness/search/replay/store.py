@@ -224,10 +224,10 @@ _MESSAGE = re.compile(r'"(?:message|detail)": ?"((?:[^"\\]|\\.)*)')
 
 def _first_words(observed: str) -> str:
     """Of an error's JSON its message, with the status before it."""
-    found = _MESSAGE.search(observed)
-    if found is None or not observed[:3].isdigit():
+    worded = _MESSAGE.search(observed)
+    if worded is None or not observed[:3].isdigit():
         return observed
-    message = found[1].replace("\\n", " ").replace('\\"', '"')
+    message = worded[1].replace("\\n", " ").replace('\\"', '"')
     return " ".join(f"{observed[:3]} {message}".split())
 
 
@@ -389,7 +389,7 @@ class ReplayFolder:
     def attempted(self, facts: Iterable[PlayFacts], *, kept_s: float = 0.0) -> None:
         """Another attempt is known. ``kept_s``: seconds of it that an earlier call
         spent."""
-        self.replay.plays = [one for one in facts if one.state]
+        self.replay.plays = [play for play in facts if play.state]
         self.replay.kept_s += kept_s
         if not self.replay.start_mode:
             note_server(self.replay, sorted(self.folder.glob(f"{PLAYS_DIR}/*")))
@@ -437,7 +437,7 @@ class ReplayFolder:
 def note_server(document: Replay | Fuzz, folders: Iterable[Path]) -> None:
     """How the server was set up, by the first incident of a start that is in one of
     them; of a later server, what stood in there."""
-    there = {one.name for one in document.stand_ins}
+    there = {stand_in.name for stand_in in document.stand_ins}
     for folder in folders:
         try:
             incident = Incident.model_validate_json(
@@ -455,7 +455,9 @@ def note_server(document: Replay | Fuzz, folders: Iterable[Path]) -> None:
                 incident.stand_ins,
             )
             document.host = incident.host
-        elif more := [one for one in incident.stand_ins if one.name not in there]:
+        elif more := [
+            stand_in for stand_in in incident.stand_ins if stand_in.name not in there
+        ]:
             document.stand_ins, document.fidelity = (
                 document.stand_ins + more,
                 incident.fidelity,

@@ -81,20 +81,22 @@ def confirmed(
     bad = _run(text, kind, server, server.release, say)
     if bad.red is not True:
         raise _of_no_use(bad, "fail", "where the finding is")
-    told = [f"It fails with {bad.tree}: {bad.said}."]
+    sentences = [f"It fails with {bad.tree}: {bad.said}."]
     if good:
         fixed = _run(text, kind, server, good, say)
         if fixed.red is not False:
             raise _of_no_use(fixed, "pass", "which is said to be without the failure")
-        told.append(f"It passes with {fixed.tree}.")
+        sentences.append(f"It passes with {fixed.tree}.")
     else:
-        told.append("It was not run on a tree without the failure: none was named.")
+        sentences.append(
+            "It was not run on a tree without the failure: none was named."
+        )
 
     device = device_of("auto")
-    told.append(
+    sentences.append(
         f"Run by mmrepro on {'a CPU' if device == 'cpu' else 'a GPU'}{_lent(server)}."
     )
-    return write(" ".join(told))
+    return write(" ".join(sentences))
 
 
 def _lent(server: ServerWanted) -> str:
@@ -198,10 +200,10 @@ def _variables(
     lent.mkdir()
     temporary.mkdir()
     for module in _PYTEST:
-        found = importlib.util.find_spec(module)
-        if found is None or found.origin is None:
+        spec = importlib.util.find_spec(module)
+        if spec is None or spec.origin is None:
             raise UsageError(f"{module} is not installed.", hint="pip install pytest")
-        origin = Path(found.origin)
+        origin = Path(spec.origin)
         origin = origin.parent if origin.name == "__init__.py" else origin
         if (environment.site_packages / origin.name).exists():
             continue
@@ -228,7 +230,7 @@ def _ended(child: subprocess.Popen[bytes]) -> Iterator[None]:
         yield
     finally:
         for sent in (signal.SIGTERM, signal.SIGKILL):
-            left = [one for one in psutil.pids() if _session(one) == child.pid]
+            left = [pid for pid in psutil.pids() if _session(pid) == child.pid]
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, sent)

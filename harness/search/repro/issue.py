@@ -293,8 +293,8 @@ def _blocks(text: str) -> Iterator[_ReportBlock]:
         read = fence.begin
         lines = [line.removeprefix(fence.indent) for line in fence.text.splitlines()]
         yield _ReportBlock("\n".join(lines), fence.kind.lower(), section, fence.above)
-    for found in _INDENTED.finditer(without_fences(text, "\n\n")):
-        yield _ReportBlock(textwrap.dedent(found[1]).strip("\n"), "", "")
+    for indented in _INDENTED.finditer(without_fences(text, "\n\n")):
+        yield _ReportBlock(textwrap.dedent(indented[1]).strip("\n"), "", "")
 
 
 def _logical(text: str) -> list[str]:
@@ -796,8 +796,8 @@ def _is_request(body: object) -> bool:
 def _without_comment(line: str) -> str:
     """A line of JSON without the comment after its last string."""
     after = line.rfind('"') + 1
-    found = _COMMENT.search(line, after)
-    return line if found is None else line[: found.start()]
+    comment = _COMMENT.search(line, after)
+    return line if comment is None else line[: comment.start()]
 
 
 _COMMENT: Final = re.compile(r"(?:^|(?<=[\s,{\[]))(?://|#)")

@@ -127,10 +127,10 @@ def plain_command(engine: str, traffic: str) -> str:
 
 def is_server_command(text: str) -> bool:
     """Whether ``text`` starts one of the engines' servers."""
-    found = _SERVE.search(text)
-    if found is None:
+    served = _SERVE.search(text)
+    if served is None:
         return False
-    if "run" not in found[0].split():
+    if "run" not in served[0].split():
         return True
     return any(_IMAGE.match(word.strip("\"'")) for word in text.split())
 
@@ -383,10 +383,10 @@ def _in_image(words: list[str]) -> tuple[str, list[str], str, dict[str, str]]:
         before = words[at - 1] if at else ""
         if before.startswith("-") and "=" not in before and before not in _DOCKER_FLAGS:
             continue  # the value of an option
-        found = None if word.startswith("-") else _IMAGE.match(word)
-        if found is not None:
-            engine = next(n for n in ("vllm", "sglang", "lmdeploy") if found[n])
-            version = _VERSION.search(found["tag"] or "")
+        image = None if word.startswith("-") else _IMAGE.match(word)
+        if image is not None:
+            engine = next(n for n in ("vllm", "sglang", "lmdeploy") if image[n])
+            version = _VERSION.search(image["tag"] or "")
             return engine, words[at + 1 :], version[1] if version else "", env
 
     raise UsageError("The container's image is none of vLLM, SGLang or LMDeploy.")
@@ -408,10 +408,10 @@ def of_manifest(text: str) -> str:
     plain = textwrap.dedent(text[begin.start() if begin else 0 :])
     quoted = _BARE.sub(lambda found: found[1] + json.dumps(found[2]), plain)
     documents = read_yaml(plain) or read_yaml(quoted)
-    for one in _containers(documents):
-        if not _IMAGE.match(str(one["image"])):
+    for container in _containers(documents):
+        if not _IMAGE.match(str(container["image"])):
             continue
-        variables = one.get("environment") or one.get("env") or []
+        variables = container.get("environment") or container.get("env") or []
         if isinstance(variables, dict):
             variables = [f"{name}={value}" for name, value in variables.items()]
         pairs = [
@@ -420,9 +420,11 @@ def of_manifest(text: str) -> str:
             else str(v)
             for v in (variables if isinstance(variables, list) else [])
         ]
-        words = [word for pair in pairs for word in ("-e", pair)] + [str(one["image"])]
+        words = [word for pair in pairs for word in ("-e", pair)] + [
+            str(container["image"])
+        ]
         for key in ("entrypoint", "command", "args"):
-            given = one.get(key) or []
+            given = container.get(key) or []
             listed = given if isinstance(given, list) else [given]
             words += _split(given) if isinstance(given, str) else map(str, listed)
         return shlex.join(["docker", "run", *words])
@@ -919,11 +921,11 @@ def _needed(traffic: str) -> int:
 def _tokens(text: str) -> int | None:
     """``4096``, ``16k`` (thousands) and ``16K`` (of 1024), as vLLM's parser reads
     them."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text)
-    if found is None:
+    number = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text)
+    if number is None:
         return None
-    scale = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 1 << 20}[found[2]]
-    return max(16, int(float(found[1]) * scale))
+    scale = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 1 << 20}[number[2]]
+    return max(16, int(float(number[1]) * scale))
 
 
 # ---------------------------------------------------------------------------- the model
@@ -995,8 +997,10 @@ def _model(
     """The tiny model, what is said of it, and options that it needs."""
     name = asked.model
     lowered = name.lower()
-    found = next((t for pattern, t in _FAMILIES if re.search(pattern, lowered)), "text")
-    tiny = found or "text"
+    family = next(
+        (t for pattern, t in _FAMILIES if re.search(pattern, lowered)), "text"
+    )
+    tiny = family or "text"
     if tiny == "text" and _PICTURES.search(traffic):
         tiny = "qwen2-vl"
     if tiny == "text" and not _TOKEN_IDS.search(traffic):
@@ -1012,11 +1016,11 @@ def _model(
     why = "random weights, of the same architecture" if same else "random weights"
     if name and not same:
         why = "random weights, of another architecture"
-    if not found:
+    if not family:
         why = "no tiny model reads audio"
     what = name or "the model"
     replaced = [
-        Replaced(what=what, by=kind, why=why, model=True, essential=not found),
+        Replaced(what=what, by=kind, why=why, model=True, essential=not family),
     ]
     extra = ["--trust-remote-code"] if tiny == "dots-ocr" else []
     given = {option for option, _ in asked.options}
@@ -1056,7 +1060,7 @@ def options_of(engine: str, packages: Path) -> Mapping[str, bool]:
     Returns:
         Rather too many names than too few: {} where nothing could be read.
     """
-    found: dict[str, bool] = {}
+    known: dict[str, bool] = {}
     for pattern in _SOURCES.get(engine, ()):
         for file in sorted((packages / engine).glob(pattern)):
             try:
@@ -1064,12 +1068,12 @@ def options_of(engine: str, packages: Path) -> Mapping[str, bool]:
             except OSError:
                 continue
             for name, switch in _LITERAL.findall(text):
-                found[name] = found.get(name, False) or bool(switch)
+                known[name] = known.get(name, False) or bool(switch)
             for name, _, kind in _FIELD.findall(text):
                 option = "--" + name.replace("_", "-")
-                found[option] = found.get(option, False) or kind == "bool"
+                known[option] = known.get(option, False) or kind == "bool"
 
-    return found
+    return known
 
 
 _TRIED: Final[Mapping[str, Version]] = {

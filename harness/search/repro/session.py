@@ -378,7 +378,7 @@ def _script(name: str, text: str, shown: str, *, as_shell: bool = False) -> _Cli
 
 def _here(engine: str, device: str) -> list[str]:
     """Releases of an engine whose environment for that device is on this machine."""
-    made = (one.manifest for one in list_environments(sizes=False))
+    made = (environment.manifest for environment in list_environments(sizes=False))
     wanted = engine, device_of(device)
     return [m.release for m in made if (m.engine, m.device) == wanted and not m.commit]
 

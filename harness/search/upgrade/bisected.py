@@ -123,28 +123,28 @@ class ByComparison:
             }
 
         name = self.metric.name
-        found = [
+        changes = [
             b.changes[name] for b in made.blocks if not b.error and name in b.changes
         ]
         # An interval needs some blocks; fewer would call noise a step.
-        if len(found) < FEWEST:
+        if len(changes) < FEWEST:
             why = next((b.error for b in made.blocks if b.error), made.failure or words)
             why = why or f"{self.metric.words} was not measured"
             return {"lost": Lost.INFRASTRUCTURE, "error": why}
 
         sign = 1 if self.metric.worse == "higher" else -1
-        one = Measured(
+        measured = Measured(
             metric=name,
-            change=sign * statistics.fmean(found),
-            error=statistics.stdev(found) / math.sqrt(len(found)),
-            blocks=len(found),
+            change=sign * statistics.fmean(changes),
+            error=statistics.stdev(changes) / math.sqrt(len(changes)),
+            blocks=len(changes),
         )
-        moved = one.change > self.worse / 2
+        moved = measured.change > self.worse / 2
         return {
             "outcome": Outcome.REPRODUCED if moved else Outcome.NOT_REPRODUCED,
-            "measured": one,
+            "measured": measured,
             "explanation": (
-                f"{self.metric.words}: {one.change:+.2%}, {len(found)} blocks"
+                f"{self.metric.words}: {measured.change:+.2%}, {len(changes)} blocks"
             ),
         }
 
@@ -217,17 +217,17 @@ class BisectingMetric(BisectingCase):
         self._why, self._untold = f"{name} cannot be measured against {good}", True
         for _ in range(_END_RUNS):
             self._board.run(bad)
-            if (found := reading(self.field.points[bad].runs)) is None:
+            if (moved := reading(self.field.points[bad].runs)) is None:
                 continue
-            apart = differ(found, self.options.worse_by)
+            apart = differ(moved, self.options.worse_by)
             self._why = (
                 f"{self.metric.words} of {name} against {good}: "
-                f"{found.words(self.metric)}"
+                f"{moved.words(self.metric)}"
             )
             if apart:
-                self._moved = found
+                self._moved = moved
                 # What a probe has to tell apart is known from here on.
-                self.making.worse = max(found.mean / 2, self.options.worse_by / 2)
+                self.making.worse = max(moved.mean / 2, self.options.worse_by / 2)
                 self._weighed(bad)
                 return bad
 
@@ -255,12 +255,12 @@ class BisectingMetric(BisectingCase):
     def _weighed(self, number: int) -> None:
         """What all runs of a point tell together."""
         point = self.field.points[number]
-        if (found := reading(point.runs)) is None:
+        if (weighed := reading(point.runs)) is None:
             return
-        point.why = f"{self.metric.words}: {found.words(self.metric)}"
+        point.why = f"{self.metric.words}: {weighed.words(self.metric)}"
         if self._moved is None:
             return
-        odds = self._board.odds[number] = found.odds(self._moved)
+        odds = self._board.odds[number] = weighed.odds(self._moved)
         point.verdict = PointVerdict.BAD if odds > 0 else PointVerdict.GOOD
         if abs(odds) < CLEAR:
             point.verdict = PointVerdict.BOTH
@@ -296,8 +296,8 @@ class BisectingMetric(BisectingCase):
             )
 
     def _reading(self, number: int) -> Reading:
-        found = reading(self.field.points[number].runs)
-        return NOTHING if found is None or number == self.good else found
+        known = reading(self.field.points[number].runs)
+        return NOTHING if known is None or number == self.good else known
 
     # ------------------------------------------------------------------ a run
 

@@ -451,10 +451,12 @@ class Upgrading(Search[Upgrade, Record]):
         # it.
         if self._of_runs[0] != made:
             self._of_runs = made, self.compared()
-        found = [*self._of_runs[1], *map(difference, self._changes(last=last))]
+        differences = [*self._of_runs[1], *map(difference, self._changes(last=last))]
         before = {d.subject for d in self.document.matter}
         order = list(Area)
-        self.document.differences = sorted(found, key=lambda d: order.index(d.area))
+        self.document.differences = sorted(
+            differences, key=lambda d: order.index(d.area)
+        )
         for item in self.document.matter:
             if item.subject not in before:
                 self.campaign.emit(Found(text=f"{item.subject}: {item.statement}"))
