@@ -335,7 +335,7 @@ class Upgrading(Search[Upgrade, Record]):
         of_side.append(run.model_copy(update={"played": played}))
         of_side.sort(key=lambda other: other.index)
         # All that was played lies in the run's folder: the document stays small.
-        bare = {"played": None, "fields": {}}
+        bare: dict[str, object] = {"played": None, "fields": {}}
         self.document.runs = [other.model_copy(update=bare) for other in self._both()]
         kinds = dict.fromkeys(s.finding_class for s in run.sightings)
         event = RunEnded(
