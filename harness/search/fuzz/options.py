@@ -198,9 +198,9 @@ def under(
 ) -> ServerWanted:
     """The server of ``profile``: ``wanted`` with its options.
 
-    Args: wanted: what the engine's scenarios run, with what was asked for on the
-        command line; its
-            options come last, and so win.
+    Args:
+        wanted: what the engine's scenarios run, with what was asked for on the command
+            line; its options come last, and so win.
         length_told: ``max_model_len`` was asked for.
 
     Raises:

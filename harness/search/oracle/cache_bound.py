@@ -89,9 +89,11 @@ class _Prompt:
 class _Rules:
     """How tokens and pictures compare on a server.
 
-    Attributes: bytewise: a byte of text is a token, as for tiny models. by_features:
-        pictures that are equal after the processor's resizing are one to the cache,
-            as for SGLang and LMDeploy; vLLM and minivllm go by the picture itself.
+    Attributes:
+        bytewise: a byte of text is a token, as for tiny models.
+        by_features: pictures that are equal after the processor's resizing are one to
+            the cache, as for SGLang and LMDeploy; vLLM and minivllm go by the picture
+            itself.
     """
 
     bytewise: bool
@@ -172,9 +174,8 @@ class _Rules:
         tokens = prompt.tokens or 0
         if ended and earlier.generated is None:
             return tokens
-        more = (
-            (earlier.generated or 0) if ended else 0
-        )  # its answer is in the cache as well
+        # Its answer is in the cache as well.
+        more = (earlier.generated or 0) if ended else 0
         return min(tokens, tokens - self.least_tokens(rest) + more)
 
     def _behind(

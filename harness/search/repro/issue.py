@@ -218,8 +218,9 @@ def read_issue(text: str) -> Issue:
 
     It is read in a child with limits: its writer is nobody whom we know.
 
-    Raises: UsageError: its server's command cannot be read, or reading takes more than
-        a limit.
+    Raises:
+        UsageError: its server's command cannot be read, or reading takes more than a
+            limit.
     """
     try:
         fields = within_limits(

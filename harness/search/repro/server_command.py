@@ -187,9 +187,8 @@ def _words(text: str) -> tuple[list[str], dict[str, str]]:
         )  # as a text program changes what is pasted into it
 
     lists = {name: _split(inside) for name, inside in _ARRAY.findall(text)}
-    joined = re.sub(
-        rf"({CONTINUED.pattern})[ \t]*#[^\n]*\n", r"\1", text
-    )  # an option taken out
+    # An option taken out.
+    joined = re.sub(rf"({CONTINUED.pattern})[ \t]*#[^\n]*\n", r"\1", text)
     joined = CONTINUED.sub(" ", joined)
     joined = re.sub(r"(?<!\s)\s+\\[ \t]*$", "", joined, flags=re.MULTILINE)
     variables: dict[str, str] = {}

@@ -173,7 +173,7 @@ def test_an_early_end_is_a_near_tie_only_where_the_next_token_hardly_led() -> No
             "a": 1.1 - lead,
             "b": 1.1 - lead,
             "c": lead,
-        }  # those before it say nothing of it
+        }
         tokens = tuple(
             Token(t, -0.5, ((t, -0.5), ("<end>", -0.5 - leads[t]))) for t in "abc"
         )
@@ -290,9 +290,8 @@ def test_an_answer_of_other_sums_is_told_from_noise() -> None:
     calm = [1e-4] * 6
     assert near_ties.outliers([*calm, 0.3, 0.01]) == {6}
     assert not near_ties.outliers([*calm[:5], 0.3, 0.3])  # too few to tell
-    assert not near_ties.outliers(
-        [0.01] * 12 + [0.3]
-    )  # a server whose sums differ everywhere
+    # A server whose sums differ everywhere.
+    assert not near_ties.outliers([0.01] * 12 + [0.3])
     assert not near_ties.outliers([*calm, near_ties.OUTLIER, near_ties.OUTLIER])
     assert not near_ties.outliers([])
 
