@@ -256,8 +256,8 @@ class Episodes:
     def _barred(
         self, ops: Sequence[Operation], at_once: int, random: Random
     ) -> list[Operation]:
-        """So many at once; who uses a picture again mostly waits for the one before, and
-        who asks an adapter for its coming."""
+        """So many at once; who uses a picture again mostly waits for the one before,
+        and who asks an adapter for its coming."""
         barred: list[Operation] = []
         last: dict[str, str] = {}  # by picture or adapter: the request that had it last
         for op in ops:

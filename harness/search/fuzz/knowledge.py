@@ -117,9 +117,7 @@ class Pursued(Line):
 class Finished(Line):
     """A finding that was not shrunk to its end was taken up again, in the folder
     ``replay``.
-
-    ``of``: the finding's folder.
-    """
+    ``of``: the finding's folder."""
 
     kind: Literal["finished"] = "finished"
     of: str
@@ -395,8 +393,8 @@ class Knowledge:
         self._keep_apart()
 
     def _keep_apart(self) -> None:
-        """What is left out from now on. Where a known failure to start comes again, only
-        switches that never started are to blame, if there is one."""
+        """What is left out from now on. Where a known failure to start comes again,
+        only switches that never started are to blame, if there is one."""
         groups = set(self._unfit_for_certain)
         for switches in self._unfit:
             groups.add(switches - self.started or switches)

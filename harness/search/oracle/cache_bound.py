@@ -236,9 +236,8 @@ def _prompt_of(
         if salted
         else []
     )
-    salt += (
-        [adapter_of(sent.op)] if adapted else []
-    )  # what an adapter computed is its own
+    # What an adapter computed is its own.
+    salt += [adapter_of(sent.op)] if adapted else []
     return _Prompt(
         sent.op.id,
         _orders(groups),

@@ -178,8 +178,8 @@ class Candidates:
         return self.known[digest]
 
     def beside(self, candidates: Sequence[tuple[Case, str]]) -> None:
-        """Make attempts at these at once: one that is asked for, and others that may be;
-        they count as starts once they are. Only where one attempt at each tells."""
+        """Make attempts at these at once: one that is asked for, and others that may
+        be; they count as starts once they are. Only where one attempt at each tells."""
         verdicts = self.verdicts
         new: dict[str, AttemptWanted] = {}
         for case, what in candidates:

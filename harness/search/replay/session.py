@@ -216,8 +216,8 @@ class Rounds:
         return named if finding.known else None
 
     def _comes_with_another(self, finding: Finding, case: Case) -> bool:
-        """Whether exactly the same requests were left of another failure: then it is what
-        else they show, and no finding of its own."""
+        """Whether exactly the same requests were left of another failure: then it is
+        what else they show, and no finding of its own."""
         left = [op.id for op in case.operations], case.server.mitigation
         other: Finding | None = None
         for earlier, left_of_it in self._left:
@@ -343,8 +343,8 @@ class Rounds:
             self._found(case, seens, ())
 
     def _pursuable(self, seens: list[Observation]) -> dict[str, tuple[int, int]]:
-        """As :func:`tally`, of what is not handled yet; of what is asked for, where that
-        shows."""
+        """As :func:`tally`, of what is not handled yet; of what is asked for, where
+        that shows."""
         kinds: dict[str, FindingClass] = {}
         for seen in seens:
             for sighting in seen.sightings:

@@ -246,9 +246,8 @@ class Shrinking:
             rest = rest[self._most(rest, name) + 1 :]
             if self.drop(rest, f"without the other {len(rest)} × {name}"):
                 return
-        while (
-            len(rest) >= _FEW
-        ):  # of a few, halves; what stays then is left out one by one
+        # Of a few, halves; what stays then is left out one by one.
+        while len(rest) >= _FEW:
             halves = rest[: len(rest) // 2], rest[len(rest) // 2 :]
             what = f"of the other {len(rest)} × {name}"
             gone = next(

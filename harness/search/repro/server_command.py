@@ -182,9 +182,8 @@ def _words(text: str) -> tuple[list[str], dict[str, str]]:
         ("[\u2018\u2019]", "'"),
         ("(?<!\\S)[\u2013\u2014]-?", "--"),
     ):
-        text = re.sub(
-            typed, meant, text
-        )  # as a text program changes what is pasted into it
+        # As a text program changes what is pasted into it.
+        text = re.sub(typed, meant, text)
 
     lists = {name: _split(inside) for name, inside in _ARRAY.findall(text)}
     # An option taken out.

@@ -666,8 +666,9 @@ class Reproducing(Replaying):
     # -------------------------------------------------------------- what comes and goes
 
     def _in_a_row(self, rounds: Rounds) -> None:
-        """Nothing of a loud failure showed, and requests were answered: send them again and
-        again on one server. A race between two threads shows in a part of the tries."""
+        """Nothing of a loud failure showed, and requests were answered: send them again
+        and again on one server. A race between two threads shows in a part of the
+        tries."""
         assert self._files is not None
         replay, case, claim = self.replay, self._files.case, self.facts.claim
         if replay.findings or replay.unconfirmed or replay.untestable:

@@ -134,9 +134,8 @@ def test_a_flip_where_one_token_led_is_an_error() -> None:
 def test_text_alone_is_held_against_the_tokens_of_the_other(tie: bool) -> None:
     answer, place, other = near_tie(BOUND / 2) if tie else clear_case()
     alone = TokenAnswer(changed(answer, place, other).text)
-    if (
-        not tie
-    ):  # what leads least around there decides: it cannot be told which token it is
+    # What leads least around there decides: it cannot be told which token it is.
+    if not tie:
         tokens = tuple(
             Token(t.text, -0.1, ((t.text, -0.1), ("?", -4))) for t in answer.tokens
         )
