@@ -29,7 +29,7 @@ from mmrepro.runs.play.player import Player, PlayOptions
 from mmrepro.search.fuzz.options import dialect_of
 from mmrepro.search.oracle.comparison import compare_with_reference, compared
 from mmrepro.search.oracle.judge import judge
-from mmrepro.search.oracle.judged import Judged
+from mmrepro.search.oracle.judged import OracleReport
 from mmrepro.search.oracle.reference import comparable, reference_case
 from mmrepro.traffic.case.model import (
     CHAT,
@@ -140,7 +140,7 @@ def tried(
         judged = compare_with_reference(case, played, alone)
         row["equals"] = None if judged.unseen else not compared(judged)
         row["compared"] = judged.counted
-        judged = Judged.of([judged, judge(case, played, engine=engine)])
+        judged = OracleReport.of([judged, judge(case, played, engine=engine)])
         row["held against it"] = [one.said[:300] for one in judged.sightings]
     why = [played.said, *played.causes[:2]]
     row["why"] = (
