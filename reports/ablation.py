@@ -85,7 +85,7 @@ _BADGES: Final = {
     Conclusion.NO_CURE: b.Badge("No workaround", "bad"),
     Conclusion.INCONCLUSIVE: b.Badge("Inconclusive", "unsure"),
 }
-BASELINE: Final = "(the failing baseline)"
+_BASELINE: Final = "(the failing baseline)"
 
 
 def compose(ablation: Ablation) -> b.Page:
@@ -96,7 +96,7 @@ def compose(ablation: Ablation) -> b.Page:
     hypotheses = words.claims(ablation.hypotheses, "status", "hypothesis", "hypotheses")
     return b.Page(
         title=f"Ablation of {where}",
-        badge=badge(ablation),
+        badge=_badge(ablation),
         subject=where
         + (f", fidelity {ablation.fidelity}" if ablation.fidelity else ""),
         warning=b.broken_off(
@@ -121,7 +121,7 @@ def compose(ablation: Ablation) -> b.Page:
     )
 
 
-def badge(ablation: Ablation) -> b.Badge:
+def _badge(ablation: Ablation) -> b.Badge:
     if ablation.conclusion is not None:
         return _BADGES[ablation.conclusion]
     labels = {
@@ -132,7 +132,7 @@ def badge(ablation: Ablation) -> b.Badge:
     return b.Badge(labels[ablation.state], "unsure")
 
 
-def outcome_word(run: CellRun) -> str:
+def _outcome_word(run: CellRun) -> str:
     return run.outcome.words if run.outcome else "no verdict"
 
 
@@ -141,7 +141,7 @@ def cell_words(cell: Cell | None) -> tuple[str, str, str]:
     if cell is None:
         return "not run", "", ""
     return (
-        _counted([outcome_word(run) for run in cell.runs]),
+        _counted([_outcome_word(run) for run in cell.runs]),
         _counted([_THERE[run.symptom] for run in cell.runs]),
         _counted([_THERE[run.cause] for run in cell.runs]),
     )
@@ -207,7 +207,7 @@ def _factors(ablation: Ablation) -> Iterator[b.Block]:
     )
     baseline = ablation.cell(())
     first = (
-        [b.row(BASELINE, "–", *cell_words(baseline), "", "", tone="soft")]
+        [b.row(_BASELINE, "–", *cell_words(baseline), "", "", tone="soft")]
         if baseline
         else []
     )
@@ -244,10 +244,10 @@ def _workarounds(ablation: Ablation) -> list[b.Block]:
 def _runs(ablation: Ablation) -> list[b.Block]:
     rows = []
     for cell in ablation.cells:
-        name, state = " + ".join(cell.flips) or BASELINE, _STATES[cell.state]
+        name, state = " + ".join(cell.flips) or _BASELINE, _STATES[cell.state]
         for run in cell.runs:
             cause = f"{_THERE[run.cause]}: {run.cause_observed}"
-            came = (run.error or outcome_word(run), run.symptom_observed, cause, state)
+            came = (run.error or _outcome_word(run), run.symptom_observed, cause, state)
             where = (duration(run.seconds), words.run_link(run.incident_dir))
             rows.append(b.row(name, *came, *where, status=cell.state.value))
     heads = (
@@ -263,7 +263,7 @@ def _stand_ins(ablation: Ablation) -> list[tuple[StandIn, str]]:
     for cell in ablation.cells:
         for run in cell.runs:
             for stand_in in run.stand_ins:
-                where = f"runs with {' + '.join(cell.flips) or BASELINE}"
+                where = f"runs with {' + '.join(cell.flips) or _BASELINE}"
                 found.setdefault(stand_in.name, (stand_in, where))
     return list(found.values())
 

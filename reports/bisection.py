@@ -18,10 +18,10 @@ from mmrepro.failure.documents.searches import (
 from mmrepro.reports import blocks as b, svg, words
 from mmrepro.reports.documents import kind
 
-CHANCES: Final = 12
-OPEN_POINTS: Final = 25
+_CHANCES: Final = 12
+_OPEN_POINTS: Final = 25
 """Points in a table that is not folded."""
-LOOKS: Final[dict[PointVerdict, tuple[str, b.Tone, str]]] = {
+_LOOKS: Final[dict[PointVerdict, tuple[str, b.Tone, str]]] = {
     PointVerdict.BAD: ("✘ bad", "bad", "server"),
     PointVerdict.GOOD: ("✔ good", "good", "ok"),
     PointVerdict.OTHER: ("≠ different failure", "unsure", "client"),
@@ -29,11 +29,11 @@ LOOKS: Final[dict[PointVerdict, tuple[str, b.Tone, str]]] = {
     PointVerdict.BOTH: ("± both", "unsure", "lost"),
 }
 """Of each verdict: its mark and words, its tone, the class of its dot."""
-MEASURED: Final = (
+_MEASURED: Final = (
     "✘ bad: the metric moved there as far as at the bad end. ✔ good: it did not. ±: "
     "that is left open. ?: nothing was measured."
 )
-LEGEND: Final = (
+_LEGEND: Final = (
     "✘ bad: reproduced, with symptom and cause. ✔ good: not reproduced, although the "
     "trigger arrived and the engine works after it. ≠: a different failure. ?: "
     "untestable; no run reached a verdict, which counts as neither. ±: both; runs "
@@ -43,14 +43,16 @@ LEGEND: Final = (
 
 def compose(bisection: Bisection) -> b.Page:
     found = bisection.sides
-    answers = "; ".join(answer(bisection, direction, side) for direction, side in found)
+    answers = "; ".join(
+        _answer(bisection, direction, side) for direction, side in found
+    )
     stand_ins = ((one, "") for one in bisection.stand_ins)
     what = f"{bisection.measure} under " * bool(bisection.measure)
     what += words.scenario_name(bisection.scenario)
     over = f"{what} over {bisection.engine} {bisection.by}s"
     return b.Page(
         title=f"Bisection of {over}",
-        badge=badge(bisection),
+        badge=_badge(bisection),
         subject=over + (f": {answers}" if answers else ""),
         warning=b.broken_off(
             bisection.failure and words.sentence(bisection.failure),
@@ -82,7 +84,7 @@ def compose(bisection: Bisection) -> b.Page:
     )
 
 
-def badge(bisection: Bisection) -> b.Badge:
+def _badge(bisection: Bisection) -> b.Badge:
     if bisection.state != "complete":
         tones: dict[str, b.Tone] = {"interrupted": "unsure", "failed": "bad"}
         return b.Badge(bisection.state.capitalize(), tones[bisection.state])
@@ -94,7 +96,7 @@ def badge(bisection: Bisection) -> b.Badge:
     return b.Badge("Not found", "unsure")
 
 
-def answer(bisection: Bisection, direction: str, side: Side) -> str:
+def _answer(bisection: Bisection, direction: str, side: Side) -> str:
     """The side in a few words: ``first bad 0.14.0``."""
     label = {"introduced": "first bad", "fixed": "first good"}[direction]
     named = side.first_bad or side.first_good
@@ -108,7 +110,7 @@ def answer(bisection: Bisection, direction: str, side: Side) -> str:
     return f"{label}: {a}{side.conclusion.replace('-', ' ')}"
 
 
-def certainty(side: Side) -> str:
+def _certainty(side: Side) -> str:
     if side.verified:
         return "both sides were run again and agree"
     if side.conclusion is SideConclusion.RANGE:
@@ -121,8 +123,8 @@ def certainty(side: Side) -> str:
 
 def _card(bisection: Bisection) -> Iterator[b.Block]:
     for direction, side in bisection.sides:
-        text = side.explanation or answer(bisection, direction, side)
-        yield b.p(b.strong(_sentence(text)), f" {_sentence(certainty(side))}")
+        text = side.explanation or _answer(bisection, direction, side)
+        yield b.p(b.strong(_sentence(text)), f" {_sentence(_certainty(side))}")
         for chance in side.posterior[:1]:
             name = _short(bisection, chance.last_bad)
             share = f"last bad is {name} with {chance.probability:.1%}"
@@ -143,8 +145,8 @@ def _disagree(bisection: Bisection) -> str:
 def _line(bisection: Bisection) -> Iterator[b.Block]:
     points = bisection.ran
     if points:
-        yield b.p(MEASURED if bisection.measure else LEGEND, tone="soft")
-        marks = [f"{p.label} {LOOKS[p.verdict][0][0]}" for p in points if p.verdict]
+        yield b.p(_MEASURED if bisection.measure else _LEGEND, tone="soft")
+        marks = [f"{p.label} {_LOOKS[p.verdict][0][0]}" for p in points if p.verdict]
         caption = (
             "Small: not run. A shaded band lies between the two sides of a boundary."
         )
@@ -153,7 +155,7 @@ def _line(bisection: Bisection) -> Iterator[b.Block]:
 
 def _side(bisection: Bisection, side: Side) -> Iterator[b.Block]:
     yield b.p(_sentence(side.explanation))
-    facts = [f"{certainty(side)}; {b.count(side.runs, 'run')}", *side.notes]
+    facts = [f"{_certainty(side)}; {b.count(side.runs, 'run')}", *side.notes]
     if side.other_between:
         between = " and ".join(_short(bisection, name) for name in side.other_between)
         facts.append(f"the different failure gives way between {between}")
@@ -166,7 +168,7 @@ def _side(bisection: Bisection, side: Side) -> Iterator[b.Block]:
             f"; the failure shows in about {side.rate:.0%} of the runs" if shows else ""
         )
         yield b.p(f"Runs {_disagree(bisection)}{rate}. Where the boundary may lie:")
-        chances = side.posterior[:CHANCES]
+        chances = side.posterior[:_CHANCES]
         rows = [
             (_short(bisection, c.last_bad), f"{c.probability:.1%}") for c in chances
         ]
@@ -186,7 +188,7 @@ def _points(bisection: Bisection) -> Iterator[b.Block]:
         )
     heads = f"{bisection.by}:name | verdict:name | runs | took:number | observed"
     heads += " | declared:name | uploaded:name"
-    yield from b.counted("point", heads, rows, OPEN_POINTS)
+    yield from b.counted("point", heads, rows, _OPEN_POINTS)
 
 
 def _cells(point: Point) -> tuple[b.Inline, b.Inline, b.Inline]:
@@ -196,7 +198,7 @@ def _cells(point: Point) -> tuple[b.Inline, b.Inline, b.Inline]:
     name = f"{point.label} {one_line(point.subject, 60)}".strip()
     if point.verdict is None:
         return name, "not run", runs
-    return name, b.toned(*LOOKS[point.verdict][:2]), runs
+    return name, b.toned(*_LOOKS[point.verdict][:2]), runs
 
 
 def _runs(bisection: Bisection) -> list[b.Block]:
@@ -281,45 +283,45 @@ def _shorts(bisection: Bisection, names: Sequence[str]) -> str:
 
 # ------------------------------------------------------------------------------ drawing
 
-WIDTH: Final = 1080
-MARGIN: Final = 44
-AXIS: Final = 96
-APART: Final = 13.0
+_WIDTH: Final = 1080
+_MARGIN: Final = 44
+_AXIS: Final = 96
+_APART: Final = 13.0
 """Pixels between labels, which stand on their heads."""
-MAX_LABELS: Final = 70
+_MAX_LABELS: Final = 70
 
 
 def _drawing(bisection: Bisection) -> Markup:
     """The points on one line. A mark shows the verdict as well as its colour does."""
     points = bisection.points
-    step = (WIDTH - 2 * MARGIN) / max(1, len(points) - 1)
-    xs = [MARGIN + step * number for number in range(len(points))]
+    step = (_WIDTH - 2 * _MARGIN) / max(1, len(points) - 1)
+    xs = [_MARGIN + step * number for number in range(len(points))]
     body = [
-        svg.path("axis", f"M{xs[0]:.1f} {AXIS}H{xs[-1]:.1f}"),
+        svg.path("axis", f"M{xs[0]:.1f} {_AXIS}H{xs[-1]:.1f}"),
         *_bands(bisection, xs),
     ]
-    labels, taken, longest = 0, -APART, 0
+    labels, taken, longest = 0, -_APART, 0
     for x, point in zip(xs, points, strict=True):
         verdict = point.verdict
-        word, _, fill = LOOKS[verdict] if verdict else ("not run", "", "tick")
+        word, _, fill = _LOOKS[verdict] if verdict else ("not run", "", "tick")
         hint = f"{point.label}: {word}" + (", declared affected" * point.declared)
         body.append(
-            svg.circle(fill, x, AXIS, 9 if verdict else 2.5, one_line(hint, 300))
+            svg.circle(fill, x, _AXIS, 9 if verdict else 2.5, one_line(hint, 300))
         )
         if verdict is None:
             continue
-        body.append(svg.text(x, AXIS + 4, word[0], "inbar mid"))
-        if labels < MAX_LABELS:
-            taken, labels = max(x, taken + APART), labels + 1
+        body.append(svg.text(x, _AXIS + 4, word[0], "inbar mid"))
+        if labels < _MAX_LABELS:
+            taken, labels = max(x, taken + _APART), labels + 1
             name = one_line(point.label, 22)
             longest = max(longest, len(name))
-            place = f"translate({taken - 3:.1f} {AXIS + 22}) rotate(60)"
+            place = f"translate({taken - 3:.1f} {_AXIS + 22}) rotate(60)"
             body.append(svg.tag("text", name, cls="tick", transform=place))
     label = (
         f"{len(points)} points from old to new, those that were run marked with their "
         "verdict"
     )
-    return svg.svg(AXIS + 36 + 6 * longest, label, body)
+    return svg.svg(_AXIS + 36 + 6 * longest, label, body)
 
 
 def _bands(bisection: Bisection, xs: Sequence[float]) -> Iterator[Markup]:
@@ -330,12 +332,12 @@ def _bands(bisection: Bisection, xs: Sequence[float]) -> Iterator[Markup]:
             continue
         left, right = (xs[names.index(name)] for name in side.between)
         middle, top = (left + right) / 2, 20 + 22 * level
-        yield svg.rect("b1", left, top + 8, max(1.0, right - left), AXIS - top - 8)
-        yield svg.path("grid", f"M{middle:.1f} {top + 6}V{AXIS}")
+        yield svg.rect("b1", left, top + 8, max(1.0, right - left), _AXIS - top - 8)
+        yield svg.path("grid", f"M{middle:.1f} {top + 6}V{_AXIS}")
         anchor = (
-            "end" if middle > WIDTH * 0.66 else "mid" if middle > WIDTH * 0.25 else ""
+            "end" if middle > _WIDTH * 0.66 else "mid" if middle > _WIDTH * 0.25 else ""
         )
-        told = f"{direction}: {answer(bisection, direction, side)}"
+        told = f"{direction}: {_answer(bisection, direction, side)}"
         yield svg.text(middle, top, told, f"name {anchor}")
 
 

@@ -43,13 +43,13 @@ from mmrepro.traffic.case.files import case_text, read_contents
 from mmrepro.traffic.case.model import CASE_FILE, IMAGES_DIR, SCRIPT_FILE
 from mmrepro.traffic.evidence import Evidence
 
-DEFAULT_MAX_BYTES: Final = 10 << 20
+_DEFAULT_MAX_BYTES: Final = 10 << 20
 """GitHub takes ZIP files of up to 25 MB."""
 
 MAX_FILES: Final = 5000
 MAX_ITEMS: Final = 20_000
 """Of one kind of evidence: a run has some hundreds of requests and events."""
-ISSUE_FILE: Final = "issue.md"
+_ISSUE_FILE: Final = "issue.md"
 _ORDER: Final = ("log", "metrics", "json", "txt", "lock", "stacks")
 
 
@@ -159,7 +159,7 @@ def write_bundle(
     made: Incident | Replay,
     target: Path,
     *,
-    max_bytes: int = DEFAULT_MAX_BYTES,
+    max_bytes: int = _DEFAULT_MAX_BYTES,
     secrets: Sequence[str] = (),
     force: bool = False,
 ) -> BundleManifest:
@@ -243,7 +243,7 @@ def _add_replay(packer: _Packer, directory: Path, replay: Replay) -> None:
 def _add_finding(packer: _Packer, loaded: LoadedFinding) -> None:
     texts = {
         **documents.rendered(one.KIND, loaded),
-        ISSUE_FILE: issue_form.public_issue(loaded),
+        _ISSUE_FILE: issue_form.public_issue(loaded),
     }
     images: dict[str, bytes] = {}
     if loaded.case is not None:

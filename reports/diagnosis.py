@@ -51,13 +51,13 @@ def compose_diagnosis(incident: Incident | None, diagnosis: Diagnosis) -> b.Page
         # The timeline of a few seconds says less than the rest.
         happened = [s for s in runs.what_happened(incident) if s.title != "Conditions"]
         sections += [*happened, *runs.context(incident)]
-    known = f", {code_of(diagnosis.found[0])}" if diagnosis.found else ""
+    known = f", {_code_of(diagnosis.found[0])}" if diagnosis.found else ""
     return b.Page(
-        title=runs.title(incident) if incident else target_line(diagnosis),
+        title=runs.title(incident) if incident else _target_line(diagnosis),
         badge=b.Badge(
-            answer(diagnosis), tone(diagnosis), f"exit {diagnosis.exit_code}"
+            _answer(diagnosis), _tone(diagnosis), f"exit {diagnosis.exit_code}"
         ),
-        subject=target_line(diagnosis) + known,
+        subject=_target_line(diagnosis) + known,
         warning=runs.warning(incident) if incident else None,
         card=[*_card(diagnosis)],
         counts=[*_counts(diagnosis)],
@@ -67,13 +67,13 @@ def compose_diagnosis(incident: Incident | None, diagnosis: Diagnosis) -> b.Page
     )
 
 
-def tone(diagnosis: Diagnosis) -> b.Tone:
+def _tone(diagnosis: Diagnosis) -> b.Tone:
     """good, bad or unsure: the colour of the answer."""
     tones: dict[int, b.Tone] = {0: "good", 1: "bad"}
     return tones.get(diagnosis.exit_code, "unsure")
 
 
-def answer(diagnosis: Diagnosis) -> str:
+def _answer(diagnosis: Diagnosis) -> str:
     """``Frozen in Python code: ghost-key-eviction``: the badge."""
     told = STATE_WORDS[diagnosis.state].partition(":")[0]
     known = diagnosis.found
@@ -99,7 +99,7 @@ def effect_sentence(diagnosis: Diagnosis) -> str:
     )
 
 
-def target_line(diagnosis: Diagnosis) -> str:
+def _target_line(diagnosis: Diagnosis) -> str:
     target = diagnosis.target
     engine = f"{target.engine or 'unknown engine'} {target.release}".strip()
     where = {
@@ -112,7 +112,7 @@ def target_line(diagnosis: Diagnosis) -> str:
     return f"{target.url}: {engine}, {where[target.place]}{processes}"
 
 
-def code_of(match: Match) -> str:
+def _code_of(match: Match) -> str:
     return f"{match.scenario} ({match.variant})" if match.variant else match.scenario
 
 
@@ -127,7 +127,7 @@ def _card(diagnosis: Diagnosis) -> Iterator[b.Block]:
     for match in (diagnosis.found or alike)[:1]:
         fit = FIT_WORDS[match.fit].partition(":")[0].capitalize()
         why = f": {match.title}. {words.sentence(match.why)}"
-        yield b.p(f"{fit} ", b.code(code_of(match)), why)
+        yield b.p(f"{fit} ", b.code(_code_of(match)), why)
     if diagnosis.cause is not None:
         at = ", ".join(filter(None, [diagnosis.cause.process, diagnosis.cause.time]))
         why = f", {diagnosis.cause.certainty.value}, by its log ({at}): "
@@ -260,14 +260,14 @@ def _logged(diagnosis: Diagnosis) -> Iterator[b.Block]:
         yield from b.bullets([b.prose(text) for text in cause.advice])
 
 
-def class_title(one: NamedClass) -> str:
+def _class_title(one: NamedClass) -> str:
     """``certain: steps stopped``: how sure it is, and the class in words."""
     return f"{one.certainty.value}: {CLASS_WORDS[one.name].partition(':')[0]}"
 
 
 def _classes(diagnosis: Diagnosis) -> Iterator[b.Block]:
     for one in diagnosis.classes[:12]:
-        yield b.Heading((b.code(one.name.value), f" {class_title(one)}"))
+        yield b.Heading((b.code(one.name.value), f" {_class_title(one)}"))
         yield b.p(one.sentence)
         yield from b.bullets(one.why[:12])
         if one.advice:
@@ -281,7 +281,7 @@ def _matches(diagnosis: Diagnosis) -> Iterator[b.Block]:
         some = [m for m in diagnosis.matches if (m.fit is Fit.NOT_THIS) is excluded]
         rows = []
         for m in some:
-            name, fit = b.code(code_of(m)), b.toned(m.fit.value, _FITS[m.fit])
+            name, fit = b.code(_code_of(m)), b.toned(m.fit.value, _FITS[m.fit])
             why = m.exposed_because if m.fit is Fit.EXPOSED else m.why
             numbers = map(str, (m.met, m.not_met, m.unknown))
             rows.append(b.row(name, fit, *numbers, why, status=m.fit.value))
@@ -296,10 +296,10 @@ def _matches(diagnosis: Diagnosis) -> Iterator[b.Block]:
         if excluded:
             continue
         for match in [m for m in some if m.fit in _SHOWN][:3]:
-            yield b.Heading((b.code(code_of(match)), f" {match.title}"))
+            yield b.Heading((b.code(_code_of(match)), f" {match.title}"))
             yield b.p(match.why)
             yield from runs.condition_tables(
-                match.conditions[:60], b.slug(code_of(match)) + "-"
+                match.conditions[:60], b.slug(_code_of(match)) + "-"
             )
             yield from b.bullets(match.references[:3], "soft")
 

@@ -163,7 +163,7 @@ def render(kind: Kind[T], loaded: T, format: str, folder: Path | None = None) ->
                 "that could fail.",
                 hint="--format json",
             )
-        return render_junit(kind.junit(published(loaded)))
+        return _render_junit(kind.junit(published(loaded)))
     page = kind.compose(published(loaded))
     if format == "html":
         return render_html(page, folder)
@@ -209,7 +209,7 @@ def keep(kind: Kind[T], loaded: T, folder: Path) -> list[Path]:
 # -------------------------------------------------------------------------------- JUnit
 
 
-def render_junit(suites: Sequence[Suite]) -> str:
+def _render_junit(suites: Sequence[Suite]) -> str:
     from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
     results = {"failed": Failure, "error": Error, "skipped": Skipped}

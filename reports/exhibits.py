@@ -20,14 +20,14 @@ from mmrepro.reports import svg
 
 MAX_SIDE: Final = 128
 """Larger pictures are shown smaller: a pixel may become an element."""
-MAX_ENCODED_PIXELS: Final = 4 << 20
-MAX_EXHIBITS: Final = 12
+_MAX_ENCODED_PIXELS: Final = 4 << 20
+_MAX_EXHIBITS: Final = 12
 
-Pictured = list[tuple[Shown, Markup]]
-Colour = tuple[int, int, int]
+_Pictured = list[tuple[Shown, Markup]]
+_Colour = tuple[int, int, int]
 
 
-def exhibits(incident: Incident) -> list[tuple[Exhibit, Pictured, Markup]]:
+def exhibits(incident: Incident) -> list[tuple[Exhibit, _Pictured, Markup]]:
     """Each exhibit with its pictures and its curve, drawn; empty where there is
     none."""
     return [
@@ -35,11 +35,11 @@ def exhibits(incident: Incident) -> list[tuple[Exhibit, Pictured, Markup]]:
             exhibit,
             [
                 (shown, pixels(shown.png, shown.caption))
-                for shown in exhibit.shown[:MAX_EXHIBITS]
+                for shown in exhibit.shown[:_MAX_EXHIBITS]
             ],
             curve(exhibit.birthday) if exhibit.birthday else Markup(""),
         )
-        for exhibit in incident.exhibits[:MAX_EXHIBITS]
+        for exhibit in incident.exhibits[:_MAX_EXHIBITS]
     ]
 
 
@@ -49,7 +49,7 @@ def pixels(png: bytes, caption: str) -> Markup:
     rows = _rows(png)
     if not rows:
         return Markup("")
-    paths: dict[Colour, list[str]] = defaultdict(list)
+    paths: dict[_Colour, list[str]] = defaultdict(list)
     for y, end, x, count, colour in _blocks(rows):
         paths[colour].append(f"M{x} {y}h{count}v{end - y}h-{count}z")
     drawn = (
@@ -61,7 +61,7 @@ def pixels(png: bytes, caption: str) -> Markup:
     return svg.tag("svg", *drawn, viewBox=box, role="img", **more)
 
 
-def _rows(png: bytes) -> list[list[Colour]]:
+def _rows(png: bytes) -> list[list[_Colour]]:
     """RGB values, row by row."""
     if not png:
         return []
@@ -69,7 +69,7 @@ def _rows(png: bytes) -> list[list[Colour]]:
 
     try:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
-            if image.width * image.height > MAX_ENCODED_PIXELS:
+            if image.width * image.height > _MAX_ENCODED_PIXELS:
                 return []
             image.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.NEAREST)
             small = image.convert("RGB")
@@ -81,7 +81,7 @@ def _rows(png: bytes) -> list[list[Colour]]:
     return [triples[i : i + width] for i in range(0, len(triples), width)]
 
 
-def _blocks(rows: list[list[Colour]]) -> Iterator[tuple[int, int, int, int, Colour]]:
+def _blocks(rows: list[list[_Colour]]) -> Iterator[tuple[int, int, int, int, _Colour]]:
     """(first row, row after the last, x, width, colour): runs of pixels, over equal
     rows."""
     start = 0
@@ -102,8 +102,8 @@ HEIGHT: Final = 380
 TOP: Final = 30
 BASE: Final = HEIGHT - 52
 PLOT_W: Final = svg.WIDTH - svg.LEFT - 40
-MAX_POOLS: Final = 12
-STANDALONE_STYLE: Final = (
+_MAX_POOLS: Final = 12
+_STANDALONE_STYLE: Final = (
     ".picture{font:11px system-ui,'DejaVu "
     "Sans',sans-serif;--bg:#fff;--fg:#1b1f24;--soft:#57606a;"
     "--line:#d5dae0;--s0:#0b5cad;--s1:#b7571f}"
@@ -135,7 +135,7 @@ def curve(given: Birthday) -> Markup:
     return birthday_curve(given.bits, pools or None, seen=seen)
 
 
-def pools_of_interest(bits: int = 30) -> tuple[Pool, ...]:
+def _pools_of_interest(bits: int = 30) -> tuple[Pool, ...]:
     """Points of 1, 50 and 99 %; for 30 bits also the 46 000 that the report takes for
     50 %."""
     points = [Pool(images_for(share, bits)) for share in (0.01, 0.5, 0.99)]
@@ -153,7 +153,7 @@ def birthday_curve(
 ) -> Markup:
     """The probability of a collision of ``bits``-bit values over the number of images.
 
-    ``pools`` are marked on the curve (default: ``pools_of_interest``); ``seen`` are
+    ``pools`` are marked on the curve (default: ``_pools_of_interest``); ``seen`` are
     numbers that were measured, such as a search's own, marked on the axis below. At
     most 12 are drawn.
     ``standalone``: with its own colours, for a file of its own.
@@ -163,25 +163,25 @@ def birthday_curve(
     """
     marks = [
         p
-        for p in (pools_of_interest(bits) if pools is None else pools)
+        for p in (_pools_of_interest(bits) if pools is None else pools)
         if p.images >= 0
     ]
-    marks = sorted(marks, key=lambda pool: pool.images)[:MAX_POOLS]
-    measured = [p for p in seen if p.images >= 0][:MAX_POOLS]
+    marks = sorted(marks, key=lambda pool: pool.images)[:_MAX_POOLS]
+    measured = [p for p in seen if p.images >= 0][:_MAX_POOLS]
     widest = max([images_for(0.999, bits), *(p.images for p in (*marks, *measured))])
     # One wild number must not press the curve against the axis.
-    axis = _Axis(bits, min(widest, 4 * images_for(0.999, bits)) * 1.04)
+    axis = _BirthdayAxis(bits, min(widest, 4 * images_for(0.999, bits)) * 1.04)
     body = [*_grid(axis), _curve(axis), *_marks(axis, marks), *_seen(axis, measured)]
     if standalone:
         page = svg.rect("page", 0, 0, svg.WIDTH, HEIGHT)
-        body = [svg.tag("style", Markup(STANDALONE_STYLE)), page, *body]  # noqa: S704 - a constant
+        body = [svg.tag("style", Markup(_STANDALONE_STYLE)), page, *body]  # noqa: S704 - a constant
     label = f"Probability of a collision among images with {bits}-bit pad values"
     told = "; ".join(_words(bits, p) for p in (*marks, *measured)) + "."
     return svg.described("birthday", HEIGHT, label, told, body)
 
 
 @dataclass(frozen=True)
-class _Axis:
+class _BirthdayAxis:
     """Images to x, probability to y; both linear, from 0."""
 
     bits: int
@@ -214,7 +214,7 @@ def percent(probability: float) -> str:
     return f"{probability * 100:.1f} %"
 
 
-def _grid(axis: _Axis) -> Iterator[Markup]:
+def _grid(axis: _BirthdayAxis) -> Iterator[Markup]:
     yield svg.text(4, 16, "Probability that two images have one pad value", "panel")
     shares = [(share, f"{share:.0%}") for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     yield from svg.grid_lines(svg.LEFT, PLOT_W, shares, axis.y)
@@ -226,13 +226,13 @@ def _grid(axis: _Axis) -> Iterator[Markup]:
     yield svg.text(svg.LEFT + PLOT_W / 2, BASE + 36, across, "label mid")
 
 
-def _curve(axis: _Axis) -> Markup:
+def _curve(axis: _BirthdayAxis) -> Markup:
     points = [axis.most * i / 240 for i in range(241)]
     d = "L".join(f"{axis.x(n):.1f} {axis.y(axis.chance(n)):.1f}" for n in points)
     return svg.path("line s0", f"M{d}", f"2^{axis.bits} values")
 
 
-def _marks(axis: _Axis, pools: Sequence[Pool]) -> Iterator[Markup]:
+def _marks(axis: _BirthdayAxis, pools: Sequence[Pool]) -> Iterator[Markup]:
     """A point on the curve, a line to the axis, and a label on the side that the curve
     leaves."""
     below = (
@@ -256,7 +256,7 @@ def _marks(axis: _Axis, pools: Sequence[Pool]) -> Iterator[Markup]:
         )
 
 
-def _seen(axis: _Axis, pools: Sequence[Pool]) -> Iterator[Markup]:
+def _seen(axis: _BirthdayAxis, pools: Sequence[Pool]) -> Iterator[Markup]:
     for row, pool in enumerate(pools):
         x = axis.x(pool.images)
         yield svg.path("line s1", f"M{x:.1f} {BASE - 10}V{BASE}")

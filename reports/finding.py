@@ -34,7 +34,7 @@ def steps_of(loaded: LoadedFinding) -> list[str]:
     """What a reader types to reproduce it, one command each."""
     if loaded.case is None:
         return []
-    steps = server_steps(loaded.case, loaded.replay.settings, project(loaded.replay))
+    steps = server_steps(loaded.case, loaded.replay.settings, _project(loaded.replay))
     return [*steps, f"python3 {SCRIPT_FILE}"] if loaded.case.operations else steps
 
 
@@ -48,7 +48,7 @@ def script_of(loaded: LoadedFinding) -> str:
         loaded.folder,
         settings=loaded.replay.settings,
         deadline_s=loaded.replay.deadline_s,
-        project=project(loaded.replay),
+        project=_project(loaded.replay),
         stand_ins=loaded.replay.stand_ins,
     )
 
@@ -68,7 +68,7 @@ def upstream_test_of(loaded: LoadedFinding, checked: str = "") -> str:
     )
 
 
-def project(replay: Replay) -> str:
+def _project(replay: Replay) -> str:
     """The engine's name on the package index; empty: its own."""
     return replay.wheel.project if replay.wheel else ""
 
@@ -153,7 +153,7 @@ def _sequence(loaded: LoadedFinding) -> Iterator[b.Block]:
         rows.append(b.row(*cells, tone="bad" if lane.fails else "", status=lane.kind))
     heads = "request:name | observed | what | sent after | client leaves"
     yield from b.counted("request", heads, rows)
-    recipes = {name: image_words(name, case) for name in sequence.letters}
+    recipes = {name: _image_words(name, case) for name in sequence.letters}
     if recipes:
         named = [
             (b.code(letter), recipes[name]) for name, letter in sequence.letters.items()
@@ -226,7 +226,7 @@ def _steps(finding: Finding) -> list[b.Block]:
     )
 
 
-def image_words(name: str, case: Case) -> str:
+def _image_words(name: str, case: Case) -> str:
     """What an image is, by its recipe."""
     image: Image = case.images[name]
     fields: dict[str, Any] = image.model_dump()

@@ -90,7 +90,7 @@ def commands(
     this one."""
     if made.state == "interrupted" and made.resume:
         yield "to resume it", made.resume
-    for one in worst_first([one for one in found if one.folder])[:1]:
+    for one in _worst_first([one for one in found if one.folder])[:1]:
         place = shlex.quote(str(Path(folder, one.folder)))
         if one.finding.finding_class is not FindingClass.START_FAILURE:
             yield f"to reproduce {one.id}", f"python3 {place}/{SCRIPT_FILE}"
@@ -112,7 +112,7 @@ def commands(
     yield "to repeat it", made.command
 
 
-def worst_first(found: Sequence[Listed]) -> list[Listed]:
+def _worst_first(found: Sequence[Listed]) -> list[Listed]:
     """What is unknown and confirmed comes first, then by class."""
 
     def rank(one: Listed) -> tuple[bool, bool, int]:
@@ -137,10 +137,10 @@ def card(found: Sequence[Listed]) -> Iterator[b.Block]:
         name, kind = b.link(one.id, one.href), b.toned(of.finding_class.value, tone(of))
         numbers = (f"{of.requests} of {of.requests_before}", short_rate(of.rate))
         after = "" if one.after is None else duration(one.after)
-        rows.append((name, kind, standing(of), *numbers, after))
+        rows.append((name, kind, _standing(of), *numbers, after))
     heads = "finding:name | class:name | known as:name | requests:number | rate:name"
     yield from b.table(f"{heads} | first after:number", rows, "findings")
-    worst = worst_first(found)[0]
+    worst = _worst_first(found)[0]
     yield b.p(b.strong(f"{worst.id}: "), words.sentence(worst.finding.observation))
     yield b.p(f"Expected: {worst.finding.expectation}.")
     if worst.finding.stack:
@@ -153,7 +153,7 @@ def findings_section(found: Sequence[Listed]) -> b.Section:
     for one in found:
         of = one.finding
         name = b.link(f"{one.id}: {of.finding_class.words}", one.href)
-        known = b.toned(standing(of), tone(of))
+        known = b.toned(_standing(of), tone(of))
         after = (
             f"{duration(one.after)}, in episode {one.episode}"
             if one.after is not None
@@ -233,7 +233,7 @@ def context(
 # -------------------------------------------------------------------------------- words
 
 
-def standing(finding: Finding) -> str:
+def _standing(finding: Finding) -> str:
     """``ghost-key-eviction``, or ``unknown``; with a note where it is not confirmed."""
     known = finding.known_name or "unknown"
     same = f", the same bucket as {finding.same_as}" if finding.same_as else ""

@@ -13,7 +13,7 @@ from mmrepro.reports import blocks as b, findings, timeline, words
 from mmrepro.reports.documents import kind
 from mmrepro.reports.svg import Line, steps
 
-ABSENT: Final = (
+_ABSENT: Final = (
     "Nothing is claimed absent: what these requests did not show may be there "
     "all the same."
 )
@@ -26,7 +26,7 @@ _NEW: Final = (
 def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
     """The page. ``folder``: the session's, for its commands; empty: they are typed in
     it."""
-    found = listed(fuzz)
+    found = _listed(fuzz)
     all_found = [one.finding for one in fuzz.found]
     blind = "blind, " if fuzz.blind else ""
     where = f"{fuzz.server.label} ({blind}seed {fuzz.seed})"
@@ -42,7 +42,7 @@ def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
         badge=findings.badge(fuzz, all_found, nothing),
         subject=f"fuzzing of {where}",
         warning=b.broken_off(fuzz.failure, began=bool(fuzz.episodes)),
-        card=[*findings.card(found), b.p(ABSENT)],
+        card=[*findings.card(found), b.p(_ABSENT)],
         counts=[
             *findings.counts(all_found, len(fuzz.once)),
             b.count(len(fuzz.episodes), "episode"),
@@ -83,7 +83,7 @@ def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
     )
 
 
-def listed(fuzz: Fuzz) -> list[findings.Listed]:
+def _listed(fuzz: Fuzz) -> list[findings.Listed]:
     return [
         findings.Listed(one.id, one.finding, one.folder, one.after_s, one.episode)
         for one in fuzz.found

@@ -76,7 +76,7 @@ def table(grid: Grid) -> list[b.Block]:
 
 # ----------------------------------------------------------------------------- pictures
 
-STACK: Final = (
+_STACK: Final = (
     *(s for s in State if s is not State.NOT_REPRODUCED),
     State.NOT_REPRODUCED,
 )
@@ -289,7 +289,7 @@ def _stack(
     point: Point, x: float, width: float, y: float, height: float, top: int
 ) -> list[Markup]:
     parts, at = [], y + height * (1 - point.total / top)
-    for state in STACK:
+    for state in _STACK:
         tall = height * point.counts[state] / top
         if tall > 0:
             parts.append(rect(state.value, x, at, width, max(tall - 0.7, 0.4)))

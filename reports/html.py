@@ -19,7 +19,7 @@ from mmrepro.base.text.sanitize import clip, one_line, plain
 from mmrepro.reports import blocks as b
 from mmrepro.reports.svg import join, tag
 
-MAX_ROWS: Final = 2000
+_MAX_ROWS: Final = 2000
 _KINDS: Final = {"number": "number tight", "name": "tight", "prose": ""}
 """Classes of a column's cells."""
 _POLICY: Final = (
@@ -144,7 +144,7 @@ def _block(block: b.Block) -> Markup:
         case b.Paragraph(text, tone):
             return tag("p", _inline(text), cls=tone and f"{tone}-text")
         case b.Bullets(items, tone):
-            rows = (tag("li", _inline(item)) for item in items[:MAX_ROWS])
+            rows = (tag("li", _inline(item)) for item in items[:_MAX_ROWS])
             return tag("ul", *rows, cls=tone and f"{tone}-text")
         case b.Table():
             return _table(block.trimmed)
@@ -184,13 +184,13 @@ def _table(table: b.Table) -> Markup:
         for column in table.columns
     )
     named = any(column.name for column in table.columns)
-    more = len(table.rows) - MAX_ROWS
+    more = len(table.rows) - _MAX_ROWS
     caption = (
         tag("caption", one_line(table.caption, 200), cls="unseen")
         if table.caption
         else ""
     )
-    body = tag("tbody", *(_row(row, table) for row in table.rows[:MAX_ROWS]))
+    body = tag("tbody", *(_row(row, table) for row in table.rows[:_MAX_ROWS]))
     drawn = tag(
         "table", caption, tag("thead", tag("tr", *heads)) if named else "", body
     )

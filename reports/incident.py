@@ -20,7 +20,7 @@ from mmrepro.probes.data import ProcessesData
 from mmrepro.reports import blocks as b, timeline, words
 from mmrepro.reports.documents import HTML_FILE, MARKDOWN_FILE, Case, How, Suite, kind
 
-OPEN_LINES: Final = 15
+_OPEN_LINES: Final = 15
 """Of the timeline, which are shown unfolded."""
 
 
@@ -32,13 +32,13 @@ def compose(incident: Incident) -> b.Page:
         return compose_diagnosis(incident, incident.diagnosis)
     return b.Page(
         title=title(incident),
-        badge=badge(incident),
+        badge=_badge(incident),
         subject=f"{incident.scenario.name} on {engine_name(incident)}, "
         f"fidelity {incident.fidelity}"
         + (f": {of}" if (of := incident.engine.python_of) else ""),
         warning=warning(incident),
         card=[*_card(incident)],
-        counts=[*counts(incident)],
+        counts=[*_counts(incident)],
         commands=[*_commands(incident)],
         sections=[
             *what_happened(incident),
@@ -51,7 +51,7 @@ def compose(incident: Incident) -> b.Page:
 
 
 def warning(incident: Incident) -> b.Warning | None:
-    note = partial_note(incident)
+    note = _partial_note(incident)
     return b.Warning(note, incident.failure_detail) if note else None
 
 
@@ -63,12 +63,12 @@ def footer(incident: Incident) -> b.Inline:
 
 
 def _card(incident: Incident) -> Iterator[b.Block]:
-    if text := outcome(incident):
+    if text := _outcome(incident):
         yield b.p(text)
     reproduced = bool(incident.verdict) and incident.outcome is Outcome.REPRODUCED
     yield b.p(b.prose(words.sentence(incident.scenario.summary)))
     if incident.key_stack:
-        yield stack(incident.key_stack, short=True)
+        yield _stack_block(incident.key_stack, short=True)
     if incident.verdict is not None and incident.scenario.affected:
         where = f", {incident.scenario.where} alone" if incident.scenario.where else ""
         known = f"Affected releases: {incident.scenario.affected}{where}"
@@ -84,7 +84,7 @@ def _card(incident: Incident) -> Iterator[b.Block]:
         )
 
 
-def counts(incident: Incident) -> Iterator[str]:
+def _counts(incident: Incident) -> Iterator[str]:
     """Conditions and claims, in numbers."""
     if text := condition_count(incident):
         yield text
@@ -111,7 +111,7 @@ def what_happened(incident: Incident) -> Iterator[b.Section]:
     if incident.key_stack:
         yield b.Section("The stack that matters", [*_stack(incident.key_stack)], 95)
     yield b.Section("Log", _logs(incident), 60)
-    yield b.Section(cause_heading(incident), _root_cause(incident), 80)
+    yield b.Section(_cause_heading(incident), _root_cause(incident), 80)
     yield b.Section("Minimal reproducers", _reproducers(incident), 78)
 
 
@@ -123,12 +123,12 @@ def _timeline(incident: Incident) -> Iterator[b.Block]:
     if drawing:
         yield b.Picture(drawing, timeline.sparks(incident), "", axis_of(incident))
     loud = [line for line in lines if line.level != "info"]
-    if len(lines) > OPEN_LINES and loud:
+    if len(lines) > _OPEN_LINES and loud:
         yield from _timed(loud[:12], "lines that report trouble")
     yield from b.folded(
         f"All {len(lines)} lines" if lines else "",
         _timed(lines, "all that happened"),
-        open=len(lines) <= OPEN_LINES,
+        open=len(lines) <= _OPEN_LINES,
     )
 
 
@@ -194,7 +194,7 @@ def _exhibits(incident: Incident) -> Iterator[b.Block]:
             )
 
 
-def stack(given: KeyStack, *, short: bool = False) -> b.Stack:
+def _stack_block(given: KeyStack, *, short: bool = False) -> b.Stack:
     """``short``: the innermost frames alone, without their locals."""
     state = ("active" if given.active else "idle") + "+gil" * given.owns_gil
     frames = [
@@ -209,7 +209,9 @@ def _stack(given: KeyStack) -> Iterator[b.Block]:
     seen, process = b.strong(f"{given.seen} of {given.samples}"), b.code(given.process)
     text = (seen, " samples of ", process, " show it, innermost call first. ")
     yield b.p(text, b.prose(given.note))
-    yield from b.folded(f"{len(given.frames)} frames with their locals", [stack(given)])
+    yield from b.folded(
+        f"{len(given.frames)} frames with their locals", [_stack_block(given)]
+    )
 
 
 def _conditions(incident: Incident) -> Iterator[b.Block]:
@@ -359,7 +361,7 @@ def _environment(incident: Incident) -> Iterator[b.Block]:
     if engine.command:
         variables = [f"{name}={value}" for name, value in engine.environment.items()]
         command = b.Fence("\n".join([*variables, " ".join(engine.command)]), "sh")
-        yield from b.folded(started_with(incident).rstrip(":"), [command])
+        yield from b.folded(_started_with(incident).rstrip(":"), [command])
 
 
 def _packages(incident: Incident) -> list[b.Block]:
@@ -385,11 +387,11 @@ def _run(incident: Incident) -> Iterator[b.Block]:
             [f"Deadline {duration(gate.deadline_s)}{rule}."] if gate.deadline_s else []
         )
         yield b.p("Warm-up check ", passed, f": {' '.join(filter(None, told))}")
-    if text := latencies(incident):
+    if text := _latencies(incident):
         yield b.p(text)
-    if text := engine_exit(incident):
+    if text := _engine_exit(incident):
         yield b.p(b.strong(text, "bad"))
-    processes = footprint(incident)[:40]
+    processes = _footprint(incident)[:40]
     heads = "process | resident memory:number | threads:number"
     shown = b.table(heads, processes, "processes of the engine")
     yield from b.folded(f"{len(processes)} rows on the engine's processes", shown)
@@ -411,7 +413,7 @@ def _run(incident: Incident) -> Iterator[b.Block]:
             known = [(n, s) for n, s in list(stages.items())[:30] if words.sane(s)]
             spent = ", ".join(f"{n} {duration(s)}" for n, s in known)
             yield b.p(f"{what}: {spent}.")
-    yield b.p(b.strong("Left behind: "), left_behind(incident))
+    yield b.p(b.strong("Left behind: "), _left_behind(incident))
     yield from b.bullets([b.code(item) for item in incident.left_behind[:100]])
 
 
@@ -429,7 +431,7 @@ def _requests(incident: Incident) -> list[b.Block]:
 # -------------------------------------------------------------------------------- JUnit
 
 
-def junit(incident: Incident) -> list[Suite]:
+def _junit(incident: Incident) -> list[Suite]:
     """Test cases that are never greener than the run.
 
     * verdict: passes only when the outcome is the expected one; inconclusive or missing
@@ -477,7 +479,7 @@ def _verdict_case(incident: Incident, name: str) -> Case:
     if verdict is None or incident.state != "complete":
         how, kind = "error", incident.state
         message, text = (
-            partial_note(incident) or "no verdict",
+            _partial_note(incident) or "no verdict",
             "\n".join(incident.failure_detail),
         )
     elif verdict.outcome is Outcome.INCONCLUSIVE:
@@ -525,7 +527,7 @@ def _condition_case(condition: ConditionResult, name: str, as_expected: bool) ->
 # ------------------------------------------------------------------ verdict and summary
 
 
-def badge(incident: Incident) -> b.Badge:
+def _badge(incident: Incident) -> b.Badge:
     """The verdict; its tone is good where it is the expected one."""
     verdict = incident.verdict
     if verdict is None:
@@ -561,7 +563,7 @@ def title(incident: Incident) -> str:
     return f"{text} ({engine.release if known else engine_name(incident)})"
 
 
-def partial_note(incident: Incident) -> str:
+def _partial_note(incident: Incident) -> str:
     """Said at the very top when the run is not whole; empty when it is."""
     if incident.state == "complete" and (incident.verdict or incident.diagnosis):
         return ""
@@ -576,7 +578,7 @@ def partial_note(incident: Incident) -> str:
     return f"{what} {incident.failure}".strip()
 
 
-def outcome(incident: Incident) -> str:
+def _outcome(incident: Incident) -> str:
     """What this run saw, and whether it was expected; empty without a verdict."""
     verdict = incident.verdict
     if verdict is None:
@@ -672,7 +674,7 @@ def driver_words(host: HostFacts) -> str:
     return f"{host.gpu_facts[0].driver}, runs CUDA up to {host.gpu_facts[0].cuda}"
 
 
-def cause_heading(incident: Incident) -> str:
+def _cause_heading(incident: Incident) -> str:
     """A scenario knows its cause; only a reproduced run has shown it."""
     shown = (
         incident.verdict is not None and incident.verdict.outcome is Outcome.REPRODUCED
@@ -696,7 +698,7 @@ def stand_in_use(stand_in: StandIn) -> str:
     )
 
 
-def footprint(incident: Incident) -> list[tuple[str, str, str]]:
+def _footprint(incident: Incident) -> list[tuple[str, str, str]]:
     """Role, resident memory and threads of each process of the engine, at the last
     reading."""
     rows: list[tuple[str, str, str]] = []
@@ -711,7 +713,7 @@ def footprint(incident: Incident) -> list[tuple[str, str, str]]:
     return rows
 
 
-def latencies(incident: Incident) -> str:
+def _latencies(incident: Incident) -> str:
     """Start-up, and the latencies of all answered completions; empty without either."""
     start = incident.engine.start_seconds
     mode = incident.engine.start_mode
@@ -737,7 +739,7 @@ def latencies(incident: Incident) -> str:
     return " ".join(parts)
 
 
-def started_with(incident: Incident) -> str:
+def _started_with(incident: Incident) -> str:
     """What the engine's command line in the report is."""
     if incident.engine.start_mode in ("fork", "warm"):
         return (
@@ -747,7 +749,7 @@ def started_with(incident: Incident) -> str:
     return "The engine was started with:"
 
 
-def engine_exit(incident: Incident) -> str:
+def _engine_exit(incident: Incident) -> str:
     """How the engine ended, if it ended by itself; else empty."""
     code = incident.evidence.engine_exit
     if code is None:
@@ -756,7 +758,7 @@ def engine_exit(incident: Incident) -> str:
     return f"The engine ended by itself {how}."
 
 
-def left_behind(incident: Incident) -> str:
+def _left_behind(incident: Incident) -> str:
     if incident.diagnosis is not None:
         return "Nothing was started and nothing changed: the server was only looked at."
     if incident.left_behind:
@@ -771,6 +773,6 @@ def left_behind(incident: Incident) -> str:
 
 
 KIND: Final = kind(
-    Incident, INCIDENT_FILE, compose, files=(MARKDOWN_FILE, HTML_FILE), junit=junit
+    Incident, INCIDENT_FILE, compose, files=(MARKDOWN_FILE, HTML_FILE), junit=_junit
 )
 load: Final = KIND.load

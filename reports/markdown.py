@@ -7,7 +7,7 @@ from typing import Final, assert_never
 from mmrepro.base.text.sanitize import one_line
 from mmrepro.reports import blocks as b, gfm
 
-MAX_ROWS: Final = 120
+_MAX_ROWS: Final = 120
 _CUT: Final = "All of it is in the HTML page and in the JSON document."
 
 
@@ -67,7 +67,7 @@ def _block(block: b.Block) -> str:
         case b.Paragraph(text):
             return _inline(text, 4000)
         case b.Bullets(items):
-            return "\n".join(f"- {_inline(item, 1000)}" for item in items[:MAX_ROWS])
+            return "\n".join(f"- {_inline(item, 1000)}" for item in items[:_MAX_ROWS])
         case b.Table():
             return _table(block.trimmed)
         case b.Facts(rows):
@@ -80,7 +80,7 @@ def _block(block: b.Block) -> str:
         case b.Fence():
             return gfm.fence(numbered(block), block.language, 90, 4000)
         case b.Stack():
-            return gfm.fence("\n".join(stack_lines(block)), "text", 90)
+            return gfm.fence("\n".join(_stack_lines(block)), "text", 90)
         case b.Picture() | b.Sides():
             return "\n\n".join(render_blocks(block.instead))
         case b.Details(title, inner):
@@ -91,7 +91,7 @@ def _block(block: b.Block) -> str:
 
 def _table(table: b.Table) -> str:
     head = [gfm.text(column.name) for column in table.columns]
-    rows = [[_cell(cell) for cell in row.cells] for row in table.rows[:MAX_ROWS]]
+    rows = [[_cell(cell) for cell in row.cells] for row in table.rows[:_MAX_ROWS]]
     text = gfm.table(head, rows)
     more = len(table.rows) - len(rows)
     if more:
@@ -139,7 +139,7 @@ def numbered(fence: b.Fence) -> str:
     )
 
 
-def stack_lines(stack: b.Stack) -> list[str]:
+def _stack_lines(stack: b.Stack) -> list[str]:
     """As py-spy prints it: the innermost frame first, locals below their frame."""
     lines = [one_line(stack.title, 200)]
     for frame in stack.frames[:60]:

@@ -26,9 +26,9 @@ from mmrepro.history.states import VERDICTS, State
 from mmrepro.reports import blocks as b, grid as drawn, words
 from mmrepro.reports.documents import Case, How, Kind, Suite, render, write
 
-MARKDOWN_FILE: Final = "night.md"
+_MARKDOWN_FILE: Final = "night.md"
 HTML_FILE: Final = "dashboard.html"
-JUNIT_FILE: Final = "junit.xml"
+_JUNIT_FILE: Final = "junit.xml"
 MARKDOWN_BYTES: Final = 900_000
 """GitHub refuses a step summary of more than 1 MiB."""
 _RUNS: Final = (
@@ -65,8 +65,8 @@ def write_night(
     """
     folder.mkdir(parents=True, exist_ok=True)
     view = NightView(history, night, quarantine, folder)
-    replace_file(folder / JUNIT_FILE, render(KIND, view, "junit"))
-    return [*write(KIND, view, folder), folder / JUNIT_FILE]
+    replace_file(folder / _JUNIT_FILE, render(KIND, view, "junit"))
+    return [*write(KIND, view, folder), folder / _JUNIT_FILE]
 
 
 # ----------------------------------------------------------------------------- the page
@@ -344,7 +344,7 @@ def _setup(night: NightView) -> list[tuple[str, b.Inline]]:
 # ------------------------------------------------------------------------------- for CI
 
 
-def suites(night: NightView) -> list[Suite]:
+def _suites(night: NightView) -> list[Suite]:
     """A suite a scenario, a case a job; never greener than the nightly run."""
     record = night.runs.night
     facts = [
@@ -412,11 +412,11 @@ def _result(square: Square) -> tuple[How, str]:
 
 KIND: Final = Kind(
     "a nightly run",
-    (MARKDOWN_FILE, HTML_FILE),
+    (_MARKDOWN_FILE, HTML_FILE),
     load,
     compose,
     night_document,
-    suites,
+    _suites,
     MARKDOWN_BYTES,
 )
 

@@ -16,13 +16,13 @@ from mmrepro.failure.documents import Incident
 from mmrepro.reports import svg, timeline, words
 from mmrepro.traffic.evidence import RequestRecord
 
-LEFT: Final = 128
-RIGHT: Final = 132
-PLOT: Final = svg.WIDTH - LEFT - RIGHT
-ROW: Final = 15
-MAX_ROWS: Final = 14
-MAX_BARS: Final = 600
-STATUS_WORDS: Final = {
+_LEFT: Final = 128
+_RIGHT: Final = 132
+_PLOT: Final = svg.WIDTH - _LEFT - _RIGHT
+_ROW: Final = 15
+_MAX_ROWS: Final = 14
+_MAX_BARS: Final = 600
+_STATUS_WORDS: Final = {
     "ok": "200",
     "client": "4xx: refused",
     "server": "5xx or connection error",
@@ -31,7 +31,7 @@ STATUS_WORDS: Final = {
 
 
 @dataclass(frozen=True)
-class Axis:
+class _TimeAxis:
     """Monotonic seconds to x; ``zero`` is the beginning of the run."""
 
     low: float
@@ -40,7 +40,7 @@ class Axis:
 
     def x(self, mono: float) -> float:
         share = (mono - self.low) / (self.high - self.low)
-        return LEFT + PLOT * min(max(share, 0.0), 1.0)
+        return _LEFT + _PLOT * min(max(share, 0.0), 1.0)
 
 
 def picture(incident: Incident) -> Markup:
@@ -52,7 +52,7 @@ def picture(incident: Incident) -> Markup:
     y = 44.0
     requests = [r for r in incident.evidence.requests if words.sane(r.sent.mono)]
     if requests:
-        body, y = _requests(requests[:MAX_BARS], axis, y)
+        body, y = _requests(requests[:_MAX_BARS], axis, y)
     metrics = timeline.metric_tracks(incident.evidence)
     gauges = [t for t in metrics if not _is_counter(t)]
     counters = [t for t in metrics if _is_counter(t)]
@@ -99,10 +99,10 @@ def axis_of(incident: Incident) -> tuple[float, float, float, float] | None:
     if axis is None:
         return None
     seconds = (axis.low - axis.zero, axis.high - axis.zero)
-    return (*seconds, LEFT / svg.WIDTH, (LEFT + PLOT) / svg.WIDTH)
+    return (*seconds, _LEFT / svg.WIDTH, (_LEFT + _PLOT) / svg.WIDTH)
 
 
-def _axis(incident: Incident) -> Axis | None:
+def _axis(incident: Incident) -> _TimeAxis | None:
     """From shortly before the gate to the end: start-up would squeeze all that
     matters."""
     evidence = incident.evidence
@@ -124,23 +124,25 @@ def _axis(incident: Incident) -> Axis | None:
     high = min(high, low + 86_400)
     margin = max((high - low) * 0.02, 0.05)
     zero = incident.created.mono if words.sane(incident.created.mono) else low
-    return Axis(low - margin, high + margin, zero)
+    return _TimeAxis(low - margin, high + margin, zero)
 
 
-def _time_axis(axis: Axis, y: float) -> Iterator[Markup]:
+def _time_axis(axis: _TimeAxis, y: float) -> Iterator[Markup]:
     step = svg.nice_step(axis.high - axis.low, 10)
     digits = max(0, -math.floor(math.log10(step)))
     first = math.ceil((axis.low - axis.zero) / step)
     last = math.floor((axis.high - axis.zero) / step)
-    yield svg.path("axis", f"M{LEFT} {y:.1f}H{LEFT + PLOT}")
+    yield svg.path("axis", f"M{_LEFT} {y:.1f}H{_LEFT + _PLOT}")
     seconds = [number * step for number in range(first, min(last, first + 11) + 1)]
     yield from svg.ticks(
         y, ((axis.x(s + axis.zero), f"{s:.{digits}f}") for s in seconds)
     )
-    yield svg.text(LEFT + PLOT / 2, y + 34, "seconds since the run began", "label mid")
+    yield svg.text(
+        _LEFT + _PLOT / 2, y + 34, "seconds since the run began", "label mid"
+    )
 
 
-def _bands(incident: Incident, axis: Axis, bottom: float) -> Iterator[Markup]:
+def _bands(incident: Incident, axis: _TimeAxis, bottom: float) -> Iterator[Markup]:
     starts: dict[str, float] = {}
     evidence = incident.evidence
     moments = (
@@ -169,7 +171,7 @@ def _bands(incident: Incident, axis: Axis, bottom: float) -> Iterator[Markup]:
 
 
 def _requests(
-    requests: list[RequestRecord], axis: Axis, y: float
+    requests: list[RequestRecord], axis: _TimeAxis, y: float
 ) -> tuple[list[Markup], float]:
     """One lane per phase; requests that overlap get rows of their own."""
     out: list[Markup] = []
@@ -198,18 +200,18 @@ def _requests(
             taken = left + width + 2 + (7.5 * len(label) if label and width < 90 else 0)
             row = next((i for i, end in enumerate(rows) if end <= left), None)
             if row is None:
-                row = min(len(rows), MAX_ROWS - 1)
+                row = min(len(rows), _MAX_ROWS - 1)
                 rows += [0.0] * (row + 1 - len(rows))
             rows[row] = taken
             # Where a lane is full bars overlap: what failed is drawn last, on top.
             (failed if label else out).append(
-                _bar(request, left, top + row * ROW, width, label)
+                _bar(request, left, top + row * _ROW, width, label)
             )
         out += failed
-        out.append(svg.text(LEFT - 8, top + 9, one_line(phase, 16), "label end"))
-        y = top + len(rows) * ROW + 6
-    x = float(LEFT)
-    for kind, wording in STATUS_WORDS.items():
+        out.append(svg.text(_LEFT - 8, top + 9, one_line(phase, 16), "label end"))
+        y = top + len(rows) * _ROW + 6
+    x = float(_LEFT)
+    for kind, wording in _STATUS_WORDS.items():
         out.append(svg.rect(f"req {kind}", x, y + 2, 10, 10, rx=2))
         out.append(svg.text(x + 14, y + 11, wording, "tick"))
         x += 34 + 6.4 * len(wording)
@@ -247,7 +249,7 @@ def _panel(
     name: str,
     unit: str,
     tracks: list[timeline.Track],
-    axis: Axis,
+    axis: _TimeAxis,
     y: float,
     height: int,
     least: float,
@@ -273,7 +275,7 @@ def _panel(
 
     out = [svg.text(4, y + 12, name, "panel"), svg.text(4, y + 27, unit, "tick")]
     marks = [tick * number for number in range(round(top_value / tick) + 1)]
-    out += svg.grid_lines(LEFT, PLOT, ((mark, f"{mark:g}") for mark in marks), scale)
+    out += svg.grid_lines(_LEFT, _PLOT, ((mark, f"{mark:g}") for mark in marks), scale)
     labels: list[tuple[float, int, str]] = []
     for number, track in enumerate(visible):
         path = _path(track, axis, scale, step)
@@ -281,12 +283,12 @@ def _panel(
         tip = f"{one_line(track.name, 60)}: last {last:.0f}, highest {track.most:.0f}"
         out.append(svg.path(f"line s{number}", path, tip))
         labels.append((scale(last), number, f"{one_line(track.name, 15)} {last:.0f}"))
-    out += svg.end_labels(labels, LEFT + PLOT + 6)
+    out += svg.end_labels(labels, _LEFT + _PLOT + 6)
     return out, y + height + 34
 
 
 def _path(
-    track: timeline.Track, axis: Axis, scale: Callable[[float], float], step: bool
+    track: timeline.Track, axis: _TimeAxis, scale: Callable[[float], float], step: bool
 ) -> str:
     """At most two points (lowest and highest) a pixel column."""
     columns: dict[int, list[tuple[float, float]]] = {}

@@ -10,7 +10,7 @@ from mmrepro.reports import blocks as b, documents, findings, repro, words
 from mmrepro.reports.documents import kind
 from mmrepro.traffic.case.model import SCRIPT_FILE, Origin
 
-TIME_WORDS: Final = {
+_TIME_WORDS: Final = {
     "fast": "as fast as the barriers allow",
     "real": "at the recording's own times",
     "order": "one after another",
@@ -39,7 +39,7 @@ def write_replay(replay: Replay, directory: Path) -> None:
 def compose(replay: Replay, folder: str = "") -> b.Page:
     """The page. ``folder``: the replay's, for its commands; empty: they are typed in
     it."""
-    found = listed(replay)
+    found = _listed(replay)
     nothing = "no oracle objects to this traffic"
     where = f"{source(replay)} on {replay.server.label}"
     once = [
@@ -62,7 +62,7 @@ def compose(replay: Replay, folder: str = "") -> b.Page:
         card=[*_untestable(replay), *findings.card(found), *repro.card(replay)],
         counts=[
             *findings.counts(replay.findings, len(replay.unconfirmed)),
-            f"{starts(replay)} of at most {replay.budget} servers started",
+            f"{_starts(replay)} of at most {replay.budget} servers started",
             duration(seconds(replay)),
         ],
         commands=[
@@ -99,7 +99,7 @@ def _untestable(replay: Replay) -> list[b.Block]:
     return [] if replay.report else [b.p(one) for one in replay.untestable[:3]]
 
 
-def listed(replay: Replay) -> list[findings.Listed]:
+def _listed(replay: Replay) -> list[findings.Listed]:
     return [findings.Listed(one.id, one, one.folder) for one in replay.findings]
 
 
@@ -110,7 +110,7 @@ def source(replay: Replay) -> str:
     return f"{where} ({b.count(replay.requests, 'request')})"
 
 
-def starts(replay: Replay) -> int:
+def _starts(replay: Replay) -> int:
     """Servers that were started; an attempt that counts for nothing may have had one as
     well."""
     return len(replay.plays)
@@ -166,9 +166,9 @@ def _attempts(replay: Replay) -> list[b.Block]:
 
 def _setup(replay: Replay) -> list[tuple[str, str]]:
     return [
-        ("time", TIME_WORDS[replay.time]),
+        ("time", _TIME_WORDS[replay.time]),
         ("deadline", findings.deadline(replay)),
-        ("servers started", f"{starts(replay)} of at most {replay.budget}"),
+        ("servers started", f"{_starts(replay)} of at most {replay.budget}"),
         ("took", duration(seconds(replay))),
     ]
 

@@ -47,13 +47,13 @@ from mmrepro.traffic.drive import Picture
 INLINE_BYTES: Final = 512 << 10
 """Of pictures that are kept by their bytes; more than that lies in files beside the
 script."""
-LEAST_DEADLINE_S: Final = 10.0
+_LEAST_DEADLINE_S: Final = 10.0
 """On another machine the server may be slower than where it was measured."""
-CELL: Final = 14
-WIDTH: Final = 98
-UNTESTED: Final = ("401", "403", "404", "405", "407", "429", "501", "503")
+_CELL: Final = 14
+_WIDTH: Final = 98
+_UNTESTED: Final = ("401", "403", "404", "405", "407", "429", "501", "503")
 """Beginnings of what was observed of a request that the engine never worked on."""
-UNTOLD: Final = (
+_UNTOLD: Final = (
     "expectation",
     "metrics",
     "residue",
@@ -155,7 +155,7 @@ def upstream_test(
         )
     if not case.operations and kind is not FindingClass.START_FAILURE:
         raise UsageError(f"{finding.id} has no requests that a test could send.")
-    if kind.value in UNTOLD and not finding.expectations:
+    if kind.value in _UNTOLD and not finding.expectations:
         raise UsageError(
             (
                 f"A test has nothing to compare for {kind}: {name} is judged by whole "
@@ -186,7 +186,7 @@ def upstream_test(
     given, on_cpu = _parted(given, CPU_OPTIONS.get(engine, ()))
     more = {
         "engine": engine,
-        "checked": textwrap.fill(_comment(checked or "It was not run."), WIDTH),
+        "checked": textwrap.fill(_comment(checked or "It was not run."), _WIDTH),
         "arguments": literal([*given, *case.server.args]),
         # popen_launch_server gives --device by itself.
         "cpu_arguments": literal(on_cpu) if on_cpu else "",
@@ -239,18 +239,18 @@ def _facts(
         for e in finding.expectations
     }
     kind = finding.finding_class.value
-    as_found = [op for op, seen in finding.observed.items() if seen[:3] in UNTESTED]
+    as_found = [op for op, seen in finding.observed.items() if seen[:3] in _UNTESTED]
     by_itself = kind != "protocol" or finding.bucket.rpartition("/")[2] not in _PROMISES
     said = f"{finding.observation}. Expected: {finding.expectation}."
     random = "; its texts and images are random ones" if case.origin.anonymised else ""
     return {
         "title": _comment(f"{finding.title}."),
-        "said": textwrap.fill(_comment(said), WIDTH),
+        "said": textwrap.fill(_comment(said), _WIDTH),
         "as_found": literal(as_found) if as_found else "",
         "note": _comment(f"Made by mmrepro {__version__}{random}."),
         "kind": kind,
-        "untold": UNTOLD if by_itself else (*UNTOLD, kind),
-        "deadline": max(LEAST_DEADLINE_S, round(2 * (deadline_s or 0.0), 1)),
+        "untold": _UNTOLD if by_itself else (*_UNTOLD, kind),
+        "deadline": max(_LEAST_DEADLINE_S, round(2 * (deadline_s or 0.0), 1)),
         "requests": literal(requests),
         "common": literal(common) if common else "",
         "concurrent": concurrent,
@@ -260,7 +260,7 @@ def _facts(
         "valued": any(op.values for op in case.operations),
         "raw": any("raw" in one for one in requests),
         "named": any("model" in one for one in requests),
-        "marker": MODEL,
+        "marker": _MODEL,
         "images": literal({name: tuple(facts) for name, facts in images.items()})
         if images
         else "",
@@ -293,7 +293,7 @@ def _filled(template: str, **facts: Any) -> str:
     return text
 
 
-MODEL: Final = "MMREPRO-MODEL"
+_MODEL: Final = "MMREPRO-MODEL"
 """In a body that is sent as it is: where the script puts the served model's name."""
 
 
@@ -306,7 +306,7 @@ def _body(
     """How the script has the body: its fields, without the model, or its bytes.
     ``more`` gets the headers, and the model's name where it is not the served one's."""
     op = placed(op, None)
-    sent = wire(op.model_copy(update={"values": {}, "query": ""}), made, MODEL)
+    sent = wire(op.model_copy(update={"values": {}, "query": ""}), made, _MODEL)
     usual = {"Content-Type": "application/json"} if sent.body else {}
     more["headers"] = sent.headers if sent.headers != usual else None
     if not op.apart or not sent.body:
@@ -316,7 +316,7 @@ def _body(
             return {"raw": sent.body}
     fields = json.loads(sent.body)
     named = fields.pop("model", "")
-    more |= {} if named == MODEL else {"model": [named]}
+    more |= {} if named == _MODEL else {"model": [named]}
     return {"body": _short(fields, urls)}
 
 
@@ -354,13 +354,13 @@ def _stand_in_lines(case: Case, stand_ins: Sequence[StandIn]) -> Iterator[str]:
             f"The model is a tiny one with random weights ({case.server.model}), a "
             "stand-in."
         )
-        yield textwrap.fill(text, WIDTH)
+        yield textwrap.fill(text, _WIDTH)
     for one in stand_ins:
         text = (
             f"Where it was found, the stand-in {one.name} replaced "
             f"{one.replaces}: {one.why}."
         )
-        yield textwrap.fill(_comment(text), WIDTH)
+        yield textwrap.fill(_comment(text), _WIDTH)
     if stand_ins:
         yield (
             "Without them the server needs a GPU: there, leave out the options "
@@ -393,9 +393,9 @@ def _model(name: str) -> tuple[str, str] | None:
 def _packed(data: bytes) -> str:
     """As a string that Python has, a long one over several lines."""
     text = base64.b85encode(lzma.compress(data, preset=lzma.PRESET_EXTREME)).decode()
-    if len(text) <= WIDTH - 8:
+    if len(text) <= _WIDTH - 8:
         return repr(text)
-    pieces = textwrap.wrap(text, WIDTH - 8, break_on_hyphens=False)
+    pieces = textwrap.wrap(text, _WIDTH - 8, break_on_hyphens=False)
     return "(\n" + "\n".join(f"    {piece!r}" for piece in pieces) + "\n)"
 
 
@@ -412,7 +412,7 @@ def _images(case: Case, made: Mapping[str, Picture]) -> dict[str, list[Any]]:
         if isinstance(recipe, Noise) and 0 <= recipe.seed < 2**128:
             found[name] = ["noise", recipe.seed, *recipe.size]
         elif (packed := _blocks(picture)) is not None:
-            found[name] = ["blocks", CELL, picture.width, picture.height, packed]
+            found[name] = ["blocks", _CELL, picture.width, picture.height, packed]
         elif isinstance(recipe, Content) and inline + len(picture.png) > INLINE_BYTES:
             found[name] = ["file", f"{IMAGES_DIR}/{recipe.sha256}", picture.media_type]
         else:
@@ -426,7 +426,7 @@ def _images(case: Case, made: Mapping[str, Picture]) -> dict[str, list[Any]]:
 
 
 def _blocks(picture: Picture) -> str | None:
-    """The colours of the picture's blocks of ``CELL`` pixels, packed; None: it has
+    """The colours of the picture's blocks of ``_CELL`` pixels, packed; None: it has
     others."""
     import numpy as np
     from PIL import Image
@@ -438,9 +438,9 @@ def _blocks(picture: Picture) -> str | None:
             pixels = np.array(opened)
     except (OSError, ValueError, SyntaxError):
         return None
-    cells = pixels[::CELL, ::CELL]
+    cells = pixels[::_CELL, ::_CELL]
     height, width = pixels.shape[:2]
-    again = cells.repeat(CELL, axis=0).repeat(CELL, axis=1)[:height, :width]
+    again = cells.repeat(_CELL, axis=0).repeat(_CELL, axis=1)[:height, :width]
     if not np.array_equal(again, pixels):
         return None
     return base64.b85encode(zlib.compress(cells.tobytes(), 9)).decode()
@@ -498,7 +498,7 @@ def literal(value: Any) -> str:
 
 def _indented(value: Any) -> str:
     text = pprint.pformat(
-        _shortened(value), width=WIDTH - 6, compact=True, sort_dicts=False
+        _shortened(value), width=_WIDTH - 6, compact=True, sort_dicts=False
     )
     return text.replace("\n", "\n    ")
 

@@ -13,12 +13,12 @@ from mmrepro.base.text.sanitize import clip, one_line
 from mmrepro.reports.svg import WIDTH, path, rect, svg, tag, text
 from mmrepro.traffic.case.model import CHAT, COMPLETIONS, Barrier, Case, Operation
 
-MAX_LANES: Final = 60
-MAX_IMAGES: Final = 60
-RESULT: Final = 64
+_MAX_LANES: Final = 60
+_MAX_IMAGES: Final = 60
+_RESULT: Final = 64
 """Characters of what came of a request, in the drawing; the table has the rest."""
 _KINDS: Final = ("ok", "client", "server", "lost", "left", "unsent", "unknown")
-ENDS: Final = dict(zip(_KINDS, "■□✘?✂·■", strict=True))
+_ENDS: Final = dict(zip(_KINDS, "■□✘?✂·■", strict=True))
 LEGEND: Final = (
     "● sent · ▸ tokens that others wait for · ■ answered · □ refused · ✘ failed in the "
     "server · ? never answered · ✂ its client goes away · ! fails"
@@ -43,7 +43,7 @@ class Lane:
     @property
     def shape(self) -> str:
         """``340 characters, 2 images, 4 tokens, streamed``."""
-        return request_shape(self.operation)
+        return _request_shape(self.operation)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Sequence:
 
 
 def sequence(case: Case, observed: dict[str, str], failing: list[str]) -> Sequence:
-    """The lanes of ``case``; at most ``MAX_LANES``, those that fail among them."""
+    """The lanes of ``case``; at most ``_MAX_LANES``, those that fail among them."""
     sent: dict[str, int] = {}
     ended: dict[str, int] = {}
     marks: dict[str, dict[int, str]] = {op.id: {} for op in case.operations}
@@ -80,18 +80,18 @@ def sequence(case: Case, observed: dict[str, str], failing: list[str]) -> Sequen
         end = columns if kind == "lost" else max(ended.get(op.id, columns), begin + 1)
         images, fails = list(dict.fromkeys(op.images)), op.id in failing
         lanes.append(Lane(op, begin, end, kind, result, images, fails, marks[op.id]))
-    kept = lanes if len(lanes) <= MAX_LANES else _kept(lanes)
+    kept = lanes if len(lanes) <= _MAX_LANES else _kept(lanes)
     return Sequence(kept, columns, _letters(case), len(lanes) - len(kept))
 
 
 def _kept(lanes: list[Lane]) -> list[Lane]:
-    """The first ones and all that fail, no more than ``MAX_LANES``."""
+    """The first ones and all that fail, no more than ``_MAX_LANES``."""
     fails = [lane for lane in lanes if lane.fails or lane.kind in ("lost", "server")][
-        :MAX_LANES
+        :_MAX_LANES
     ]
     names = {lane.operation.id for lane in fails}
     for lane in lanes:
-        if len(names) >= MAX_LANES:
+        if len(names) >= _MAX_LANES:
             break
         names.add(lane.operation.id)
     return [lane for lane in lanes if lane.operation.id in names]
@@ -110,7 +110,7 @@ def kind_of(result: str) -> str:
     return next(kind for start, kind in begins.items() if result.startswith(start))
 
 
-def request_shape(op: Operation) -> str:
+def _request_shape(op: Operation) -> str:
     """What a request is, without its words: ``340 characters, 2 images, 4 tokens,
     streamed``."""
     asked = (
@@ -180,7 +180,7 @@ def drawing(drawn: Sequence) -> str:
                 if at < len(cells):
                     cells[at] = "▸"
         last = min(len(cells) - 1, max(lane.end * step - step, lane.sent * step) + 1)
-        cells[last] = ENDS[lane.kind]
+        cells[last] = _ENDS[lane.kind]
         fails = "!" if lane.fails else " "
         letters = "".join(f"[{drawn.letters[name]}]" for name in lane.images[:6])
         waits = (
@@ -188,7 +188,7 @@ def drawing(drawn: Sequence) -> str:
             if lane.operation.after
             else "at once"
         )
-        words = " · ".join(filter(None, (clip(lane.result, RESULT), letters, waits)))
+        words = " · ".join(filter(None, (clip(lane.result, _RESULT), letters, waits)))
         row = f"{fails} {lane.operation.id:<{width}} {''.join(cells)} {words}"
         lines.append(_row(row))
     if drawn.hidden:
@@ -204,7 +204,7 @@ def _row(line: str) -> str:
 # ---------------------------------------------------------------------- as SVG
 
 LEFT, TOP, LANE, FOOT = 96, 16, 30, 10
-RIGHT = 440
+_RIGHT = 440
 _FILLS: Final = {"left": "tick", "unsent": "tick", "unknown": "s5-text"}
 
 
@@ -212,7 +212,7 @@ def picture(drawn: Sequence) -> Markup:
     """An inline SVG without script and style attributes; empty without a request."""
     if not drawn.lanes:
         return Markup("")
-    step = (WIDTH - LEFT - RIGHT) / max(1, drawn.columns)
+    step = (WIDTH - LEFT - _RIGHT) / max(1, drawn.columns)
     body = [
         part
         for number, lane in enumerate(drawn.lanes)
@@ -244,8 +244,8 @@ def _lane(drawn: Sequence, lane: Lane, top: float, step: float) -> Iterator[Mark
     else:
         yield path("grid", f"M{x0:.1f} {middle:.1f}h{step:.1f}")
     classes = "inbar end" if sent else "tick"
-    yield text(max(x1, x0 + 6) - 2, middle + 4, ENDS[lane.kind], classes)
-    x = WIDTH - RIGHT + 8.0
+    yield text(max(x1, x0 + 6) - 2, middle + 4, _ENDS[lane.kind], classes)
+    x = WIDTH - _RIGHT + 8.0
     for name in lane.images[:4]:
         yield from _mark(
             list(drawn.letters).index(name), drawn.letters[name], x, top + 4
@@ -259,11 +259,11 @@ def _lane(drawn: Sequence, lane: Lane, top: float, step: float) -> Iterator[Mark
 def images_picture(drawn: Sequence, words: dict[str, str]) -> Markup:
     """Each image's mark, and what it is in words; two columns."""
     body: list[Markup] = []
-    for number, (name, letter) in enumerate(list(drawn.letters.items())[:MAX_IMAGES]):
+    for number, (name, letter) in enumerate(list(drawn.letters.items())[:_MAX_IMAGES]):
         x, y = 4 + WIDTH / 2 * (number % 2), 4.0 + 26 * (number // 2)
         body += _mark(number, letter, x, y)
         body.append(text(x + 100, y + 15, words.get(name, ""), "tick"))
-    rows = -(-min(len(drawn.letters), MAX_IMAGES) // 2)
+    rows = -(-min(len(drawn.letters), _MAX_IMAGES) // 2)
     return svg(26 * rows + 8, f"{len(drawn.letters)} images", body)
 
 

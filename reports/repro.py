@@ -18,9 +18,9 @@ from mmrepro.failure.documents.replay import (
 from mmrepro.reports import blocks as b, gfm, words
 
 COMMENT_FILE: Final = "comment.md"
-SHOWN: Final = 6
-LONGEST_COMMENT: Final = 16_384
-TONES: Final[dict[ReproVerdict, b.Tone]] = {
+_SHOWN: Final = 6
+_LONGEST_COMMENT: Final = 16_384
+_TONES: Final[dict[ReproVerdict, b.Tone]] = {
     ReproVerdict.REPRODUCED: "bad",
     ReproVerdict.NOT_REPRODUCED: "good",
 }
@@ -31,14 +31,14 @@ def badge(report: ReportFacts) -> b.Badge | None:
     if report.verdict is None:
         return None
     label = report.verdict.value.replace("-", " ").capitalize()
-    return b.Badge(label, TONES.get(report.verdict, "unsure"), _cut(report.said, 200))
+    return b.Badge(label, _TONES.get(report.verdict, "unsure"), _cut(report.said, 200))
 
 
 def card(replay: Replay) -> Iterator[b.Block]:
     """What was tested: the answers of the first play, and of another release; what was
     replaced."""
     yield from b.table(
-        "request:name | status:name | took:number | answer", rows(replay.answers)
+        "request:name | status:name | took:number | answer", _rows(replay.answers)
     )
     report = replay.report
     if report is None:
@@ -60,16 +60,16 @@ def commands(replay: Replay, folder: str) -> Iterator[tuple[str, str]]:
         )
 
 
-def rows(answers: list[Answer]) -> list[tuple[str, str, str, str]]:
+def _rows(answers: list[Answer]) -> list[tuple[str, str, str, str]]:
     """Of each request what came of it, the first of many."""
     made = []
-    for one in answers[:SHOWN]:
+    for one in answers[:_SHOWN]:
         took = "" if one.seconds is None else f"{one.seconds:.2f} s"
         said = one.words.removeprefix(one.status).strip()
         made.append(
             (f"{one.operation} {one.method} {one.path}", one.status, took, said)
         )
-    if rest := len(answers) - SHOWN:
+    if rest := len(answers) - _SHOWN:
         made += [("", "", "", f"and {rest} more")] * (rest > 0)
     return made
 
@@ -110,7 +110,7 @@ def comment(replay: Replay) -> str:
     ]
     lines += [
         f"- {gfm.code(a)} → {s} {gfm.text(_cut(said, 160))}"
-        for a, s, _, said in rows(replay.answers)
+        for a, s, _, said in _rows(replay.answers)
     ]
     for one in report.fixed:
         lines.append(f"- {one.release}: {one.state}. {gfm.text(_cut(one.said, 160))}")
@@ -120,7 +120,7 @@ def comment(replay: Replay) -> str:
     limits = ["A tiny model with random weights, on a CPU.", *changed]
     lines += ["", "What differs from the report: " + gfm.text(" ".join(limits))]
     lines += ["", f"Made with `mmrepro repro` {replay.mmrepro_version}."]
-    return clip("\n".join(lines), LONGEST_COMMENT) + "\n"
+    return clip("\n".join(lines), _LONGEST_COMMENT) + "\n"
 
 
 def _of_finding(finding: Finding) -> Iterator[str]:

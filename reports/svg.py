@@ -15,13 +15,13 @@ from mmrepro.base.text.sanitize import one_line
 
 WIDTH: Final = 1080
 LEFT: Final = 64
-RIGHT: Final = 190
-TOP: Final = 30
-PLOT_W: Final = WIDTH - LEFT - RIGHT
-PLOT_H: Final = 170
-MAX_LINES: Final = 6
+_RIGHT: Final = 190
+_TOP: Final = 30
+_PLOT_W: Final = WIDTH - LEFT - _RIGHT
+_PLOT_H: Final = 170
+_MAX_LINES: Final = 6
 """Colours of the style sheet."""
-MAX_MARKS: Final = 24
+_MAX_MARKS: Final = 24
 _SHAPES: Final = ("path", "rect", "circle")
 """Elements that most often hold nothing."""
 
@@ -61,7 +61,7 @@ def text(x: float, y: float, words: str, classes: str) -> Markup:
 
 
 def path(classes: str, d: str, tip: str = "", **more: object) -> Markup:
-    return tag("path", *title(tip), cls=classes, **more, d=d)
+    return tag("path", *_title(tip), cls=classes, **more, d=d)
 
 
 def rect(
@@ -74,15 +74,15 @@ def rect(
     **more: object,
 ) -> Markup:
     return tag(
-        "rect", *title(tip), cls=classes, x=x, y=y, width=width, height=height, **more
+        "rect", *_title(tip), cls=classes, x=x, y=y, width=width, height=height, **more
     )
 
 
 def circle(classes: str, x: float, y: float, radius: float, tip: str = "") -> Markup:
-    return tag("circle", *title(tip), cls=classes, cx=x, cy=y, r=radius)
+    return tag("circle", *_title(tip), cls=classes, cx=x, cy=y, r=radius)
 
 
-def title(tip: str) -> list[Markup]:
+def _title(tip: str) -> list[Markup]:
     """What a pointer that rests on an element shows."""
     return [tag("title", tip)] if tip else []
 
@@ -164,7 +164,7 @@ def steps(
     """
     drawn = [
         Line(line.name, [(_bounded(x), _bounded(y)) for x, y in line.points])
-        for line in lines[:MAX_LINES]
+        for line in lines[:_MAX_LINES]
         if len(line.points) > 1
     ]
     if not drawn:
@@ -174,25 +174,25 @@ def steps(
     tick = max(1.0, nice_step(most_y, 4))
     most_y = math.ceil(most_y / tick) * tick
     step = max(1.0, nice_step(most_x, 12))
-    base = TOP + PLOT_H
+    base = _TOP + _PLOT_H
 
     def right(x: float) -> float:
-        return LEFT + PLOT_W * min(x / most_x, 1.0)
+        return LEFT + _PLOT_W * min(x / most_x, 1.0)
 
     def up(y: float) -> float:
-        return base - PLOT_H * y / most_y
+        return base - _PLOT_H * y / most_y
 
     heights = [number * tick for number in range(round(most_y / tick) + 1)]
     along = [number * step for number in range(int(most_x / step) + 1)]
     body = [
         text(4, 16, title, "panel"),
-        *grid_lines(LEFT, PLOT_W, ((y, f"{y:,.0f}") for y in heights), up),
+        *grid_lines(LEFT, _PLOT_W, ((y, f"{y:,.0f}") for y in heights), up),
         *ticks(base, ((right(x), f"{x:,.0f}") for x in along)),
-        text(LEFT + PLOT_W / 2, base + 35, across, "label mid"),
+        text(LEFT + _PLOT_W / 2, base + 35, across, "label mid"),
     ]
-    for number, (x, name) in enumerate(marks[:MAX_MARKS]):
+    for number, (x, name) in enumerate(marks[:_MAX_MARKS]):
         left = right(_bounded(x))
-        body.append(path("axis", f"M{left:.1f} {TOP}V{base}", stroke_dasharray="3 3"))
+        body.append(path("axis", f"M{left:.1f} {_TOP}V{base}", stroke_dasharray="3 3"))
         body.append(text(left + 4, base - 8 - 13 * (number % 4), name, "name"))
     for number, line in enumerate(drawn):
         first, last = line.points[0], line.points[-1]
@@ -212,7 +212,7 @@ def steps(
         )
         for number, line in enumerate(drawn)
     )
-    return svg(base + 44, title, [*body, *end_labels(ends, LEFT + PLOT_W + 6)])
+    return svg(base + 44, title, [*body, *end_labels(ends, LEFT + _PLOT_W + 6)])
 
 
 def _bounded(value: float) -> float:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 LINES: Final = 20
-STYLES: Final = {
+_STYLES: Final = {
     "": "",
     "good": "green",
     "bad": "red",
@@ -254,7 +254,7 @@ def _line(
         text = cell if len(cell) <= wide else cell[: wide - 1].rstrip() + "…"
         text = text.rjust(wide) if column.kind == "number" else text.ljust(wide)
         own = next((span.tone for span in b.spans(inline) if span.tone), "")
-        pieces.append((text + "  ", STYLES[own or tone]))
+        pieces.append((text + "  ", _STYLES[own or tone]))
     line = Text.assemble(*pieces)
     line.rstrip()
     return line
@@ -263,7 +263,7 @@ def _line(
 def _piece(span: b.Span, verbatim: bool) -> tuple[str, str]:
     """One sanitised line that keeps the blanks at its ends: they are the layout."""
     weight = "bold " if span.style == "strong" else ""
-    style = (weight + STYLES[span.tone]).strip()
+    style = (weight + _STYLES[span.tone]).strip()
     if verbatim:
         return clip(
             " ".join(plain(span.text[:8000]).expandtabs(4).split("\n")), 4000

@@ -11,7 +11,7 @@ from mmrepro.reports.blocks import Block, Fence, Paragraph
 from mmrepro.reports.words import sane, span
 from mmrepro.traffic.evidence import Evidence, RequestRecord
 
-GIB: Final = 1 << 30
+_GIB: Final = 1 << 30
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 
@@ -140,7 +140,7 @@ def gpu_memory_tracks(incident: Incident) -> list[Track]:
     """Memory that processes hold, in GiB."""
     tracks = _tracks(incident.evidence, "gpu_bytes")
     in_gib = [
-        Track(t.name, [(mono, held / GIB) for mono, held in t.points]) for t in tracks
+        Track(t.name, [(mono, held / _GIB) for mono, held in t.points]) for t in tracks
     ]
     return _named(incident, in_gib)
 

@@ -18,7 +18,7 @@ from mmrepro.reports import blocks as b, svg, words
 from mmrepro.reports.documents import Case, Suite, kind
 from mmrepro.reports.replay import origin
 
-TITLES: Final = {
+_TITLES: Final = {
     Area.START: "Start and options",
     Area.FAILURES: "Failures",
     Area.ANSWERS: "Answers",
@@ -26,14 +26,14 @@ TITLES: Final = {
     Area.SPEED: "Speed",
     Area.MEMORY: "Memory and caches",
 }
-CARD: Final = 9
+_CARD: Final = 9
 """Lines of the first screen."""
-MARKS: Final[dict[Outcome, b.Tone]] = {
+_MARKS: Final[dict[Outcome, b.Tone]] = {
     Outcome.DIFFERENCE: "unsure",
     Outcome.NONE: "good",
     Outcome.UNTOLD: "soft",
 }
-SPREAD: Final = {
+_SPREAD: Final = {
     "ttft": "TTFT",
     "itl": "Inter-token latency",
     "tpot": "TPOT",
@@ -43,7 +43,7 @@ LEFT, WIDE, LINE = 120, 620, 26
 
 
 def compose(upgrade: Upgrade) -> b.Page:
-    between = sides(upgrade)
+    between = _sides(upgrade)
     matter = upgrade.matter
     blocks = [one for one in upgrade.blocks if not one.error]
     untold = [d for d in upgrade.differences if d.outcome is Outcome.UNTOLD]
@@ -55,7 +55,7 @@ def compose(upgrade: Upgrade) -> b.Page:
     }
     return b.Page(
         title=f"Upgrade: {between}",
-        badge=badge(upgrade),
+        badge=_badge(upgrade),
         subject=f"{between}, {b.count(upgrade.requests, 'request')}",
         warning=b.broken_off(upgrade.failure, began=bool(upgrade.runs)),
         card=[*_card(upgrade)],
@@ -66,14 +66,14 @@ def compose(upgrade: Upgrade) -> b.Page:
             ),
             f"{len(untold)} not settled",
             f"{b.count(len(upgrade.runs), 'run')} and {b.count(len(blocks), 'block')}",
-            duration(seconds(upgrade)),
+            duration(_seconds(upgrade)),
         ],
         commands=[("to repeat it", upgrade.command)],
         sections=[
             b.Section("How much each metric changed", [*_intervals(upgrade)], 85),
             *(
                 b.Section(title, [*_area(upgrade, area)], 95 - place)
-                for place, (area, title) in enumerate(TITLES.items())
+                for place, (area, title) in enumerate(_TITLES.items())
             ),
             b.Section("Single requests", [*_spreads(blocks)], 60),
             b.Section("Blocks", _blocks(upgrade), 30),
@@ -106,7 +106,7 @@ def compose(upgrade: Upgrade) -> b.Page:
     )
 
 
-def sides(upgrade: Upgrade) -> str:
+def _sides(upgrade: Upgrade) -> str:
     """``vllm 0.32.0 → 0.33.0``; of one release with other settings, so."""
     old, new = upgrade.server, upgrade.new
     if old.release != new.release:
@@ -116,7 +116,7 @@ def sides(upgrade: Upgrade) -> str:
     )
 
 
-def badge(upgrade: Upgrade) -> b.Badge:
+def _badge(upgrade: Upgrade) -> b.Badge:
     if upgrade.state != "complete":
         return b.Badge(
             upgrade.state.capitalize(), "bad" if upgrade.state == "failed" else "unsure"
@@ -128,7 +128,7 @@ def badge(upgrade: Upgrade) -> b.Badge:
     return b.Badge("Nothing found", "good")
 
 
-def seconds(upgrade: Upgrade) -> float:
+def _seconds(upgrade: Upgrade) -> float:
     runs = sum(run.seconds for run in upgrade.runs)
     return runs + sum(block.seconds for block in upgrade.blocks)
 
@@ -146,12 +146,12 @@ def _card(upgrade: Upgrade) -> Iterator[b.Block]:
         ),
         key=lambda d: not d.matters,
     )
-    for one in shown[:CARD]:
+    for one in shown[:_CARD]:
         tone: b.Tone = "bad" if one.matters else "unsure"
         yield b.p(b.strong(f"{one.subject}: ", tone), words.sentence(one.statement))
-    if len(shown) > CARD:
+    if len(shown) > _CARD:
         yield b.p(
-            f"{len(shown) - CARD} more differences are below (--full).", tone="soft"
+            f"{len(shown) - _CARD} more differences are below (--full).", tone="soft"
         )
     untold = [
         d for d in upgrade.differences if d.outcome is Outcome.UNTOLD and d.decides
@@ -184,18 +184,18 @@ def _area(upgrade: Upgrade, area: Area) -> Iterator[b.Block]:
         b.row(
             one.subject,
             one.statement,
-            value(one.old, one.unit),
-            value(one.new, one.unit),
+            _value(one.old, one.unit),
+            _value(one.new, one.unit),
             ", ".join(one.evidence[:8]),
             status="matters" if one.matters else str(one.outcome),
         )
         for one in found
     ]
     heads = "subject:name | what is found | old | new | where"
-    yield from b.table(heads, rows, TITLES[area].lower())
+    yield from b.table(heads, rows, _TITLES[area].lower())
 
 
-def value(told: object, unit: str) -> str:
+def _value(told: object, unit: str) -> str:
     """As people read it: seconds, bytes, anything else as it is."""
     if told is None:
         return "–"
@@ -263,12 +263,12 @@ def _forest(told: Sequence[Difference], thresholds: dict[str, float]) -> Markup:
 
 def _spreads(blocks: Sequence[Block]) -> Iterator[b.Block]:
     """Of each time, the distribution over all requests, old above new."""
-    for name, title in SPREAD.items():
+    for name, title in _SPREAD.items():
         pairs = [block.spread[name] for block in blocks if name in block.spread]
         if not pairs:
             continue
         both = tuple(sorted(v for pair in pairs for v in pair[side]) for side in (0, 1))
-        middle = " and ".join(value(one[len(one) // 2], "s") for one in both)
+        middle = " and ".join(_value(one[len(one) // 2], "s") for one in both)
         instead = [b.p(f"{title}: the medians are {middle}.")]
         yield b.Picture(
             _histograms(title, both[0], both[1]), instead, f"{title}: old and new."
@@ -297,7 +297,7 @@ def _histograms(title: str, old: Sequence[float], new: Sequence[float]) -> Marku
                     svg.rect(shade, LEFT + place * width, base - tall, width - 1, tall)
                 )
         body.append(svg.path("axis", f"M{LEFT} {base}H{LEFT + WIDE}"))
-    marks = [(LEFT + WIDE * k / 4, value(low + span * k / 4, "s")) for k in range(5)]
+    marks = [(LEFT + WIDE * k / 4, _value(low + span * k / 4, "s")) for k in range(5)]
     body += svg.ticks(140, marks)
     return svg.svg(170, f"{title} of single requests, old above new", body)
 
@@ -305,7 +305,7 @@ def _histograms(title: str, old: Sequence[float], new: Sequence[float]) -> Marku
 def _blocks(upgrade: Upgrade) -> list[b.Block]:
     names = [
         n
-        for n in (*SPREAD, "throughput")
+        for n in (*_SPREAD, "throughput")
         if any(n in one.changes for one in upgrade.blocks)
     ]
     rows = []
@@ -346,7 +346,7 @@ def _server(server: object) -> str:
 # -------------------------------------------------------------------------------- JUnit
 
 
-def junit(upgrade: Upgrade) -> list[Suite]:
+def _junit(upgrade: Upgrade) -> list[Suite]:
     """A test case for each statement: what matters fails, what could not be told is an
     error."""
     cases = []
@@ -369,7 +369,7 @@ def junit(upgrade: Upgrade) -> list[Suite]:
     if upgrade.state != "complete":
         failure = upgrade.failure or upgrade.state
         cases.append(Case("upgrade", "the comparison ended", "error", failure))
-    return [Suite(f"upgrade {sides(upgrade)}", upgrade.created.wall, cases)]
+    return [Suite(f"upgrade {_sides(upgrade)}", upgrade.created.wall, cases)]
 
 
-KIND: Final = kind(Upgrade, UPGRADE_FILE, compose, name="a comparison", junit=junit)
+KIND: Final = kind(Upgrade, UPGRADE_FILE, compose, name="a comparison", junit=_junit)

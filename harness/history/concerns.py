@@ -33,8 +33,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 from pydantic import Field, StringConstraints, ValidationError, field_validator
 
-UNKNOWN: Final = "unknown"
-OF_A_RELEASE: Final = frozenset(
+_UNKNOWN: Final = "unknown"
+_OF_A_RELEASE: Final = frozenset(
     {EventKind.BUG_RETURNED, EventKind.NEW_RELEASE_AFFECTED}
 )
 """A released wheel does not change: what it has ends with a release that has it no
@@ -61,7 +61,7 @@ class Concern:
     since: str
     cell: Cell
     expected_then: bool | None = None
-    state: str = UNKNOWN
+    state: str = _UNKNOWN
     seen: str = ""
     settled: Settled | None = None
     runs: list[Attempt] = field(default_factory=list)
@@ -144,7 +144,7 @@ class _Walk:
     def _fix(self, fix: Event, runs: NightRuns) -> None:
         fixed = runs.planned.get(fix.cell)
         for concern in self.concerns.values():
-            if concern.over or concern.event.what not in OF_A_RELEASE or fixed is None:
+            if concern.over or concern.event.what not in _OF_A_RELEASE or fixed is None:
                 continue
             if _later_release(fixed.cell, concern.cell):
                 name = fixed.cell.commit[:12] or fixed.cell.release
@@ -219,7 +219,7 @@ def _later_release(fixed: Cell, concerned: Cell) -> bool:
         return False
 
 
-Told = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+_Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 _EXAMPLE = (
     'see docs/history.md; an entry begins with [[quarantine]] and scenario = "NAME"'
 )
@@ -228,13 +228,13 @@ _EXAMPLE = (
 class Entry(Record):
     """What is quarantined, and all that has to be known about it."""
 
-    scenario: Told
+    scenario: _Text
     variant: Annotated[str | None, Field(description="None: any")] = None
     engine: Annotated[str | None, Field(description="None: any")] = None
     releases: Annotated[str, Field(description="e.g. '>=0.14, <0.24'; empty: all")] = ""
-    reason: Told
-    issue: Annotated[Told, Field(description="where it is worked on")]
-    owner: Told
+    reason: _Text
+    issue: Annotated[_Text, Field(description="where it is worked on")]
+    owner: _Text
     expires: Annotated[date, Field(description="the last day on which it counts")]
 
     @field_validator("releases")

@@ -27,7 +27,7 @@ from packaging.version import InvalidVersion, Version
 
 LATE = 1.5
 """Times ``every_h``: a gap of more is a night that did not run."""
-OF_A_RELEASE = frozenset(
+_OF_A_RELEASE = frozenset(
     (
         "engine",
         "environment",
@@ -57,7 +57,7 @@ def events(history: History, night: NightRuns) -> list[Event]:
     it."""
     past = history.before(night.night)
     found = _Comparison(past, night).events()
-    if past and (gap := late(past[-1], night.night.created.wall)) is not None:
+    if past and (gap := _late(past[-1], night.night.created.wall)) is not None:
         found.append(gap.model_copy(update={"night": night.night.id}))
     return sorted(found, key=lambda e: _SEQUENCE.index(e.what))
 
@@ -68,7 +68,7 @@ def diff(before: NightRuns, after: NightRuns) -> list[Event]:
     return sorted(found, key=lambda e: _SEQUENCE.index(e.what))
 
 
-def late(last: NightRuns, now: datetime, every_h: float | None = None) -> Event | None:
+def _late(last: NightRuns, now: datetime, every_h: float | None = None) -> Event | None:
     """No night from the one given until ``now``, though one is due every so many hours.
 
     Args:
@@ -268,7 +268,9 @@ class _Comparison:
             )
             text += f"; between them lies {others}"
         mine = self.tracks[one.cell.id].attempts
-        parts = [p for p in changed_parts(last.attempts, mine) if p not in OF_A_RELEASE]
+        parts = [
+            p for p in changed_parts(last.attempts, mine) if p not in _OF_A_RELEASE
+        ]
         if last.night != self.night.night.id:
             text += f"; {_name(last.cell)} was run last in {last.night}"
         if parts:

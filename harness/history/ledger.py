@@ -29,8 +29,8 @@ from mmrepro.failure.documents.ledger import (
 )
 from pydantic import TypeAdapter, ValidationError
 
-LOCK_FILE = ".ledger.lock"
-MAX_BYTES = 512 << 20
+_LOCK_FILE = ".ledger.lock"
+_MAX_BYTES = 512 << 20
 """A year of nights has 50 MiB."""
 AnyRecord: TypeAlias = Night | Planned | Attempt | Event
 _LINE: TypeAdapter[AnyRecord] = TypeAdapter(Line)
@@ -182,7 +182,7 @@ class Ledger:
             hint="wait until it has ended, or look at what there is: "
             f"mmrepro matrix report {folder}",
         )
-        self.lines = LineFile(self.path, LOCK_FILE, "ledger", busy)
+        self.lines = LineFile(self.path, _LOCK_FILE, "ledger", busy)
         try:
             self.history = _parsed(self.lines.content, self.path)
         except BaseException:
@@ -246,7 +246,7 @@ def read(folder: Path) -> History:
     """
     path = folder / LEDGER_FILE if is_folder(folder) else folder
     try:
-        content = read_file(path, MAX_BYTES)
+        content = read_file(path, _MAX_BYTES)
     except FileNotFoundError:
         raise BadLedger(
             f"{folder} holds no {LEDGER_FILE}.",

@@ -25,7 +25,7 @@ _UNFINISHED = [
 
 
 @dataclass
-class Merged:
+class _MergedNight:
     nights: list[str] = field(default_factory=list)
     """Of which something was added."""
     cells: int = 0
@@ -40,7 +40,9 @@ class Merged:
         return not (self.nights or self.incidents)
 
 
-def merge(folders: Sequence[Path], out: Path, *, incidents: bool = True) -> Merged:
+def merge(
+    folders: Sequence[Path], out: Path, *, incidents: bool = True
+) -> _MergedNight:
     """Add all that the ledgers in ``folders`` hold to the one in ``out``, with its
     incidents.
 
@@ -55,7 +57,7 @@ def merge(folders: Sequence[Path], out: Path, *, incidents: bool = True) -> Merg
     """
     sources = [(folder, read(folder)) for folder in folders]
     _refuse_contradictions(sources)  # before a folder is made for them
-    merged = Merged()
+    merged = _MergedNight()
     with Ledger(out) as ledger:
         _refuse_contradictions([(out, ledger.history), *sources])
         ids = [n.night.id for _, history in sources for n in history.nights]
@@ -77,7 +79,7 @@ def _one_night(
     ledger: Ledger,
     name: str,
     parts: Sequence[tuple[Path, NightRuns]],
-    merged: Merged,
+    merged: _MergedNight,
     *,
     incidents: bool,
 ) -> None:
@@ -181,7 +183,7 @@ def _add_events(ledger: Ledger, runs: NightRuns, found: Sequence[Event]) -> int:
     return added
 
 
-def _copy(source: Path, out: Path, incident: str, merged: Merged) -> None:
+def _copy(source: Path, out: Path, incident: str, merged: _MergedNight) -> None:
     """One incident's folder, whole or not at all."""
     old, new = source / incident, out / incident
     if new.is_dir() or old.resolve() == new.resolve():

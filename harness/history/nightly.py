@@ -30,7 +30,7 @@ from mmrepro.history.squares import (
 )
 from mmrepro.history.states import State, settle
 
-NIGHTS: Final = 14
+_NIGHTS: Final = 14
 """In the trend: the newest ones."""
 NIGHT_WORDS: Final[dict[NightState, str]] = {
     NightState.RUNNING: "still running, or killed",
@@ -40,7 +40,7 @@ NIGHT_WORDS: Final[dict[NightState, str]] = {
 }
 
 
-class Headline(NamedTuple):
+class _Headline(NamedTuple):
     """What a nightly run came to, in a few words."""
 
     label: str
@@ -79,7 +79,7 @@ class NightView:
         self.grids = grids_of(squares_of(runs, excused, of_cell))
         self.squares = [square for grid in self.grids for square in grid.squares]
         self.trend: list[Point] = []
-        for past in [*before[-(NIGHTS - 1) :], runs]:
+        for past in [*before[-(_NIGHTS - 1) :], runs]:
             self._add(past.night.id, self.squares if past is runs else squares_of(past))
         self.shifts = _shifts(before[-1], runs, set(of_cell)) if before else []
         self.notes = excused.warnings(runs.cells.values(), runs.night.created.wall)
@@ -100,7 +100,7 @@ class NightView:
         return [square for square in self.squares if square.standing is standing]
 
     @cached_property
-    def badge(self) -> Headline:
+    def badge(self) -> _Headline:
         counts = self.standings
         parts = [
             f"{counts[s]} {s.words}"
@@ -115,7 +115,7 @@ class NightView:
         label = "All as expected" if tone == "good" else "As expected, but changed"
         if parts or not self.squares:
             label = ", ".join(parts) or "Nothing planned"
-        return Headline(label, tone, NIGHT_WORDS[self.runs.night.state])
+        return _Headline(label, tone, NIGHT_WORDS[self.runs.night.state])
 
     @property
     def changes(self) -> str:
@@ -209,9 +209,9 @@ def strips_of(
 
 # ---------------------------------------------------------------------------- documents
 
-Facts = dict[str, Any]
-PLACE: Final = ("id", "line", "row", *Cell.model_fields)
-CAME: Final = (
+_Facts = dict[str, Any]
+_PLACE: Final = ("id", "line", "row", *Cell.model_fields)
+_CAME: Final = (
     "state",
     "standing",
     "expected",
@@ -222,10 +222,18 @@ CAME: Final = (
     "fidelity",
     "seconds",
 )
-JOB: Final = (*PLACE, *CAME, "title", "words", "expectation", "why", "low", "high")
-RUN: Final = ("index", "role", "outcome", "lost", "key", "incident", "command")
-VERDICT: Final = ("state", "why", "expected", "reproduced", "conclusive", "low", "high")
-CONCERN: Final = (
+_JOB: Final = (*_PLACE, *_CAME, "title", "words", "expectation", "why", "low", "high")
+_RUN: Final = ("index", "role", "outcome", "lost", "key", "incident", "command")
+_VERDICT: Final = (
+    "state",
+    "why",
+    "expected",
+    "reproduced",
+    "conclusive",
+    "low",
+    "high",
+)
+_CONCERN: Final = (
     "identity",
     "what",
     "text",
@@ -243,15 +251,15 @@ class NightDocument(Document, kind="nightly"):
 
     night: Night
     before: str | None
-    headline: Facts
-    counts: Facts
+    headline: _Facts
+    counts: _Facts
     shifts: list[str]
     notes: list[str]
-    events: list[Facts]
-    cells: list[Facts]
+    events: list[_Facts]
+    cells: list[_Facts]
     warning: str
-    concerns: list[Facts]
-    nights: list[Facts]
+    concerns: list[_Facts]
+    nights: list[_Facts]
 
 
 class NightsDocument(Document, kind="nightly-history"):
@@ -259,7 +267,7 @@ class NightsDocument(Document, kind="nightly-history"):
     out."""
 
     nights: list[str]
-    cells: list[Facts]
+    cells: list[_Facts]
 
 
 class DiffDocument(Document, kind="nightly-diff"):
@@ -313,14 +321,14 @@ def history_document(history: History, scenario: str = "") -> NightsDocument:
         known = [
             (name, group[0]) for name, group in zip(names, strip, strict=True) if group
         ]
-        nights = [{"night": name, **_of(CAME, s, s.settled)} for name, s in known]
+        nights = [{"night": name, **_of(_CAME, s, s.settled)} for name, s in known]
         planned = known[-1][1].planned
-        place = {**_of(PLACE, planned.cell), "affected": planned.affected}
+        place = {**_of(_PLACE, planned.cell), "affected": planned.affected}
         lines.append({**place, "nights": nights})
     return NightsDocument(nights=names, cells=lines)
 
 
-def _of(names: tuple[str, ...], *sources: object) -> Facts:
+def _of(names: tuple[str, ...], *sources: object) -> _Facts:
     """Each attribute of the first source that has it; numbers are rounded."""
     found = {n: next(getattr(s, n) for s in sources if hasattr(s, n)) for n in names}
     return {
@@ -329,23 +337,23 @@ def _of(names: tuple[str, ...], *sources: object) -> Facts:
     }
 
 
-def _job(square: Square) -> Facts:
+def _job(square: Square) -> _Facts:
     entry, deciding = square.quarantine, square.deciding
     return {
-        **_of(JOB, square, square.settled, square.cell),
+        **_of(_JOB, square, square.settled, square.cell),
         "affected": square.planned.affected,
         "quarantine": _of(("reason", "issue", "owner", "expires"), entry)
         if entry
         else None,
         "deciding": deciding.index if deciding else None,
         "runs": [
-            {**_of(RUN, run), "seconds": run.seconds if sane(run.seconds) else None}
+            {**_of(_RUN, run), "seconds": run.seconds if sane(run.seconds) else None}
             for run in square.attempts
         ],
     }
 
 
-def _event(event: Event) -> Facts:
+def _event(event: Event) -> _Facts:
     words, tone = EVENTS[event.what]
     alarm = event.what in ALARMS
     return {
@@ -356,18 +364,18 @@ def _event(event: Event) -> Facts:
     }
 
 
-def _concern(night: NightView, concern: Concern) -> Facts:
+def _concern(night: NightView, concern: Concern) -> _Facts:
     """What an issue needs: its subject, its last verdict, and what this nightly run
     shows."""
     runs, when = concern.runs, night.runs.night.created.wall
     tonight, verdict = concern.tonight, concern.settled
     return {
-        **_of(CONCERN, concern, concern.event),
-        "cell": _of(PLACE, concern.cell),
+        **_of(_CONCERN, concern, concern.event),
+        "cell": _of(_PLACE, concern.cell),
         "quarantined": night.excused.entry_for(concern.cell, when) is not None,
         "verdict_of": concern.seen,
-        "verdict": _of(VERDICT, verdict) if verdict else None,
-        "tonight": _of(VERDICT, tonight) if tonight else None,
+        "verdict": _of(_VERDICT, verdict) if verdict else None,
+        "tonight": _of(_VERDICT, tonight) if tonight else None,
         "says": (runs[-1].explanation or runs[-1].error) if runs else "",
         "command": next((run.command for run in reversed(runs) if run.command), ""),
     }

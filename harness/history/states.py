@@ -15,8 +15,8 @@ from enum import StrEnum
 from mmrepro.failure.documents.ledger import Attempt, Cell, EventKind
 from mmrepro.failure.signature import Outcome
 
-Z_95 = 1.959963984540054
-UNLIKELY = 0.05
+_Z_95 = 1.959963984540054
+_UNLIKELY = 0.05
 """Below it, chance is not taken for the reason."""
 
 
@@ -24,9 +24,9 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a proportion; (0, 1) without any trial."""
     if not trials:
         return 0.0, 1.0
-    share, z2 = successes / trials, Z_95**2
+    share, z2 = successes / trials, _Z_95**2
     middle = share + z2 / (2 * trials)
-    half = Z_95 * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
+    half = _Z_95 * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
     scale = 1 + z2 / trials
     low, high = (middle - half) / scale, (middle + half) / scale
     # At the ends the exact value is an end, and rounding would leave it out.
@@ -65,7 +65,7 @@ class State(StrEnum):
     """There was no attempt."""
 
 
-CONCLUSIVE = (Outcome.REPRODUCED, Outcome.DIFFERENT_FAILURE, Outcome.NOT_REPRODUCED)
+_CONCLUSIVE = (Outcome.REPRODUCED, Outcome.DIFFERENT_FAILURE, Outcome.NOT_REPRODUCED)
 """The worst first: where verdicts differ between keys, it is the cell's."""
 VERDICTS = frozenset((State.REPRODUCED, State.DIFFERENT_FAILURE, State.NOT_REPRODUCED))
 """The states that say something of the engine."""
@@ -106,7 +106,7 @@ def settle(attempts: Sequence[Attempt]) -> Settled:
     them. Attempts whose key nobody knows count as being of one."""
     count = Counter(a.outcome for a in attempts if a.outcome is not None)
     lost = sum(a.outcome is None for a in attempts)
-    decided = [a for a in attempts if a.outcome in CONCLUSIVE]
+    decided = [a for a in attempts if a.outcome in _CONCLUSIVE]
     state, differing = _state(attempts, decided)
     reproduced = count[Outcome.REPRODUCED]
     low, high = wilson(reproduced, len(decided))
@@ -194,7 +194,7 @@ def _state(
         by_key.setdefault(attempt.key, set()).add(attempt.outcome)
     if any(len(verdicts) > 1 for verdicts in by_key.values()):
         return State.FLAKY, ()
-    worst = next(o for o in CONCLUSIVE if any(a.outcome is o for a in decided))
+    worst = next(o for o in _CONCLUSIVE if any(a.outcome is o for a in decided))
     rest = [a for a in decided if a.outcome is not worst]
     if not rest:
         return State(worst.value), ()
@@ -231,7 +231,7 @@ def _as_expected(state: State, expected: Outcome | None) -> bool | None:
     return state.value == expected.value
 
 
-MIN_DRIFT_RUNS = 2
+_MIN_DRIFT_RUNS = 2
 """Of one night: a single run agrees with itself whatever it shows."""
 
 
@@ -276,7 +276,7 @@ class Track:
         self.covered = settled.state in VERDICTS or settled.state is State.FLAKY
         if not self.covered:
             return settled, []
-        decided = [a for a in attempts if a.outcome in CONCLUSIVE]
+        decided = [a for a in attempts if a.outcome in _CONCLUSIVE]
         changes = self._under_one_key(decided)
         flaky = any(len(self.pools[a.key]) > 1 for a in decided)
         if flaky and self.shaky:
@@ -297,7 +297,7 @@ class Track:
             if len(both) < 2 or len(before) > 1:
                 continue
             p = _chance(before, tonight)
-            if p < UNLIKELY:
+            if p < _UNLIKELY:
                 self.pools[key] = tonight
                 changes.append(
                     Change(EventKind.DRIFT, _not_in_the_key(before, tonight, p))
@@ -323,7 +323,7 @@ class Track:
         return [Change(EventKind.DRIFT, f"changed beside it: {told}", parts)]
 
 
-WORDS = {
+_WORDS = {
     "code": "mmrepro's own code",
     "mmrepro": "mmrepro's version",
     "environment": "the engine's environment",
@@ -337,7 +337,7 @@ WORDS = {
 
 def describe(part: str, before: Sequence[Attempt], now: Sequence[Attempt]) -> str:
     """The part of the key, and how it changed where that is short enough to be read."""
-    word = WORDS.get(part, part)
+    word = _WORDS.get(part, part)
     old, new = _value(part, before), _value(part, now)
     if (
         not old
@@ -362,7 +362,7 @@ def _is_digest(value: str) -> bool:
 def _chance(before: Counter[Outcome], tonight: Counter[Outcome]) -> float:
     """That nights which agree each with itself differ by chance; 1 where they do not
     agree."""
-    if len(before) != 1 or len(tonight) != 1 or tonight.total() < MIN_DRIFT_RUNS:
+    if len(before) != 1 or len(tonight) != 1 or tonight.total() < _MIN_DRIFT_RUNS:
         return 1.0
     return fisher((before.total(), 0), (0, tonight.total()))
 

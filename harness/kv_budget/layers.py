@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-Json = dict[str, object]
+_Json = dict[str, object]
 
 FULL, WINDOW, CHUNK, STATE = "full", "window", "chunk", "state"
 _NAMES = {
@@ -59,7 +59,7 @@ FLOATS = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
-class State:
+class _RecurrentState:
     """A recurrent state: a convolution's last inputs, and cells.
 
     Attributes:
@@ -105,7 +105,7 @@ class Kind:
     width: int = 0
     mla: bool = False
     reach: int = 0
-    state: State | None = None
+    state: _RecurrentState | None = None
     chunk: int = 0
 
     def token_bytes(self, tp: int, element: int) -> int:
@@ -119,7 +119,7 @@ Layers = tuple[tuple[Kind, ...], ...]
 things."""
 
 
-def layers_of(text: Json, full: Kind, count: int) -> tuple[Layers, str]:
+def layers_of(text: _Json, full: Kind, count: int) -> tuple[Layers, str]:
     """The layers of a language model's config, and why there is no formula for them;
     "": there is.
 
@@ -166,7 +166,7 @@ def layers_of(text: Json, full: Kind, count: int) -> tuple[Layers, str]:
     return (*layers[: count - shared], *[()] * shared), ""
 
 
-def _named(text: Json, kind: str, count: int) -> list[str] | None:
+def _named(text: _Json, kind: str, count: int) -> list[str] | None:
     """The name of each layer; "?" where it is not known; None: the config has another
     form."""
     for field in ("layer_types", "layers_block_type", "attn_type_list"):
@@ -206,7 +206,7 @@ def _named(text: Json, kind: str, count: int) -> list[str] | None:
     return [WINDOW if windows else FULL] * count
 
 
-def _state(text: Json, kind: str) -> State | None:
+def _state(text: _Json, kind: str) -> _RecurrentState | None:
     hidden = _whole(text, "hidden_size")
     if values := _whole(text, "linear_num_value_heads"):
         keys = _whole(text, "linear_num_key_heads")
@@ -216,11 +216,11 @@ def _state(text: Json, kind: str) -> State | None:
         )
         conv, cells = 2 * keys * key + values * value, values * value * key
         kernel = _whole(text, "linear_conv_kernel_dim")
-        return State(
+        return _RecurrentState(
             conv, kernel, cells=cells, cell_bytes=_float(text, "mamba_ssm_dtype")
         )
     if kernel := _whole(text, "conv_L_cache"):
-        return State(_whole(text, "conv_dim") or hidden, kernel)
+        return _RecurrentState(_whole(text, "conv_dim") or hidden, kernel)
     kernel = _whole(text, "mamba_d_conv", "conv_kernel")
     size = _whole(text, "mamba_d_state", "ssm_state_size", "state_size")
     heads = _whole(text, "mamba_n_heads", "mamba_num_heads")
@@ -237,17 +237,17 @@ def _state(text: Json, kind: str) -> State | None:
         )
         cell = 0
     if not heads:
-        return State(width, kernel, cells=width * size, drafts=False)
+        return _RecurrentState(width, kernel, cells=width * size, drafts=False)
     groups = _whole(text, "mamba_n_groups", "n_groups") or 1
     head = _whole(text, "mamba_d_head", "mamba_head_dim") or width // heads
-    return State(width, kernel, groups, 2 * size, heads * head * size, cell)
+    return _RecurrentState(width, kernel, groups, 2 * size, heads * head * size, cell)
 
 
-def _whole(text: Json, *names: str) -> int:
+def _whole(text: _Json, *names: str) -> int:
     """The first of these fields that holds a whole number above 0; 0 when none does."""
     found = (text.get(name) for name in names)
     return next((one for one in found if type(one) is int and 0 < one < 1 << 32), 0)
 
 
-def _float(text: Json, name: str) -> int:
+def _float(text: _Json, name: str) -> int:
     return FLOATS.get(str(text.get(name, "")).removeprefix("torch."), 0)

@@ -16,7 +16,7 @@ from mmrepro.engines.models.qwen import smart_resize
 from mmrepro.kv_budget.eras import Engine
 from mmrepro.kv_budget.layers import FULL, Kind, Layers, layers_of
 
-MOST_BYTES = 4 << 20
+_MOST_BYTES = 4 << 20
 _NESTED = ("text_config", "llm_config", "language_config")
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
@@ -24,7 +24,7 @@ _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _KV_HEADS = ("num_key_value_heads", "multi_query_group_num", "num_kv_heads")
 _CONTEXT = ("max_position_embeddings", "seq_length", "n_positions")
 
-Json = dict[str, object]
+_Json = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class ImageRule:
+class _ImageRule:
     """How many tokens an image becomes in one family of models.
 
     Attributes: largest: tokens of the largest image, without those of ``around``.
@@ -170,7 +170,7 @@ class Model:
 
     name: str
     geometry: Geometry
-    images: ImageRule | None
+    images: _ImageRule | None
 
 
 def read_model(path: Path) -> Model:
@@ -225,9 +225,9 @@ def read_model(path: Path) -> Model:
     )
 
 
-def _load(file: Path) -> Json:
+def _load(file: Path) -> _Json:
     try:
-        content = json.loads(read_file(file, MOST_BYTES))
+        content = json.loads(read_file(file, _MOST_BYTES))
     except OSError as error:
         if error.errno != errno.EFBIG:  # such a file is no configuration
             raise UsageError(f"{file} cannot be read: {error.strerror}.") from error
@@ -239,7 +239,7 @@ def _load(file: Path) -> Json:
     return content
 
 
-def _text_config(top: Json) -> Json:
+def _text_config(top: _Json) -> _Json:
     """The language model's part, which vision models nest under one of several
     names."""
     thinker = top.get("thinker_config")
@@ -252,7 +252,7 @@ def _text_config(top: Json) -> Json:
     return top
 
 
-def _number(config: Json, names: tuple[str, ...]) -> int:
+def _number(config: _Json, names: tuple[str, ...]) -> int:
     """The first of these fields that holds a sensible whole number; 0 when none
     does."""
     for name in names:
@@ -262,7 +262,7 @@ def _number(config: Json, names: tuple[str, ...]) -> int:
     return 0
 
 
-def _needed(config: Json, names: tuple[str, ...], file: Path) -> int:
+def _needed(config: _Json, names: tuple[str, ...], file: Path) -> int:
     value = _number(config, names)
     if not value:
         raise UsageError(
@@ -272,19 +272,19 @@ def _needed(config: Json, names: tuple[str, ...], file: Path) -> int:
     return value
 
 
-def _word(text: Json, top: Json, name: str) -> str:
+def _word(text: _Json, top: _Json, name: str) -> str:
     value = text.get(name) or top.get(name)
     return value if isinstance(value, str) else ""
 
 
-def _window(text: Json) -> int:
+def _window(text: _Json) -> int:
     """The sliding window as LMDeploy takes it
     (pytorch/configurations/default.py:21)."""
     used = text.get("use_sliding_window", True)
     return _number(text, ("sliding_window",)) if used else 0
 
 
-def _image_rule(top: Json, folder: Path) -> ImageRule | None:
+def _image_rule(top: _Json, folder: Path) -> _ImageRule | None:
     kind, vision = str(top.get("model_type", "")), top.get("vision_config")
     if not isinstance(vision, dict):
         return None
@@ -293,7 +293,7 @@ def _image_rule(top: Json, folder: Path) -> ImageRule | None:
         factor = patch * (_number(vision, ("spatial_merge_size",)) or 2)
         least, most = _pixels(folder / "preprocessor_config.json")
         sized = partial(_patches, factor=factor, least=least, most=most)
-        return ImageRule(max(most // factor**2, 1), 2, sized)
+        return _ImageRule(max(most // factor**2, 1), 2, sized)
     side = _number(top, ("force_image_size",)) or _number(vision, ("image_size",))
     if not patch or not side:
         return None
@@ -309,12 +309,12 @@ def _image_rule(top: Json, folder: Path) -> ImageRule | None:
         def tokens(tiles: int) -> int:
             return each * (tiles + (extra if tiles > 1 else 0))
 
-        return ImageRule(
+        return _ImageRule(
             tokens(most),
             2,
             lambda w, h: tokens(_tiles(w, h, side=side, least=least, most=most)),
         )
-    return ImageRule((side // patch) ** 2) if kind == "llava" else None
+    return _ImageRule((side // patch) ** 2) if kind == "llava" else None
 
 
 def _pixels(processor: Path) -> tuple[int, int]:

@@ -22,12 +22,12 @@ from mmrepro.kv_budget.layers import CHUNK, FLOATS, FULL, STATE, WINDOW, Kind
 from mmrepro.kv_budget.model import Geometry, Model, read_model
 from packaging.version import InvalidVersion, Version
 
-MOST_BYTES = 1 << 50
+_MOST_BYTES = 1 << 50
 """1 PiB: no device has so much; a larger number is a mistake in the unit."""
-MOST = 1 << 40
+_MOST = 1 << 40
 
 
-def read_number(text: str, *, what: str) -> Decimal:
+def _read_number(text: str, *, what: str) -> Decimal:
     """A decimal number above 0, digit for digit. Raises UsageError: not one, or not
     finite."""
     shown = f"{what} {one_line(text, 40)!r}"
@@ -44,7 +44,7 @@ def read_number(text: str, *, what: str) -> Decimal:
     return value
 
 
-def read_pixels(text: str) -> tuple[int, int]:
+def _read_pixels(text: str) -> tuple[int, int]:
     """``1680x1568`` as (width, height) in pixels. Raises UsageError: not from 1 to 100
     000."""
     width, _, height = text.lower().partition("x")
@@ -61,21 +61,21 @@ def read_pixels(text: str) -> tuple[int, int]:
 def _count(
     help: str, metavar: str = "N", default: int | None = None, **more: Any
 ) -> Any:
-    return option(default, help, metavar, **{"least": 1, "most": MOST, **more})
+    return option(default, help, metavar, **{"least": 1, "most": _MOST, **more})
 
 
 def _size(name: str, help: str, *, least: int = 1) -> Any:
-    read = partial(units.parse_size, what=name, least=least, most=MOST_BYTES)
+    read = partial(units.parse_size, what=name, least=least, most=_MOST_BYTES)
     return option(None, help, "SIZE", name=name, read=read, write=units.exact_size)
 
 
 def _setting(engine: Engine, help: str, metavar: str = "X") -> Any:
     name = engine.option
-    return option(None, help, metavar, name=name, read=partial(read_number, what=name))
+    return option(None, help, metavar, name=name, read=partial(_read_number, what=name))
 
 
 def _ratio(name: str, default: str) -> Any:
-    read = partial(read_number, what=name)
+    read = partial(_read_number, what=name)
     return option(None, f"SGLang's {name}.", "X", name=name, read=read, shown=default)
 
 
@@ -124,7 +124,7 @@ class KvBudgetCommand(Command):
         "Pixels of one image.",
         "WxH",
         shown="the largest there is",
-        read=read_pixels,
+        read=_read_pixels,
         write="{0[0]}x{0[1]}".format,
     )
     free: int | None = _size(

@@ -32,9 +32,9 @@ MAX_PREFILL_TOKENS = 8192
 MAX_BATCHES = 128
 """Default of ``--max-batch-size`` on a device that is not in LMDeploy's list (0.10.0
 utils.py:348); 384 on an A100, 1024 on an H100 or H200 (utils.py:340)."""
-MIN_BLOCKS = 16
+_MIN_BLOCKS = 16
 """With fewer the prefill batch is halved, and its reserve with it."""
-ALIGNMENT = 256
+_ALIGNMENT = 256
 
 INT4, INT8, FP8, FP8_E5M2, TURBO = 4, 8, 16, 17, 42
 """Values of ``--quant-policy`` (lmdeploy 0.18.0 messages.py, ``QuantPolicy``); 0 is
@@ -114,7 +114,7 @@ def block_bytes_of(
         pair = rows * 2 * geometry.dtype_bytes
         tensors += [pair, pair // 2 if quant_policy == TURBO else pair]
     if LMDEPLOY.era(release).aligned:
-        tensors = [-(-size // ALIGNMENT) * ALIGNMENT for size in tensors]
+        tensors = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in tensors]
     return geometry.layers * sum(tensors)
 
 
@@ -192,7 +192,7 @@ class LmdeployPlan(MemoryPlan):
             blocks = int((self.free - size) * share) // self.bytes_per_block
             if self.era.fewest_blocks and blocks <= self.era.fewest_blocks:
                 raise _TooFew
-            if blocks >= MIN_BLOCKS:
+            if blocks >= _MIN_BLOCKS:
                 break
             tokens //= 2
         return size, tokens
@@ -225,9 +225,9 @@ class LmdeployPlan(MemoryPlan):
             return self._budget(
                 setting, int(exact), reserve, max(blocks, 0), refusal=_NO_CACHE
             )
-        if self.runtime is not None and blocks < MIN_BLOCKS:
+        if self.runtime is not None and blocks < _MIN_BLOCKS:
             notes = (
-                f"with fewer than {MIN_BLOCKS} blocks LMDeploy lowers "
+                f"with fewer than {_MIN_BLOCKS} blocks LMDeploy lowers "
                 "max_prefill_token_num and sets less aside: give the vocabulary's size "
                 "instead of the reserve",
             )
@@ -408,7 +408,7 @@ class VllmCpuPlan(_VllmPool):
 
 # ------------------------------------------------------------------ SGLang
 
-MARGIN = 7
+_MARGIN = 7
 """Tokens of the pool that no prompt gets: the longest request is the pool less 1, its
 prompt 5 less, and a prompt of exactly that length is refused (0.5.6
 managers/tp_worker.py:303, :307 and managers/scheduler.py:1363; so in 0.5.23)."""
@@ -449,7 +449,7 @@ class SglangPlan(MemoryPlan):
     engine = SGLANG
 
     def blocks_for(self, tokens: int, requests: int = 1) -> int:
-        return -(-(requests * tokens + MARGIN) // self.tokens_per_block)
+        return -(-(requests * tokens + _MARGIN) // self.tokens_per_block)
 
     def forward(self, setting: Decimal) -> Budget:
         slack = self.before / GIB * (1 - float(setting))
@@ -479,7 +479,7 @@ class SglangPlan(MemoryPlan):
         elif tokens <= 0:
             refusal = "Not enough memory. Please try to increase --mem-fraction-static."
         limited_by = "context" if 0 < self.context < tokens else "kv"
-        longest = (self.context if limited_by == "context" else tokens) - MARGIN
+        longest = (self.context if limited_by == "context" else tokens) - _MARGIN
         if longest < 1:
             refusal = refusal or "Memory pool size is too small"
         return self._budget(

@@ -83,12 +83,12 @@ def _groups(plan: MemoryPlan, replicas: int) -> Iterator[str]:
         yield f"all numbers are of one of {replicas} data-parallel replicas"
 
 
-Line = tuple[str, str]
+_Line = tuple[str, str]
 """A line and its style."""
 
 
-def _forward(budget: Budget) -> list[Line]:
-    last = f"longest prompt  {longest(budget)}", ""
+def _forward(budget: Budget) -> list[_Line]:
+    last = f"longest prompt  {_longest(budget)}", ""
     if not budget.starts:
         last = f"does not start  {budget.refusal}", "red"
     return [
@@ -120,26 +120,26 @@ def _forward(budget: Budget) -> list[Line]:
     ]
 
 
-def _backward(least: Smallest, name: str) -> list[Line]:
+def _backward(least: Smallest, name: str) -> list[_Line]:
     got, below, lowest, best = least.setting, least.below, least.lowest, least.best
     if got is None:
         most = (
-            f"{best.setting} holds {longest(best)}"
+            f"{best.setting} holds {_longest(best)}"
             if best and best.starts
             else "none starts"
         )
         return [(f"no {name} holds it: {most}.", "red")]
-    works = f"{got.setting} ({got.blocks:,} blocks, {longest(got)})"
+    works = f"{got.setting} ({got.blocks:,} blocks, {_longest(got)})"
     lines = [(f"smallest {name} that works: {works}", "green")]
     if below is not None:
-        why = longest(below) if below.starts else f"does not start: {below.refusal}"
+        why = _longest(below) if below.starts else f"does not start: {below.refusal}"
         lines.append(
             (f"one step less, {below.setting}: {below.blocks:,} blocks, {why}", "")
         )
     if lowest is not None and lowest.setting != got.setting:
         works = (
             f"{lowest.setting} works as well ({lowest.blocks:,} blocks, "
-            f"{longest(lowest)})"
+            f"{_longest(lowest)})"
         )
         lines.append(
             (f"{works}, but not every value up to {got.setting} does", "yellow")
@@ -164,7 +164,7 @@ def _table(plan: MemoryPlan, chosen: Budget | None, need: Need | None) -> Table:
         if not plan.takes(setting):
             continue
         budget = plan.forward(setting)
-        prompt = longest(budget, short=True) if budget.starts else "does not start"
+        prompt = _longest(budget, short=True) if budget.starts else "does not start"
         cells = [str(setting), size(budget.pool_bytes, 2), f"{budget.blocks:,}", prompt]
         if need:
             cells.append("yes" if budget.holds(need.tokens) else "no")
@@ -178,7 +178,7 @@ def _other(other: Computed) -> str:
     parts = []
     if (b := other.budget) is not None:
         parts.append(
-            f"{b.blocks:,} blocks, {longest(b)}"
+            f"{b.blocks:,} blocks, {_longest(b)}"
             if b.starts
             else f"no start: {b.refusal}"
         )
@@ -188,7 +188,7 @@ def _other(other: Computed) -> str:
     return "; ".join(parts)
 
 
-def longest(budget: Budget, *, short: bool = False) -> str:
+def _longest(budget: Budget, *, short: bool = False) -> str:
     """``1,344 tokens``, and what limits it."""
     if budget.unlimited:
         return "no limit" if short else "no limit (sliding window)"

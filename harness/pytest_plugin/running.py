@@ -32,7 +32,7 @@ from mmrepro.history.states import VERDICTS, Settled, State, settle
 from mmrepro.pytest_plugin import PROPERTY, skips_inconclusive
 from mmrepro.reports.documents import MARKDOWN_FILE
 
-DETAIL_LINES = 6
+_DETAIL_LINES = 6
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Ran:
         yield f"{self.what}: {first}" if self.named else first
         for text in more:
             lines = [line for line in plain(text).splitlines() if line.strip()]
-            yield from (clip(line, 300) for line in lines[:DETAIL_LINES])
+            yield from (clip(line, 300) for line in lines[:_DETAIL_LINES])
         if self.folder is not None:
             yield f"report: {self._path(self.folder)}/{MARKDOWN_FILE}"
         if self.shown is not None and self.shown.command:
@@ -200,7 +200,7 @@ def tell_reports(
 
 
 POLL_S = 0.2
-STOP_S = 10.0
+_STOP_S = 10.0
 """For a run to end that was stopped: its process has ended by then."""
 
 
@@ -278,7 +278,7 @@ class Runs:
                     pass
             except BaseException:
                 places.stop()
-                ended.wait(STOP_S)  # it may not even have begun, and then does nothing
+                ended.wait(_STOP_S)  # it may not even have begun, and then does nothing
                 self.close()
                 raise
         if failed:

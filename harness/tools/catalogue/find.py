@@ -21,21 +21,21 @@ INDEX = Path(__file__).with_name("index.json")
 """Made by ``python -m mmrepro.cli.find_index``; a test holds it against the
 scenarios."""
 
-MAX_CHARS = 1 << 20
+_MAX_CHARS = 1 << 20
 """Of a text; of a longer one its end."""
-MAX_LINE = 4000
-MIN_FRAGMENT = 10
+_MAX_LINE = 4000
+_MIN_FRAGMENT = 10
 """Characters of a piece of a known message that stand for it."""
-MAX_PERHAPS = 5
-LEAST_COVER = 0.5
+_MAX_PERHAPS = 5
+_LEAST_COVER = 0.5
 """Part of a question's words, by their weight, that a description shares with it."""
-LEAST_SHARE = 0.6
+_LEAST_SHARE = 0.6
 """A description that fits by less than that part of the best one is left out."""
-LONG = 40
+_LONG = 40
 """Words: a longer text is a paste, in which only messages and functions are looked
 for."""
 
-Sure = Literal["this", "perhaps"]
+_Sure = Literal["this", "perhaps"]
 
 _REFERENCE = re.compile(
     r"https?://(?:www\.)?github\.com/(?P<owner>[\w.-]+)/(?P<name>[\w.-]+)/"
@@ -116,7 +116,7 @@ class Matched(NamedTuple):
 @dataclass
 class Found:
     entry: Entry
-    sure: Sure
+    sure: _Sure
     because: list[str] = field(default_factory=list)
     score: float = 0.0
 
@@ -134,7 +134,7 @@ class Found:
 # ------------------------------------------------------------------ the index
 
 
-def entry_of(made: Mapping[str, Any]) -> Entry:
+def _entry_of(made: Mapping[str, Any]) -> Entry:
     patterns = tuple(
         Pattern(p["name"], p["regex"], tuple(p["texts"]), p["sure"], p["rank"])
         for p in made["patterns"]
@@ -147,7 +147,9 @@ def entry_of(made: Mapping[str, Any]) -> Entry:
 @lru_cache(maxsize=1)
 def entries() -> tuple[Entry, ...]:
     """All that the index holds."""
-    return tuple(entry_of(one) for one in json.loads(INDEX.read_text(encoding="utf-8")))
+    return tuple(
+        _entry_of(one) for one in json.loads(INDEX.read_text(encoding="utf-8"))
+    )
 
 
 # ------------------------------------------------------------------ the search
@@ -166,7 +168,7 @@ def find(
         matched: of a log, in place of its text: the lines that match each expression.
     """
     known = among or entries()
-    text = text[-MAX_CHARS:]
+    text = text[-_MAX_CHARS:]
     named = _by_reference(text, known)
     patterns = (
         _by_pattern(text, known) if matched is None else _of_lines(matched, known)
@@ -177,7 +179,7 @@ def find(
         f for f in _by_words(text, known) if (f.entry.kind, f.entry.name) not in taken
     ]
     if any(f.sure == "this" for f in sure):
-        perhaps = perhaps[:2] if len(_tokens(text)) <= LONG else []
+        perhaps = perhaps[:2] if len(_tokens(text)) <= _LONG else []
     ordered = sorted(sure, key=lambda f: (f.sure != "this", *_order(f)))
     return [*ordered, *perhaps]
 
@@ -249,10 +251,12 @@ def _by_reference(text: str, known: Iterable[Entry]) -> list[Found]:
 
 
 def _by_pattern(text: str, known: Iterable[Entry]) -> list[Found]:
-    lines = [line[:MAX_LINE] for line in text.splitlines()]
+    lines = [line[:_MAX_LINE] for line in text.splitlines()]
     whole = _plain(text)
     fragment = (
-        whole if len(lines) <= 2 and len(whole) >= MIN_FRAGMENT and " " in whole else ""
+        whole
+        if len(lines) <= 2 and len(whole) >= _MIN_FRAGMENT and " " in whole
+        else ""
     )
     functions = [a or b for a, b in _FUNCTION.findall(text)]
     deciding = _deciding(lines, known)
@@ -368,7 +372,7 @@ def _stem(word: str) -> str:
 
 def _by_words(text: str, known: Sequence[Entry]) -> list[Found]:
     asked = set(_tokens(text))
-    if not asked or len(asked) > LONG or is_reference(text):
+    if not asked or len(asked) > _LONG or is_reference(text):
         return []
     bags = [
         (entry, set(_tokens(f"{entry.name} {entry.title} {entry.words}")))
@@ -387,7 +391,7 @@ def _by_words(text: str, known: Sequence[Entry]) -> list[Found]:
             continue
         cover = sum(weight[token] for token in shared) / total
         score = cover + 0.5 * sum(weight[token] for token in heading) / total
-        if cover >= LEAST_COVER:
+        if cover >= _LEAST_COVER:
             shown = sorted(shared, key=lambda token: -weight[token])[:6]
             words = [
                 w
@@ -399,7 +403,7 @@ def _by_words(text: str, known: Sequence[Entry]) -> list[Found]:
             )
     found.sort(key=lambda f: (-f.score, f.entry.name))
     best = found[0].score if found else 0.0
-    return [f for f in found if f.score >= LEAST_SHARE * best][:MAX_PERHAPS]
+    return [f for f in found if f.score >= _LEAST_SHARE * best][:_MAX_PERHAPS]
 
 
 def _merged(found: Iterable[Found]) -> list[Found]:

@@ -22,12 +22,12 @@ from mmrepro.tools.catalogue.recorded import ON_GPU, UPGRADE, RecordedRun
 from packaging.version import Version
 from pydantic import Field
 
-DEVICE_BUILD: Final = re.compile(r"(?:cpu|cu\d+|rocm[\d.]*|xpu|tpu|hpu|npu|musa)")
+_DEVICE_BUILD: Final = re.compile(r"(?:cpu|cu\d+|rocm[\d.]*|xpu|tpu|hpu|npu|musa)")
 """In a release's label: one and the same source, built for another device."""
 
 
 @dataclass(frozen=True)
-class Cured:
+class _Cured:
     """What was seen of a mitigation: the releases on which it took the cause away, on
     which the failure did not show though its cause was not seen to be gone, and on
     which it did show."""
@@ -80,20 +80,20 @@ class Known:
             if r.version in (asked, Version(asked.public))
             or (
                 r.version.local
-                and DEVICE_BUILD.fullmatch(r.version.local)
+                and _DEVICE_BUILD.fullmatch(r.version.local)
                 and Version(r.version.public) == Version(asked.public)
             )
         ]
 
-    def cures(self) -> list[Cured]:
+    def cures(self) -> list[_Cured]:
         """Each mitigation of the scenario, with what was seen of it."""
         return [self._cured(m.name, m.release) for m in self.scenario.mitigations]
 
-    def _cured(self, name: str, release: str) -> Cured:
+    def _cured(self, name: str, release: str) -> _Cured:
         if name == UPGRADE and release:
             later = [r for r in self.plain if r.version >= Version(release)]
             helped, failed = _split(later)
-            return Cured(name, _releases(helped), (), _releases(failed), release)
+            return _Cured(name, _releases(helped), (), _releases(failed), release)
         alone = [r for r in self.runs if r.mitigations == [name] and not r.changes]
         alone = [r for r in alone if not self._spared(r)]
         alone.sort(key=lambda r: (r.version, r.at))
@@ -104,7 +104,7 @@ class Known:
         ]
         told = _releases(helped)
         hidden = tuple(one for one in _releases(good) if one not in told)
-        return Cured(name, told, hidden, _releases(failed))
+        return _Cured(name, told, hidden, _releases(failed))
 
 
 def _split(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], list[RecordedRun]]:
@@ -284,7 +284,7 @@ def _outcome(runs: Sequence[RecordedRun]) -> str:
     return next((one.value for one in order if one in seen), NOT_RUN)
 
 
-HEAD: Final = """\
+_HEAD: Final = """\
 # The catalogue
 
 Each line is one failure that mmrepro knows. `mmrepro list --markdown` prints this page from the
@@ -297,7 +297,7 @@ scenarios and from their recorded runs; `tests/evidence/record.py --table` write
 - **Upstream**: the state in the project's tracker, and the day of the look-up.
 - `mmrepro list --alive` lists the failures that are still unfixed in the newest release.
 """
-COLUMNS: Final = (
+_COLUMNS: Final = (
     "failure",
     "engine",
     "class",
@@ -307,7 +307,7 @@ COLUMNS: Final = (
     "workaround",
     "upstream",
 )
-SEEN: Final = (
+_SEEN: Final = (
     ("reproduced", Outcome.REPRODUCED),
     ("not", Outcome.NOT_REPRODUCED),
     ("fails otherwise", Outcome.DIFFERENT_FAILURE),
@@ -316,8 +316,8 @@ SEEN: Final = (
 
 
 def page(failures: Sequence[Known]) -> str:
-    lines = [HEAD, table_row(COLUMNS), table_row(["---"] * len(COLUMNS))]
-    lines += [table_row(_cells(one)) for one in failures]
+    lines = [_HEAD, _table_row(_COLUMNS), _table_row(["---"] * len(_COLUMNS))]
+    lines += [_table_row(_cells(one)) for one in failures]
     runs = [run for one in failures for run in one.runs]
     days = sorted(run.at.date().isoformat() for run in runs)
     when = f", {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
@@ -340,7 +340,7 @@ def _cells(one: Known) -> list[str]:
         releases(one),
         scenario.title,
         "; ".join(map(cure, one.cures())) or "none known",
-        upstream(scenario.upstream),
+        _upstream(scenario.upstream),
     ]
 
 
@@ -348,7 +348,7 @@ def releases(one: Known) -> str:
     """``>=0.14.0, <0.24.0`` and the outcomes of its runs."""
     seen = [
         f"{words}: {', '.join(found)}"
-        for words, outcome in SEEN
+        for words, outcome in _SEEN
         if (found := one.releases(outcome))
     ]
     if one.on_gpu:
@@ -357,7 +357,7 @@ def releases(one: Known) -> str:
     return f"{one.scenario.affected_where}<br>{'; '.join(seen) or 'not run'}"
 
 
-def cure(of: Cured) -> str:
+def cure(of: _Cured) -> str:
     name = f"release {of.release}" if of.release else f"`{of.name}`"
     seen = [f"works on {', '.join(of.helped)}"] if of.helped else []
     seen += [f"hides it on {', '.join(of.hidden)}"] if of.hidden else []
@@ -365,14 +365,14 @@ def cure(of: Cured) -> str:
     return f"{name} ({'; '.join(seen) or 'untested'})"
 
 
-def upstream(said: Upstream) -> str:
+def _upstream(said: Upstream) -> str:
     told = said.words
     if said.source is not None:
         told += f": [{said.source.id}]({said.source.url})"
     return f"{told}, {said.looked_up}" if said.looked_up else told
 
 
-def table_row(cells: Iterable[str]) -> str:
+def _table_row(cells: Iterable[str]) -> str:
     """A row of a Markdown table; each cell becomes one line."""
     plain = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
     return "| " + " | ".join(plain) + " |"
