@@ -42,56 +42,62 @@ _LEGEND: Final = (
 
 
 def compose(bisection: Bisection) -> b.Page:
-    found = bisection.sides
-    answers = "; ".join(
-        _answer(bisection, direction, side) for direction, side in found
-    )
-    stand_ins = ((one, "") for one in bisection.stand_ins)
-    what = f"{bisection.measure} under " * bool(bisection.measure)
-    what += words.scenario_name(bisection.scenario)
-    over = f"{what} over {bisection.engine} {bisection.by}s"
+    answers = []
+    for direction, side in bisection.sides:
+        answers.append(_answer(bisection, direction, side))
+    over = _subject(bisection)
+    failure = bisection.failure and words.sentence(bisection.failure)
+    runs = b.count(bisection.runs, "run")
+    points = b.count(len(bisection.points), "point")
     return b.Page(
         title=f"Bisection of {over}",
         badge=_badge(bisection),
-        subject=over + (f": {answers}" if answers else ""),
-        warning=b.broken_off(
-            bisection.failure and words.sentence(bisection.failure),
-            began=bool(bisection.runs),
-        ),
+        subject=f"{over}: {'; '.join(answers)}" if answers else over,
+        warning=b.broken_off(failure, began=bool(bisection.runs)),
         card=[*_card(bisection)],
         counts=[
-            f"{b.count(bisection.runs, 'run')} of {len(bisection.ran)} of "
-            f"{b.count(len(bisection.points), 'point')}",
+            f"{runs} of {len(bisection.ran)} of {points}",
             duration(bisection.seconds),
         ],
         commands=[("to repeat it", bisection.command)],
-        sections=[
-            b.Section("Points, old to new", [*_line(bisection)], 90),
-            *(
-                b.Section(f"Where it was {name}", [*_side(bisection, s)], 97)
-                for name, s in found
-            ),
-            b.Section("Runs next to a boundary", _runs(bisection), 80),
-            b.Section("Every point that was run", [*_points(bisection)], 95),
-            b.Section("What this does not establish", b.bullets(bisection.limits), 85),
-            b.Section("Stand-ins", words.stand_ins(stand_ins, ""), 60),
-            b.Section("Repeat one run", _commands(bisection), 70),
-            b.Section("Set-up", [b.Facts(_setup(bisection))], 50),
-        ],
+        sections=[*_sections(bisection)],
         footer=words.footer(
             f"Bisection {bisection.id}", bisection.created, BISECTION_FILE, words.RUNS
         ),
     )
 
 
+def _subject(bisection: Bisection) -> str:
+    """``ghost-key-eviction over vllm releases``."""
+    name = words.scenario_name(bisection.scenario)
+    measured = f"{bisection.measure} under " if bisection.measure else ""
+    return f"{measured}{name} over {bisection.engine} {bisection.by}s"
+
+
+def _sections(bisection: Bisection) -> Iterator[b.Section]:
+    yield b.Section("Points, old to new", [*_line(bisection)], 90)
+    for name, side in bisection.sides:
+        yield b.Section(f"Where it was {name}", [*_side(bisection, side)], 97)
+    yield b.Section("Runs next to a boundary", _runs(bisection), 80)
+    yield b.Section("Every point that was run", [*_points(bisection)], 95)
+    yield b.Section("What this does not establish", b.bullets(bisection.limits), 85)
+    stand_ins = ((stand_in, "") for stand_in in bisection.stand_ins)
+    yield b.Section("Stand-ins", words.stand_ins(stand_ins, ""), 60)
+    yield b.Section("Repeat one run", _commands(bisection), 70)
+    yield b.Section("Set-up", [b.Facts(_setup(bisection))], 50)
+
+
 def _badge(bisection: Bisection) -> b.Badge:
     if bisection.state != "complete":
         tones: dict[str, b.Tone] = {"interrupted": "unsure", "failed": "bad"}
         return b.Badge(bisection.state.capitalize(), tones[bisection.state])
-    found = [side for _, side in bisection.sides]
-    if all(side.conclusion is SideConclusion.FOUND and side.verified for side in found):
+    sides = [side for _, side in bisection.sides]
+    verified = [side for side in sides if side.verified]
+    conclusions = {side.conclusion for side in sides}
+    # Without any side all of none are found, and verified.
+    if conclusions <= {SideConclusion.FOUND} and len(verified) == len(sides):
         return b.Badge("Found", "good")
-    if any(s.conclusion in (SideConclusion.FOUND, SideConclusion.RANGE) for s in found):
+    if conclusions & {SideConclusion.FOUND, SideConclusion.RANGE}:
         return b.Badge("Found in part", "unsure")
     return b.Badge("Not found", "unsure")
 
@@ -106,8 +112,10 @@ def _answer(bisection: Bisection, direction: str, side: Side) -> str:
         return f"{label} one of {_shorts(bisection, side.one_of)}"
     if side.between and direction == "fixed":
         return f"last bad {_short(bisection, side.between[0])}"
-    a = "a " * (side.conclusion is SideConclusion.RANGE)
-    return f"{label}: {a}{side.conclusion.replace('-', ' ')}"
+    conclusion = side.conclusion.replace("-", " ")
+    if side.conclusion is SideConclusion.RANGE:
+        return f"{label}: a {conclusion}"
+    return f"{label}: {conclusion}"
 
 
 def _certainty(side: Side) -> str:
@@ -129,10 +137,12 @@ def _card(bisection: Bisection) -> Iterator[b.Block]:
             name = _short(bisection, chance.last_bad)
             share = f"last bad is {name} with {chance.probability:.1%}"
             yield b.p(f"Runs {_disagree(bisection)}: {share}.", tone="unsure")
-    rows = [(*_cells(point)[:2], point.why) for point in _boundary(bisection)[:6]]
-    yield from b.table(
-        f"{bisection.by}:name | verdict:name | observed", rows, "the boundaries"
-    )
+    rows = []
+    for point in _boundary(bisection)[:6]:
+        name, verdict, _ = _cells(point)
+        rows.append((name, verdict, point.why))
+    heads = f"{bisection.by}:name | verdict:name | observed"
+    yield from b.table(heads, rows, "the boundaries")
 
 
 def _disagree(bisection: Bisection) -> str:
@@ -144,13 +154,16 @@ def _disagree(bisection: Bisection) -> str:
 
 def _line(bisection: Bisection) -> Iterator[b.Block]:
     points = bisection.ran
-    if points:
-        yield b.p(_MEASURED if bisection.measure else _LEGEND, tone="soft")
-        marks = [f"{p.label} {_LOOKS[p.verdict][0][0]}" for p in points if p.verdict]
-        caption = (
-            "Small: not run. A shaded band lies between the two sides of a boundary."
-        )
-        yield b.Picture(_drawing(bisection), [b.p(" · ".join(marks))], caption)
+    if not points:
+        return
+    yield b.p(_MEASURED if bisection.measure else _LEGEND, tone="soft")
+    marks = []
+    for point in points:
+        if point.verdict:
+            words_of_verdict = _LOOKS[point.verdict][0]
+            marks.append(f"{point.label} {words_of_verdict[0]}")
+    caption = "Small: not run. A shaded band lies between the two sides of a boundary."
+    yield b.Picture(_drawing(bisection), [b.p(" · ".join(marks))], caption)
 
 
 def _side(bisection: Bisection, side: Side) -> Iterator[b.Block]:
@@ -162,30 +175,34 @@ def _side(bisection: Bisection, side: Side) -> Iterator[b.Block]:
     if side.returned:
         facts.append(f"bad again: {_shorts(bisection, side.returned)}")
     yield from b.bullets(facts)
-    if side.posterior:
-        shows = side.rate and not bisection.measure
-        rate = (
-            f"; the failure shows in about {side.rate:.0%} of the runs" if shows else ""
-        )
-        yield b.p(f"Runs {_disagree(bisection)}{rate}. Where the boundary may lie:")
-        chances = side.posterior[:_CHANCES]
-        rows = [
-            (_short(bisection, c.last_bad), f"{c.probability:.1%}") for c in chances
-        ]
-        yield from b.table(
-            "last bad:name | probability:number", rows, "the boundary's place"
-        )
+    if not side.posterior:
+        return
+
+    rate = ""
+    if side.rate and not bisection.measure:
+        rate = f"; the failure shows in about {side.rate:.0%} of the runs"
+    yield b.p(f"Runs {_disagree(bisection)}{rate}. Where the boundary may lie:")
+    rows = []
+    for chance in side.posterior[:_CHANCES]:
+        name = _short(bisection, chance.last_bad)
+        rows.append((name, f"{chance.probability:.1%}"))
+    heads = "last bad:name | probability:number"
+    yield from b.table(heads, rows, "the boundary's place")
 
 
 def _points(bisection: Bisection) -> Iterator[b.Block]:
     """The points that were run, oldest first."""
     rows = []
     for point in bisection.ran:
-        took = duration(sum(run.seconds for run in point.runs))
-        of = ("affected" if point.declared else "–", point.uploaded[:10] or "–")
-        rows.append(
-            b.row(*_cells(point), took, point.why, *of, status=str(point.verdict))
+        row = b.row(
+            *_cells(point),
+            duration(sum(run.seconds for run in point.runs)),
+            point.why,
+            "affected" if point.declared else "–",
+            point.uploaded[:10] or "–",
+            status=str(point.verdict),
         )
+        rows.append(row)
     heads = f"{bisection.by}:name | verdict:name | runs | took:number | observed"
     heads += " | declared:name | uploaded:name"
     yield from b.counted("point", heads, rows, _OPEN_POINTS)
@@ -193,12 +210,14 @@ def _points(bisection: Bisection) -> Iterator[b.Block]:
 
 def _cells(point: Point) -> tuple[b.Inline, b.Inline, b.Inline]:
     """Its name, its verdict, and its runs, such as ``2 × reproduced``."""
-    found = Counter(words.attempt(run, "no verdict") for run in point.runs)
-    runs = ", ".join(f"{number} × {word}" for word, number in found.most_common())
     name = f"{point.label} {one_line(point.subject, 60)}".strip()
+    outcomes = Counter(words.attempt(run, "no verdict") for run in point.runs)
+    counts = [f"{number} × {word}" for word, number in outcomes.most_common()]
+    runs = ", ".join(counts)
     if point.verdict is None:
         return name, "not run", runs
-    return name, b.toned(*_LOOKS[point.verdict][:2]), runs
+    word, tone, _ = _LOOKS[point.verdict]
+    return name, b.toned(word, tone), runs
 
 
 def _runs(bisection: Bisection) -> list[b.Block]:
@@ -206,70 +225,60 @@ def _runs(bisection: Bisection) -> list[b.Block]:
     rows: list[Sequence[b.Inline]] = []
     for point in _boundary(bisection):
         for run in point.runs:
-            came = (words.attempt(run, "no verdict"), run.error or run.explanation)
-            rows.append(
-                (
-                    point.label,
-                    *came,
-                    duration(run.seconds),
-                    words.run_link(run.incident),
-                )
-            )
+            outcome = words.attempt(run, "no verdict")
+            observed = run.error or run.explanation
+            link = words.run_link(run.incident)
+            rows.append((point.label, outcome, observed, duration(run.seconds), link))
     heads = f"{bisection.by}:name | outcome:name | observed | took:number | incident"
     return b.table(heads, rows, "runs next to a boundary")
 
 
 def _commands(bisection: Bisection) -> list[b.Block]:
-    runs = (run.command for point in _boundary(bisection) for run in point.runs[:1])
-    lines = [one_line(command, 4000) for command in dict.fromkeys(runs) if command]
+    """The command of the first run of each point next to a boundary."""
+    commands = dict.fromkeys(point.runs[0].command for point in _boundary(bisection))
+    lines = [one_line(command, 4000) for command in commands if command]
     return [b.Fence("\n".join(lines[:20]), "sh")] if lines else []
 
 
 def _setup(bisection: Bisection) -> list[tuple[str, b.Inline]]:
-    wheels = dict.fromkeys(
-        f"{p.wheel.project}: {p.wheel.origin}" for p in bisection.points if p.wheel
-    )
-    how = (
-        "one after another"
-        if bisection.linear
-        else "search from the declared boundary on"
-    )
+    wheels: dict[str, None] = {}
+    for point in bisection.points:
+        if point.wheel:
+            wheels[f"{point.wheel.project}: {point.wheel.origin}"] = None
+    order = "search from the declared boundary on"
+    if bisection.linear:
+        order = "one after another"
+    repeat = str(bisection.repeat) if bisection.repeat else "as many as needed"
+    took = duration(bisection.seconds)
+    fidelities = [point.fidelity for point in bisection.points]
     return [
         ("engine", bisection.engine),
-        *(("wheels", text) for text in wheels),
+        *(("wheels", wheel) for wheel in wheels),
         ("device", bisection.device),
-        ("fidelity", words.fidelity_words(*(p.fidelity for p in bisection.points))),
+        ("fidelity", words.fidelity_words(*fidelities)),
         ("scenario", b.prose(bisection.scenario.title)),
         ("declared affected", bisection.scenario.affected),
         ("known bad", _short(bisection, bisection.known_bad) or "none"),
         ("points", f"{len(bisection.points)}, {len(bisection.ran)} of them run"),
-        ("order", how),
-        (
-            "runs of each",
-            str(bisection.repeat) if bisection.repeat else "as many as needed",
-        ),
-        (
-            "runs",
-            (
-                f"{bisection.runs}, {duration(bisection.seconds)} in all, environments "
-                "included"
-            ),
-        ),
+        ("order", order),
+        ("runs of each", repeat),
+        ("runs", f"{bisection.runs}, {took} in all, environments included"),
         *words.made_on(bisection.host, bisection.mmrepro_version),
     ]
 
 
 def _boundary(bisection: Bisection) -> list[Point]:
     """The points next to a boundary that were run, oldest first."""
-    wanted = {n for _, side in bisection.sides for n in (*side.between, *side.one_of)}
+    wanted: set[str] = set()
+    for _, side in bisection.sides:
+        wanted.update(side.between, side.one_of)
     return [point for point in bisection.points if point.name in wanted and point.runs]
 
 
 def _sentence(text: str) -> str:
     """With a capital, unless it begins with a commit or a release."""
-    return words.sentence(
-        words.capital(text) if text.partition(" ")[0].isalpha() else text
-    )
+    begins_with_word = text.partition(" ")[0].isalpha()
+    return words.sentence(words.capital(text) if begins_with_word else text)
 
 
 def _short(bisection: Bisection, named: str) -> str:
@@ -300,28 +309,37 @@ def _drawing(bisection: Bisection) -> Markup:
         svg.path("axis", f"M{xs[0]:.1f} {_AXIS}H{xs[-1]:.1f}"),
         *_bands(bisection, xs),
     ]
-    labels, taken, longest = 0, -_APART, 0
+    labels = 0
+    longest = 0
+    label_x = -_APART
     for x, point in zip(xs, points, strict=True):
-        verdict = point.verdict
-        word, _, fill = _LOOKS[verdict] if verdict else ("not run", "", "tick")
-        hint = f"{point.label}: {word}" + (", declared affected" * point.declared)
-        body.append(
-            svg.circle(fill, x, _AXIS, 9 if verdict else 2.5, one_line(hint, 300))
-        )
-        if verdict is None:
+        body += _dot(point, x)
+        if point.verdict is None or labels == _MAX_LABELS:
             continue
-        body.append(svg.text(x, _AXIS + 4, word[0], "inbar mid"))
-        if labels < _MAX_LABELS:
-            taken, labels = max(x, taken + _APART), labels + 1
-            name = one_line(point.label, 22)
-            longest = max(longest, len(name))
-            place = f"translate({taken - 3:.1f} {_AXIS + 22}) rotate(60)"
-            body.append(svg.tag("text", name, cls="tick", transform=place))
+        # A label that has no room at its point moves to the right.
+        label_x = max(x, label_x + _APART)
+        labels += 1
+        name = one_line(point.label, 22)
+        longest = max(longest, len(name))
+        place = f"translate({label_x - 3:.1f} {_AXIS + 22}) rotate(60)"
+        body.append(svg.tag("text", name, cls="tick", transform=place))
     label = (
         f"{len(points)} points from old to new, those that were run marked with their "
         "verdict"
     )
     return svg.svg(_AXIS + 36 + 6 * longest, label, body)
+
+
+def _dot(point: Point, x: float) -> Iterator[Markup]:
+    word, fill, radius = "not run", "tick", 2.5
+    if point.verdict:
+        word, _, fill = _LOOKS[point.verdict]
+        radius = 9
+    declared = ", declared affected" if point.declared else ""
+    hint = one_line(f"{point.label}: {word}{declared}", 300)
+    yield svg.circle(fill, x, _AXIS, radius, hint)
+    if point.verdict:
+        yield svg.text(x, _AXIS + 4, word[0], "inbar mid")
 
 
 def _bands(bisection: Bisection, xs: Sequence[float]) -> Iterator[Markup]:
@@ -334,11 +352,15 @@ def _bands(bisection: Bisection, xs: Sequence[float]) -> Iterator[Markup]:
         middle, top = (left + right) / 2, 20 + 22 * level
         yield svg.rect("b1", left, top + 8, max(1.0, right - left), _AXIS - top - 8)
         yield svg.path("grid", f"M{middle:.1f} {top + 6}V{_AXIS}")
-        anchor = (
-            "end" if middle > _WIDTH * 0.66 else "mid" if middle > _WIDTH * 0.25 else ""
-        )
-        told = f"{direction}: {_answer(bisection, direction, side)}"
-        yield svg.text(middle, top, told, f"name {anchor}")
+        text = f"{direction}: {_answer(bisection, direction, side)}"
+        yield svg.text(middle, top, text, f"name {_anchor(middle)}")
+
+
+def _anchor(x: float) -> str:
+    """The side of a text that stands at ``x``: it must not leave the picture."""
+    if x > _WIDTH * 0.66:
+        return "end"
+    return "mid" if x > _WIDTH * 0.25 else ""
 
 
 KIND: Final = kind(Bisection, BISECTION_FILE, compose)
