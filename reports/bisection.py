@@ -139,8 +139,8 @@ def _card(bisection: Bisection) -> Iterator[b.Block]:
             yield b.p(f"Runs {_disagree(bisection)}: {share}.", tone="unsure")
     rows = []
     for point in _boundary(bisection)[:6]:
-        name, verdict, _ = _cells(point)
-        rows.append((name, verdict, point.why))
+        label, verdict, _ = _cells(point)
+        rows.append((label, verdict, point.why))
     heads = f"{bisection.by}:name | verdict:name | observed"
     yield from b.table(heads, rows, "the boundaries")
 

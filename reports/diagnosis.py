@@ -304,8 +304,8 @@ def _classes(diagnosis: Diagnosis) -> Iterator[b.Block]:
 
 
 def _matches(diagnosis: Diagnosis) -> Iterator[b.Block]:
-    possible = []
-    excluded = []
+    possible: list[Match] = []
+    excluded: list[Match] = []
     for match in diagnosis.matches:
         (excluded if match.fit is Fit.NOT_THIS else possible).append(match)
     yield from _match_table(possible)

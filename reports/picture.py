@@ -221,7 +221,7 @@ def _bands(incident: Incident, axis: _TimeAxis, bottom: float) -> Iterator[Marku
 def _phase_starts(incident: Incident) -> list[tuple[str, float]]:
     """Each phase with the first moment that belongs to it, in their order."""
     evidence = incident.evidence
-    moments = []
+    moments: list[tuple[str, float]] = []
     for event in evidence.events:
         moments.append((event.phase, event.at.mono))
     for request in evidence.requests:

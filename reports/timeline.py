@@ -159,8 +159,8 @@ def gpu_memory_tracks(incident: Incident) -> list[Track]:
 def _named(incident: Incident, tracks: list[Track]) -> list[Track]:
     """The engine's own first, and marked where there are others."""
     taken = {str(gpu.index) for gpu in incident.host.gpu_facts if gpu.taken}
-    own = []
-    others = []
+    own: list[Track] = []
+    others: list[Track] = []
     for track in tracks:
         gpu = track.name.partition("/")[0]
         (own if gpu in taken else others).append(track)

@@ -6,14 +6,14 @@ docs/nightly/README.md has the fields.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from mmrepro.base.records import Document
 from mmrepro.base.units import Tone, count, duration, sane
-from mmrepro.failure.documents.ledger import Cell, Event, Night, NightState
+from mmrepro.failure.documents.ledger import Attempt, Cell, Event, Night, NightState
 from mmrepro.history.concerns import Concern, Quarantine, concerns
 from mmrepro.history.events import ALARMS, events as find_events
 from mmrepro.history.ledger import History, NightRuns
@@ -102,43 +102,50 @@ class NightView:
     @cached_property
     def badge(self) -> _Headline:
         counts = self.standings
-        parts = [
-            f"{counts[s]} {s.words}"
-            for s in (Standing.SURPRISE, Standing.FLAKY, Standing.UNTESTED)
-            if counts[s]
-        ]
-        tones = {EVENTS[event.what][1] for event in self.events}
-        unsure: Tone = (
-            "unsure" if parts or "unsure" in tones or not self.squares else "good"
-        )
-        tone: Tone = "bad" if counts[Standing.SURPRISE] or "bad" in tones else unsure
-        label = "All as expected" if tone == "good" else "As expected, but changed"
-        if parts or not self.squares:
-            label = ", ".join(parts) or "Nothing planned"
+        parts = []
+        for standing in (Standing.SURPRISE, Standing.FLAKY, Standing.UNTESTED):
+            if counts[standing]:
+                parts.append(f"{counts[standing]} {standing.words}")
+        tone = self._tone(bool(parts))
+        if parts:
+            label = ", ".join(parts)
+        elif not self.squares:
+            label = "Nothing planned"
+        elif tone == "good":
+            label = "All as expected"
+        else:
+            label = "As expected, but changed"
         return _Headline(label, tone, NIGHT_WORDS[self.runs.night.state])
+
+    def _tone(self, something_open: bool) -> Tone:
+        tones = {EVENTS[event.what][1] for event in self.events}
+        if self.standings[Standing.SURPRISE] or "bad" in tones:
+            return "bad"
+        if something_open or "unsure" in tones or not self.squares:
+            return "unsure"
+        return "good"
 
     @property
     def changes(self) -> str:
-        found = len(self.events)
+        number = len(self.events)
         if not self.before:
-            first = "first nightly run of this ledger"
-            return (
-                f"{count(found, 'event')} in the {first}" if found else f"the {first}"
-            )
+            first = "the first nightly run of this ledger"
+            return f"{count(number, 'event')} in {first}" if number else first
+        if number:
+            return f"{count(number, 'change')} since {self.before}"
         nothing = "no bug came or went" if self.shifts else "nothing changed"
-        return f"{count(found, 'change') if found else nothing} since {self.before}"
+        return f"{nothing} since {self.before}"
 
     @property
     def scale(self) -> str:
         """How much was run."""
-        runs = self.runs.attempts
+        rows = sum(len(grid.rows) for grid in self.grids)
+        columns = sum(len(grid.columns) for grid in self.grids)
         engines = ", ".join(grid.engine for grid in self.grids) or "nothing"
-        lines = count(sum(len(grid.rows) for grid in self.grids), "scenario line")
-        releases = count(sum(len(grid.columns) for grid in self.grids), "release")
-        took = duration(sum(run.seconds for run in runs if sane(run.seconds)))
+        number = count(len(self.runs.attempts), "run")
         return (
-            f"{lines} on {releases} of {engines}; {count(len(runs), 'run')}, "
-            f"together {took}."
+            f"{count(rows, 'scenario line')} on {count(columns, 'release')} of {engines}; "
+            f"{number}, together {duration(_seconds(self.runs.attempts))}."
         )
 
     @property
@@ -147,28 +154,31 @@ class NightView:
         state = self.runs.night.state
         if state is NightState.COMPLETE:
             return ""
+        text = f"This nightly run is {NIGHT_WORDS[state]}"
         missing = self.states[State.MISSING]
-        left = "have no run yet" if state is NightState.RUNNING else "did not run"
-        rest = (
-            f"; {missing} of {count(len(self.squares), 'job')} {left}"
-            if missing
-            else ""
-        )
-        return f"This nightly run is {NIGHT_WORDS[state]}{rest}."
+        if missing:
+            left = "have no run yet" if state is NightState.RUNNING else "did not run"
+            text += f"; {missing} of {count(len(self.squares), 'job')} {left}"
+        return f"{text}."
+
+
+def _seconds(runs: Iterable[Attempt]) -> float:
+    return sum(run.seconds for run in runs if sane(run.seconds))
 
 
 def _shifts(before: NightRuns, now: NightRuns, events: set[str]) -> list[str]:
     """How jobs came out in the two nightly runs where they differ and no event says
     so."""
-    found: Counter[str] = Counter()
+    shifts: Counter[str] = Counter()
     for name in now.planned.keys() - events:
         state = LOOKS[settle(now.attempts_of(name)).state].word
         then = "not planned then"
         if name in before.planned:
             then = LOOKS[settle(before.attempts_of(name)).state].word
-        found[f"{then} → {state}"] += then != state
-    found["not planned any more"] = len(before.planned.keys() - now.planned.keys())
-    return [f"{number} × {words}" for words, number in sorted(found.items()) if number]
+        if then != state:
+            shifts[f"{then} → {state}"] += 1
+    shifts["not planned any more"] = len(before.planned.keys() - now.planned.keys())
+    return [f"{number} × {words}" for words, number in sorted(shifts.items()) if number]
 
 
 def strips_of(
@@ -177,34 +187,30 @@ def strips_of(
     """Engine, name and, one nightly run after the other, the squares of each row or
     job."""
     nights = history.nights
-    names: dict[str, Cell] = {}
-    found: dict[str, list[list[Square]]] = {}
+    cells: dict[str, Cell] = {}
+    strips: dict[str, list[list[Square]]] = {}
     for number, runs in enumerate(nights):
         for square in squares_of(runs):
-            if scenario in ("", square.cell.scenario):
-                group = square.cell.id if jobs else square.cell.line
-                names[group] = square.cell
-                found.setdefault(group, [[] for _ in nights])[number].append(square)
+            if scenario not in ("", square.cell.scenario):
+                continue
+            group = square.cell.id if jobs else square.cell.line
+            cells[group] = square.cell
+            strip = strips.setdefault(group, [[] for _ in nights])
+            strip[number].append(square)
 
     def order(group: str) -> tuple[object, ...]:
-        cell = names[group]
-        return (
-            cell.engine,
-            cell.row,
-            Column(cell.release, cell.commit).order if jobs else (),
-            group,
-        )
+        cell = cells[group]
+        release = Column(cell.release, cell.commit).order if jobs else ()
+        return cell.engine, cell.row, release, group
 
-    def name(cell: Cell) -> str:
-        return (
-            f"{cell.row} on {Column(cell.release, cell.commit).label}"
-            if jobs
-            else cell.row
-        )
-
-    return [
-        (names[g].engine, name(names[g]), found[g]) for g in sorted(names, key=order)
-    ]
+    named = []
+    for group in sorted(cells, key=order):
+        cell = cells[group]
+        name = cell.row
+        if jobs:
+            name += f" on {Column(cell.release, cell.commit).label}"
+        named.append((cell.engine, name, strips[group]))
+    return named
 
 
 # ---------------------------------------------------------------------------- documents
@@ -279,77 +285,85 @@ class DiffDocument(Document, kind="nightly-diff"):
 
 
 def night_document(night: NightView) -> NightDocument:
+    """The nightly run as ``--json`` prints it."""
     runs = night.runs.attempts
-    past = (one.night for one in night.history.nights if one.attempts)
+    counts = {
+        "cells": len(night.squares),
+        "states": {state: night.states[state] for state in State},
+        "standings": {standing: night.standings[standing] for standing in Standing},
+        "runs": len(runs),
+        "seconds": round(_seconds(runs), 2),
+    }
+    nights = []
+    for past in night.history.nights:
+        if past.attempts:
+            began = past.night.created.wall.isoformat()
+            facts = _of(("id", "state", "every_h"), past.night)
+            nights.append({**facts, "began": began})
+    headline = {
+        "tone": night.badge.tone,
+        "label": night.badge.label,
+        "text": night.changes,
+    }
+    known = concerns(night.history).values()
     return NightDocument(
         night=night.runs.night,
         before=night.before or None,
-        headline={
-            "tone": night.badge.tone,
-            "label": night.badge.label,
-            "text": night.changes,
-        },
-        counts={
-            "cells": len(night.squares),
-            "states": {state: night.states[state] for state in State},
-            "standings": {standing: night.standings[standing] for standing in Standing},
-            "runs": len(runs),
-            "seconds": round(sum(run.seconds for run in runs if sane(run.seconds)), 2),
-        },
+        headline=headline,
+        counts=counts,
         shifts=night.shifts,
         notes=night.notes,
         events=[_event(event) for event in night.events],
         cells=[_job(square) for square in night.squares],
         warning=night.warning,
-        concerns=[
-            _concern(night, concern) for concern in concerns(night.history).values()
-        ],
-        nights=[
-            {
-                **_of(("id", "state", "every_h"), one),
-                "began": one.created.wall.isoformat(),
-            }
-            for one in past
-        ],
+        concerns=[_concern(night, concern) for concern in known],
+        nights=nights,
     )
 
 
 def history_document(history: History, scenario: str = "") -> NightsDocument:
+    """Each job over the nightly runs as ``--json`` prints it."""
     names = [runs.night.id for runs in history.nights]
     lines = []
     for _, _, strip in strips_of(history, scenario, jobs=True):
-        known = [
+        planned = [
             (name, group[0]) for name, group in zip(names, strip, strict=True) if group
         ]
-        nights = [{"night": name, **_of(_CAME, s, s.settled)} for name, s in known]
-        planned = known[-1][1].planned
-        place = {**_of(_PLACE, planned.cell), "affected": planned.affected}
+        nights = []
+        for name, square in planned:
+            came = _of(_CAME, square, square.settled)
+            nights.append({"night": name, **came})
+        _, newest = planned[-1]
+        place = {**_of(_PLACE, newest.cell), "affected": newest.planned.affected}
         lines.append({**place, "nights": nights})
     return NightsDocument(nights=names, cells=lines)
 
 
 def _of(names: tuple[str, ...], *sources: object) -> _Facts:
     """Each attribute of the first source that has it; numbers are rounded."""
-    found = {n: next(getattr(s, n) for s in sources if hasattr(s, n)) for n in names}
-    return {
-        n: round(value, 4) if isinstance(value, float) else value
-        for n, value in found.items()
-    }
+    facts = {}
+    for name in names:
+        owner = next(source for source in sources if hasattr(source, name))
+        value = getattr(owner, name)
+        facts[name] = round(value, 4) if isinstance(value, float) else value
+    return facts
 
 
 def _job(square: Square) -> _Facts:
     entry, deciding = square.quarantine, square.deciding
+    quarantine = None
+    if entry:
+        quarantine = _of(("reason", "issue", "owner", "expires"), entry)
+    runs = []
+    for run in square.attempts:
+        seconds = run.seconds if sane(run.seconds) else None
+        runs.append({**_of(_RUN, run), "seconds": seconds})
     return {
         **_of(_JOB, square, square.settled, square.cell),
         "affected": square.planned.affected,
-        "quarantine": _of(("reason", "issue", "owner", "expires"), entry)
-        if entry
-        else None,
+        "quarantine": quarantine,
         "deciding": deciding.index if deciding else None,
-        "runs": [
-            {**_of(_RUN, run), "seconds": run.seconds if sane(run.seconds) else None}
-            for run in square.attempts
-        ],
+        "runs": runs,
     }
 
 
@@ -369,13 +383,15 @@ def _concern(night: NightView, concern: Concern) -> _Facts:
     shows."""
     runs, when = concern.runs, night.runs.night.created.wall
     tonight, verdict = concern.tonight, concern.settled
+    entry = night.excused.entry_for(concern.cell, when)
+    commands = [run.command for run in runs if run.command]
     return {
         **_of(_CONCERN, concern, concern.event),
         "cell": _of(_PLACE, concern.cell),
-        "quarantined": night.excused.entry_for(concern.cell, when) is not None,
+        "quarantined": entry is not None,
         "verdict_of": concern.seen,
         "verdict": _of(_VERDICT, verdict) if verdict else None,
         "tonight": _of(_VERDICT, tonight) if tonight else None,
         "says": (runs[-1].explanation or runs[-1].error) if runs else "",
-        "command": next((run.command for run in reversed(runs) if run.command), ""),
+        "command": commands[-1] if commands else "",
     }

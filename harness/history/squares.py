@@ -149,11 +149,13 @@ class Square:
 
     @cached_property
     def standing(self) -> Standing:
-        if self.state is not State.FLAKY and self.state not in VERDICTS:
+        flaky = self.state is State.FLAKY
+        if not flaky and self.state not in VERDICTS:
             return Standing.UNTESTED
-        if self.state is State.FLAKY or self.odd:
-            loud = Standing.FLAKY if self.state is State.FLAKY else Standing.SURPRISE
-            return Standing.QUARANTINED if self.quarantine else loud
+        if flaky or self.odd:
+            if self.quarantine:
+                return Standing.QUARANTINED
+            return Standing.FLAKY if flaky else Standing.SURPRISE
         return Standing.UNJUDGED if self.expected is None else Standing.EXPECTED
 
     @property
@@ -163,7 +165,11 @@ class Square:
 
     @property
     def fidelity(self) -> Fidelity | None:
-        return next((a.fidelity for a in reversed(self.attempts) if a.fidelity), None)
+        """The newest run's that has one."""
+        for attempt in reversed(self.attempts):
+            if attempt.fidelity:
+                return attempt.fidelity
+        return None
 
     @property
     def seconds(self) -> float:
@@ -173,9 +179,9 @@ class Square:
     def mark(self) -> str:
         """``✘``, or ``≈2/3`` of a flaky one; ``!``: not as expected; ``q``: in
         quarantine."""
-        s = self.settled
-        flaky = self.state is State.FLAKY
-        sign = LOOKS[self.state].mark + f"{s.reproduced}/{s.conclusive}" * flaky
+        sign = LOOKS[self.state].mark
+        if self.state is State.FLAKY:
+            sign += f"{self.settled.reproduced}/{self.settled.conclusive}"
         if self.quarantine is not None:
             return f"{sign} q"
         return f"{sign} !" if self.standing is Standing.SURPRISE else sign
@@ -183,11 +189,12 @@ class Square:
     @property
     def words(self) -> str:
         """E.g. ``flaky: 3 of 8 reproduced (14–69 %)``."""
-        s = self.settled
         if self.state is not State.FLAKY:
             return LOOKS[self.state].word
-        interval = f"{100 * s.low:.0f}–{100 * s.high:.0f} %"
-        return f"flaky: {s.reproduced} of {s.conclusive} reproduced ({interval})"
+        settled = self.settled
+        interval = f"{100 * settled.low:.0f}–{100 * settled.high:.0f} %"
+        share = f"{settled.reproduced} of {settled.conclusive}"
+        return f"flaky: {share} reproduced ({interval})"
 
     @property
     def expected(self) -> Outcome | None:
@@ -214,23 +221,21 @@ class Square:
     def deciding(self) -> Attempt | None:
         """The newest run that has the state of the square; the newest of all where none
         has."""
-        same = [
-            a
-            for a in self.attempts
-            if a.outcome and a.outcome.value == self.state.value
-        ]
-        runs = same or list(self.attempts)
-        return runs[-1] if runs else None
+        for attempt in reversed(self.attempts):
+            if attempt.outcome and attempt.outcome.value == self.state.value:
+                return attempt
+        return self.attempts[-1] if self.attempts else None
 
     @property
     def title(self) -> str:
         """All that matters of the square, in one line."""
-        s = self.settled
+        settled = self.settled
         parts = [f"{self.place}, {self.cell.row}", self.words, self.expectation]
-        if s.conclusive > 1 and self.state is not State.FLAKY:
-            parts.append(f"{s.reproduced} of {s.conclusive} runs reproduced it")
-        if s.lost:
-            parts.append(f"{count(s.lost, 'run')} lost")
+        if settled.conclusive > 1 and self.state is not State.FLAKY:
+            share = f"{settled.reproduced} of {settled.conclusive}"
+            parts.append(f"{share} runs reproduced it")
+        if settled.lost:
+            parts.append(f"{count(settled.lost, 'run')} lost")
         if self.quarantine is not None:
             parts.append(self.quarantine.says)
         if self.fidelity is not None:
@@ -243,11 +248,11 @@ class Square:
 def affects(specifier: str, release: str) -> bool:
     """Whether the declared range has that release; nothing declared or no version:
     no."""
+    if not specifier.strip():
+        return False
     try:
         known = SpecifierSet(specifier)
-        return bool(specifier.strip()) and known.contains(
-            Version(release), prereleases=True
-        )
+        return known.contains(Version(release), prereleases=True)
     except (InvalidSpecifier, InvalidVersion):
         return False
 
@@ -318,24 +323,28 @@ class Grid:
 
 
 def grids_of(squares: Iterable[Square]) -> list[Grid]:
+    """A grid for each engine, by name."""
     engines: dict[str, dict[str, Row]] = {}
     for square in squares:
         rows = engines.setdefault(square.cell.engine, {})
         row = rows.setdefault(square.cell.line, Row(square.planned))
         row.squares[square.column] = square
-    grids = []
-    for engine, rows in sorted(engines.items()):
-        named = sorted(
-            rows.items(), key=lambda i: (i[1].name, i[1].planned.cell.device, i[0])
-        )
-        found = {column for row in rows.values() for column in row.squares}
-        order = sorted(found, key=lambda column: column.order)
-        for row in rows.values():
-            row.squares = {
-                column: row.squares[column] for column in order if column in row.squares
-            }
-        grids.append(Grid(engine, order, [row for _, row in named]))
-    return grids
+    return [_grid(engine, rows) for engine, rows in sorted(engines.items())]
+
+
+def _grid(engine: str, rows: dict[str, Row]) -> Grid:
+    """``rows``: by their lines."""
+    columns = {column for row in rows.values() for column in row.squares}
+    ordered = sorted(columns, key=lambda column: column.order)
+    for row in rows.values():
+        known = [column for column in ordered if column in row.squares]
+        row.squares = {column: row.squares[column] for column in known}
+
+    def order(line: str) -> tuple[str, str, str]:
+        row = rows[line]
+        return row.name, row.planned.cell.device, line
+
+    return Grid(engine, ordered, [rows[line] for line in sorted(rows, key=order)])
 
 
 def importance(event: Event) -> int:
@@ -347,11 +356,12 @@ def squares_of(
     quarantine: Quarantine | None = None,
     events: dict[str, list[Event]] | None = None,
 ) -> list[Square]:
+    """A square for each job of the plan. ``events``: by job."""
     when = runs.night.created.wall
-    made = []
+    squares = []
     for name, planned in runs.planned.items():
         attempts = runs.attempts_of(name)
         entry = quarantine.entry_for(planned.cell, when) if quarantine else None
-        known = (events or {}).get(name, ())
-        made.append(Square(planned, settle(attempts), attempts, entry, known))
-    return made
+        of_job = events.get(name, ()) if events else ()
+        squares.append(Square(planned, settle(attempts), attempts, entry, of_job))
+    return squares

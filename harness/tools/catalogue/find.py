@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -281,14 +280,19 @@ def _by_pattern(text: str, known: Iterable[Entry]) -> list[Found]:
 
 def _deciding(lines: Sequence[str], known: Iterable[Entry]) -> set[int]:
     """Ranks of the rules that fit a line first."""
-    rules = sorted(
-        ((p.rank, p) for entry in known for p in entry.patterns if p.rank is not None),
-        key=lambda pair: pair[0],
-    )
-    first = (
-        next((rank for rank, p in rules if _matches(p, line)), None) for line in lines
-    )
-    return {rank for rank in first if rank is not None}
+    rules = []
+    for entry in known:
+        for pattern in entry.patterns:
+            if pattern.rank is not None:
+                rules.append((pattern.rank, pattern))
+    rules.sort(key=lambda rule: rule[0])
+    deciding = set()
+    for line in lines:
+        for rank, pattern in rules:
+            if _matches(pattern, line):
+                deciding.add(rank)
+                break
+    return deciding
 
 
 def _matches(pattern: Pattern, line: str) -> bool:
@@ -301,11 +305,16 @@ def _matches(pattern: Pattern, line: str) -> bool:
 def _of_lines(matched: Mapping[str, Matched], known: Iterable[Entry]) -> list[Found]:
     found = []
     for entry in known:
-        hits = [p for p in entry.patterns if p.regex in matched]
-        because = [f"its {p.name}, {_first(p, matched[p.regex])}" for p in hits]
-        if hits:
-            sure = any(p.sure for p in hits) or len(hits) > 1
-            found.append(_counted(entry, because, sure=sure))
+        hits = [pattern for pattern in entry.patterns if pattern.regex in matched]
+        if not hits:
+            continue
+        because = []
+        for pattern in hits:
+            line = _first(pattern, matched[pattern.regex])
+            because.append(f"its {pattern.name}, {line}")
+        # Two patterns that are not sure by themselves are together.
+        sure = len(hits) > 1 or hits[0].sure
+        found.append(_counted(entry, because, sure=sure))
     return found
 
 
@@ -326,11 +335,12 @@ def _shows(pattern: Pattern, lines: Sequence[str], fragment: str) -> str:
     """What of the text the pattern fits; "": nothing."""
     if fragment and any(fragment in _plain(text) for text in pattern.texts):
         return fragment
-    line = next((line for line in lines if _matches(pattern, line)), "")
-    if not line:
-        return ""
-    found = re.search(pattern.regex, line)
-    return found[0].strip()[:100] or line.strip()[:100] if found else ""
+    for line in lines:
+        if _matches(pattern, line):
+            fit = re.search(pattern.regex, line)
+            words = fit[0].strip() if fit else ""
+            return words[:100] or line.strip()[:100]
+    return ""
 
 
 def _stands(entry: Entry, functions: Sequence[str]) -> str:
@@ -339,9 +349,11 @@ def _stands(entry: Entry, functions: Sequence[str]) -> str:
     wanted = entry.frames[:3]
     if len(wanted) < 2:
         return ""
-    for order in (wanted, wanted[::-1]):
-        width = len(order)
-        if any(tuple(functions[i : i + width]) == order for i in range(len(functions))):
+    # A traceback has the innermost function last, py-spy has it first.
+    orders = (wanted, wanted[::-1])
+    for start in range(len(functions)):
+        neighbours = tuple(functions[start : start + len(wanted)])
+        if neighbours in orders:
             return " ← ".join(wanted)
     return ""
 
@@ -356,11 +368,13 @@ def _plain(text: str) -> str:
 def _tokens(text: str) -> list[str]:
     """Words of three letters at least, and the parts of names: ``EngineCore`` is
     ``enginecore``, ``engine`` and ``core``."""
-    found = []
+    words = []
     for word in _WORD.findall(text):
-        parts = [part.lower() for part in _PART.findall(word)]
-        found += [word.lower(), *(part for part in parts if len(parts) > 1)]
-    return [_stem(w) for w in found if len(w) > 2 and w not in _STOP]
+        words.append(word.lower())
+        parts = _PART.findall(word)
+        if len(parts) > 1:
+            words += [part.lower() for part in parts]
+    return [_stem(word) for word in words if len(word) > 2 and word not in _STOP]
 
 
 def _stem(word: str) -> str:
@@ -374,36 +388,49 @@ def _by_words(text: str, known: Sequence[Entry]) -> list[Found]:
     asked = set(_tokens(text))
     if not asked or len(asked) > _LONG or is_reference(text):
         return []
-    bags = [
-        (entry, set(_tokens(f"{entry.name} {entry.title} {entry.words}")))
-        for entry in known
-    ]
-    often = Counter(token for _, bag in bags for token in bag)
-    weight = {token: math.log(1 + len(bags) / (1 + often[token])) for token in asked}
+    bags = [set(_tokens(f"{e.name} {e.title} {e.words}")) for e in known]
+    weight = _weights(asked, bags)
     total = sum(weight.values())
     found = []
-    for entry, bag in bags:
+    for entry, bag in zip(known, bags, strict=True):
         shared = asked & bag
-        if not shared or (len(shared) < 2 <= len(asked)):
-            continue
         heading = asked & set(_tokens(f"{entry.name} {entry.title}"))
-        if len(shared) == 1 and not heading:
+        if not _says_enough(asked, shared, heading):
             continue
         cover = sum(weight[token] for token in shared) / total
+        if cover < _LEAST_COVER:
+            continue
+        # What is in the heading counts half as much again.
         score = cover + 0.5 * sum(weight[token] for token in heading) / total
-        if cover >= _LEAST_COVER:
-            shown = sorted(shared, key=lambda token: -weight[token])[:6]
-            words = [
-                w
-                for w in dict.fromkeys(_WORD.findall(text))
-                if set(_tokens(w)) & set(shown)
-            ]
-            found.append(
-                Found(entry, "perhaps", [f"words: {', '.join(words[:8])}"], score)
-            )
-    found.sort(key=lambda f: (-f.score, f.entry.name))
+        shown = set(sorted(shared, key=lambda token: -weight[token])[:6])
+        because = f"words: {', '.join(_words_of(text, shown)[:8])}"
+        found.append(Found(entry, "perhaps", [because], score))
+    found.sort(key=lambda hit: (-hit.score, hit.entry.name))
     best = found[0].score if found else 0.0
-    return [f for f in found if f.score >= _LEAST_SHARE * best][:_MAX_PERHAPS]
+    near = [hit for hit in found if hit.score >= _LEAST_SHARE * best]
+    return near[:_MAX_PERHAPS]
+
+
+def _weights(asked: set[str], bags: Sequence[set[str]]) -> dict[str, float]:
+    """The rarer a word is among the entries, the more it tells."""
+    weights = {}
+    for token in asked:
+        often = sum(token in bag for bag in bags)
+        weights[token] = math.log(1 + len(bags) / (1 + often))
+    return weights
+
+
+def _says_enough(asked: set[str], shared: set[str], heading: set[str]) -> bool:
+    """Two words in common; one alone where only one is asked for, in the heading."""
+    if len(shared) >= 2:
+        return True
+    return len(shared) == len(asked) == 1 and bool(heading)
+
+
+def _words_of(text: str, tokens: set[str]) -> list[str]:
+    """The words of the text that have one of the tokens, each once."""
+    words = dict.fromkeys(_WORD.findall(text))
+    return [word for word in words if not tokens.isdisjoint(_tokens(word))]
 
 
 def _merged(found: Iterable[Found]) -> list[Found]:

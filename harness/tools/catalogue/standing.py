@@ -91,20 +91,26 @@ class Known:
 
     def _cured(self, name: str, release: str) -> _Cured:
         if name == UPGRADE and release:
-            later = [r for r in self.plain if r.version >= Version(release)]
+            later = [run for run in self.plain if run.version >= Version(release)]
             helped, failed = _split(later)
             return _Cured(name, _releases(helped), (), _releases(failed), release)
-        alone = [r for r in self.runs if r.mitigations == [name] and not r.changes]
-        alone = [r for r in alone if not self._spared(r)]
-        alone.sort(key=lambda r: (r.version, r.at))
+        alone = []
+        for run in self.runs:
+            by_itself = run.mitigations == [name] and not run.changes
+            if by_itself and not self._spared(run):
+                alone.append(run)
+        alone.sort(key=lambda run: (run.version, run.at))
         good, failed = _split(alone)
+
+        # A mitigation has helped only on a release that has the failure without it.
         ill = self.releases(Outcome.REPRODUCED)
-        helped = [
-            r for r in good if r.helped or (r.helped is None and r.release in ill)
-        ]
-        told = _releases(helped)
-        hidden = tuple(one for one in _releases(good) if one not in told)
-        return _Cured(name, told, hidden, _releases(failed))
+        helped = []
+        for run in good:
+            if run.helped or (run.helped is None and run.release in ill):
+                helped.append(run)
+        works_on = _releases(helped)
+        hidden = tuple(other for other in _releases(good) if other not in works_on)
+        return _Cured(name, works_on, hidden, _releases(failed))
 
 
 def _split(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], list[RecordedRun]]:
@@ -316,60 +322,77 @@ _SEEN: Final = (
 
 
 def page(failures: Sequence[Known]) -> str:
+    """The catalogue in Markdown: a row for each failure, then what the words mean."""
     lines = [_HEAD, _table_row(_COLUMNS), _table_row(["---"] * len(_COLUMNS))]
-    lines += [_table_row(_cells(one)) for one in failures]
-    runs = [run for one in failures for run in one.runs]
-    days = sorted(run.at.date().isoformat() for run in runs)
-    when = f", {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
-    lines += ["", f"{len(failures)} failures; {len(runs)} recorded runs{when}."]
+    days = set()
+    runs = 0
+    for failure in failures:
+        lines.append(_table_row(_cells(failure)))
+        runs += len(failure.runs)
+        days.update(run.at.date().isoformat() for run in failure.runs)
+    when = ""
+    if days:
+        # One day alone is no range.
+        ends = dict.fromkeys((min(days), max(days)))
+        when = f", {' to '.join(ends)}"
+    lines += ["", f"{len(failures)} failures; {runs} recorded runs{when}."]
     lines += ["", "## Words", "", "| class | what a user observes |", "|---|---|"]
-    lines += [f"| {name.words} | {told} |" for name, told in SEES.items()]
+    lines += [f"| {name.words} | {meaning} |" for name, meaning in SEES.items()]
     lines += ["", "| severity | whom one such request harms |", "|---|---|"]
-    lines += [f"| {name} | {told} |" for name, told in HARMS.items()]
+    lines += [f"| {name} | {meaning} |" for name, meaning in HARMS.items()]
     return "\n".join(lines) + "\n"
 
 
-def _cells(one: Known) -> list[str]:
-    scenario = one.scenario
+def _cells(failure: Known) -> list[str]:
+    scenario = failure.scenario
     kind, severity = scenario.failure_class, scenario.severity
+    name = f"`{scenario.name}`"
+    if scenario.variant:
+        name += f" ({scenario.variant})"
     return [
-        f"`{scenario.name}`" + (f" ({scenario.variant})" if scenario.variant else ""),
+        name,
         scenario.engine,
         kind.words if kind else "not declared",
         str(severity or "not declared"),
-        releases(one),
+        releases(failure),
         scenario.title,
-        "; ".join(map(cure, one.cures())) or "none known",
+        "; ".join(map(cure, failure.cures())) or "none known",
         _upstream(scenario.upstream),
     ]
 
 
-def releases(one: Known) -> str:
+def releases(failure: Known) -> str:
     """``>=0.14.0, <0.24.0`` and the outcomes of its runs."""
-    seen = [
-        f"{words}: {', '.join(found)}"
-        for words, outcome in _SEEN
-        if (found := one.releases(outcome))
-    ]
-    if one.on_gpu:
-        no = "not " if one.scenario.spares("cuda") else ""
-        seen.append(f"{no}on a GPU: {', '.join(one.on_gpu)}")
-    return f"{one.scenario.affected_where}<br>{'; '.join(seen) or 'not run'}"
+    seen = []
+    for words, outcome in _SEEN:
+        of_outcome = failure.releases(outcome)
+        if of_outcome:
+            seen.append(f"{words}: {', '.join(of_outcome)}")
+    if failure.on_gpu:
+        no = "not " if failure.scenario.spares("cuda") else ""
+        seen.append(f"{no}on a GPU: {', '.join(failure.on_gpu)}")
+    return f"{failure.scenario.affected_where}<br>{'; '.join(seen) or 'not run'}"
 
 
 def cure(of: _Cured) -> str:
+    """The mitigation, and on which releases it worked."""
+    seen = []
+    if of.helped:
+        seen.append(f"works on {', '.join(of.helped)}")
+    if of.hidden:
+        seen.append(f"hides it on {', '.join(of.hidden)}")
+    if of.failed:
+        seen.append(f"no help on {', '.join(of.failed)}")
     name = f"release {of.release}" if of.release else f"`{of.name}`"
-    seen = [f"works on {', '.join(of.helped)}"] if of.helped else []
-    seen += [f"hides it on {', '.join(of.hidden)}"] if of.hidden else []
-    seen += [f"no help on {', '.join(of.failed)}"] if of.failed else []
     return f"{name} ({'; '.join(seen) or 'untested'})"
 
 
-def _upstream(said: Upstream) -> str:
-    told = said.words
-    if said.source is not None:
-        told += f": [{said.source.id}]({said.source.url})"
-    return f"{told}, {said.looked_up}" if said.looked_up else told
+def _upstream(upstream: Upstream) -> str:
+    text = upstream.words
+    source = upstream.source
+    if source is not None:
+        text += f": [{source.id}]({source.url})"
+    return f"{text}, {upstream.looked_up}" if upstream.looked_up else text
 
 
 def _table_row(cells: Iterable[str]) -> str:
