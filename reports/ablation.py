@@ -186,6 +186,7 @@ def _counts(ablation: Ablation) -> Iterator[str]:
     ):
         if classes[unimportant]:
             yield f"{b.count(classes[unimportant], 'factor')} {word}"
+
     yield from words.claim_counts(ablation.hypotheses, "hypothesis", "hypotheses")
 
 
@@ -250,6 +251,7 @@ def _runs(ablation: Ablation) -> list[b.Block]:
             came = (run.error or _outcome_word(run), run.symptom_observed, cause, state)
             where = (duration(run.seconds), words.run_link(run.incident_dir))
             rows.append(b.row(name, *came, *where, status=cell.state.value))
+
     heads = (
         "toggled:name | run | symptom | cause | all of its runs | took:number "
         "| incident"

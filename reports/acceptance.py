@@ -101,6 +101,7 @@ def _card(acceptance: Acceptance) -> Iterator[b.Block]:
         rows.append(
             (name, status, counts(part.rows), duration(part.seconds), part.title)
         )
+
     heads = "part:name | status:name | rows:name | time:number | shows that"
     yield from b.table(heads, rows, "parts")
 
@@ -123,12 +124,14 @@ def _part(part: PartRecord) -> Iterator[b.Block]:
         yield from (
             b.folded(f"{b.count(len(rows), 'row')} passed", shown) if passed else shown
         )
+
     uses = []
     for use in part.gpu:
         busy, held = use.utilisation_pct, use.memory_bytes
         share = f"{busy.least:.0f} to {busy.most:.0f} %" if busy else "unknown"
         memory = f"{size(held.least, 2)} to {size(held.most, 2)}" if held else "unknown"
         uses.append((use.step, str(use.gpu), str(use.readings), share, memory))
+
     heads = (
         "step:name | GPU:number | readings:number | utilisation:name | memory "
         "in use:name"

@@ -137,10 +137,12 @@ def _card(bisection: Bisection) -> Iterator[b.Block]:
             name = _short(bisection, chance.last_bad)
             share = f"last bad is {name} with {chance.probability:.1%}"
             yield b.p(f"Runs {_disagree(bisection)}: {share}.", tone="unsure")
+
     rows = []
     for point in _boundary(bisection)[:6]:
         label, verdict, _ = _cells(point)
         rows.append((label, verdict, point.why))
+
     heads = f"{bisection.by}:name | verdict:name | observed"
     yield from b.table(heads, rows, "the boundaries")
 
@@ -172,6 +174,7 @@ def _side(bisection: Bisection, side: Side) -> Iterator[b.Block]:
     if side.other_between:
         between = " and ".join(_short(bisection, name) for name in side.other_between)
         facts.append(f"the different failure gives way between {between}")
+
     if side.returned:
         facts.append(f"bad again: {_shorts(bisection, side.returned)}")
     yield from b.bullets(facts)
@@ -186,6 +189,7 @@ def _side(bisection: Bisection, side: Side) -> Iterator[b.Block]:
     for chance in side.posterior[:_CHANCES]:
         name = _short(bisection, chance.last_bad)
         rows.append((name, f"{chance.probability:.1%}"))
+
     heads = "last bad:name | probability:number"
     yield from b.table(heads, rows, "the boundary's place")
 
@@ -203,6 +207,7 @@ def _points(bisection: Bisection) -> Iterator[b.Block]:
             status=str(point.verdict),
         )
         rows.append(row)
+
     heads = f"{bisection.by}:name | verdict:name | runs | took:number | observed"
     heads += " | declared:name | uploaded:name"
     yield from b.counted("point", heads, rows, _OPEN_POINTS)
@@ -245,6 +250,7 @@ def _setup(bisection: Bisection) -> list[tuple[str, b.Inline]]:
     for point in bisection.points:
         if point.wheel:
             wheels[f"{point.wheel.project}: {point.wheel.origin}"] = None
+
     order = "search from the declared boundary on"
     if bisection.linear:
         order = "one after another"
@@ -323,6 +329,7 @@ def _drawing(bisection: Bisection) -> Markup:
         longest = max(longest, len(name))
         place = f"translate({label_x - 3:.1f} {_AXIS + 22}) rotate(60)"
         body.append(svg.tag("text", name, cls="tick", transform=place))
+
     label = (
         f"{len(points)} points from old to new, those that were run marked with their "
         "verdict"

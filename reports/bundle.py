@@ -80,6 +80,7 @@ class _Packer:
             if not force:
                 hint = "--force, or --out another name"
                 raise UsageError(f"{target} is there already.", hint=hint)
+
         self.target, self.redactor, self.max_bytes = target, Public(), max_bytes
         self.redactor.reserve(document)
         for secret in secrets:
@@ -186,6 +187,7 @@ def write_bundle(
         _add_incident(packer, directory, made, cut)
     else:
         _add_replay(packer, directory, made)
+
     return packer.manifest
 
 
@@ -251,6 +253,7 @@ def _add_finding(packer: _Packer, loaded: LoadedFinding) -> None:
         texts[CASE_FILE] = case_text(loaded.case)
         if loaded.case.operations:
             texts[SCRIPT_FILE] = one.script_of(loaded)
+
     below = loaded.finding.folder
     for name, text in texts.items():
         packer.add(f"{below}/{name}", text)
@@ -267,6 +270,7 @@ def _bounded(incident: Incident) -> tuple[Incident, str]:
         if isinstance(value, list) and len(value) > MAX_ITEMS:
             changes[name] = value[: MAX_ITEMS // 2] + value[-MAX_ITEMS // 2 :]
             cut.append(f"{len(value) - MAX_ITEMS} of {len(value)} {name}")
+
     if not cut:
         return incident, ""
     evidence = incident.evidence.model_copy(update=changes)
@@ -311,10 +315,12 @@ def _named(folder: Path, packer: _Packer) -> Iterator[tuple[Path, str]]:
     if folder.is_symlink():
         packer.leave_out(EVIDENCE_DIR, 0, "a link: it may lead anywhere")
         return
+
     paths = list(_evidence(folder))
     if more := paths[MAX_FILES:]:
         name = f"{EVIDENCE_DIR}: {len(more)} of {len(paths)} files"
         packer.leave_out(name, sum(map(_size_of, more)), "too many files")
+
     taken = {path.name for path in paths}
     for path in paths[:MAX_FILES]:
         packer.redactor.name_file(path.name)
@@ -337,6 +343,7 @@ def _evidence(folder: Path) -> Iterator[Path]:
         paths = sorted(folder.iterdir())
     except OSError:
         return
+
     stacks = [path for path in paths if "-stacks-" in path.name]
     ends = {*stacks[:3], *stacks[-1:]}
 

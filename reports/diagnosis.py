@@ -23,7 +23,7 @@ from mmrepro.failure.documents.diagnosis import (
     Stand,
 )
 from mmrepro.reports import blocks as b, incident as runs, words
-from mmrepro.reports.documents import Case, How
+from mmrepro.reports.documents import How, JunitCase
 from mmrepro.reports.logs import cause_rows, dump_rows
 
 _FITS: Final[dict[Fit, b.Tone]] = {
@@ -144,6 +144,7 @@ def _card(diagnosis: Diagnosis) -> Iterator[b.Block]:
         fit = FIT_WORDS[match.fit].partition(":")[0].capitalize()
         why = f": {match.title}. {words.sentence(match.why)}"
         yield b.p(f"{fit} ", b.code(_code_of(match)), why)
+
     if diagnosis.cause is not None:
         yield _cause_line(diagnosis.cause)
     if diagnosis.dumps is not None:
@@ -245,6 +246,7 @@ def _ranks(diagnosis: Diagnosis) -> Iterator[b.Block]:
             status="odd" if rank.role in ranks.odd else "",
         )
         rows.append(row)
+
     heads = (
         "process:name | pid:number | is | in | sample by sample | CPU:number | state"
     )
@@ -317,6 +319,7 @@ def _matches(diagnosis: Diagnosis) -> Iterator[b.Block]:
         prefix = b.slug(code) + "-"
         yield from runs.condition_tables(match.conditions[:60], prefix)
         yield from b.bullets(match.references[:3], "soft")
+
     title = f"{len(excluded)} others: not this"
     yield from b.folded(title, _match_table(excluded))
 
@@ -334,6 +337,7 @@ def _match_table(matches: Sequence[Match]) -> list[b.Block]:
             status=match.fit.value,
         )
         rows.append(row)
+
     heads = (
         "known failure:name | fit:name | met:number | not met:number | "
         "unknown:number | why"
@@ -359,11 +363,11 @@ def target_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     return [(label, value) for label, value in rows if value]
 
 
-def diagnosis_cases(diagnosis: Diagnosis, name: str) -> list[Case]:
+def diagnosis_cases(diagnosis: Diagnosis, name: str) -> list[JunitCase]:
     """For CI: healthy passes; what is unknown is an error, never a pass."""
     cases = [_state_case(diagnosis, name)]
     for match in diagnosis.found:
-        case = Case(
+        case = JunitCase(
             f"{name}.known-failure",
             f"{match.scenario} {match.variant}".strip(),
             "failed",
@@ -374,9 +378,9 @@ def diagnosis_cases(diagnosis: Diagnosis, name: str) -> list[Case]:
     return cases
 
 
-def _state_case(diagnosis: Diagnosis, name: str) -> Case:
+def _state_case(diagnosis: Diagnosis, name: str) -> JunitCase:
     assessment = diagnosis.assessment
-    case = Case(
+    case = JunitCase(
         f"{name}.state",
         f"state of {diagnosis.target.url}",
         kind=str(assessment.state),

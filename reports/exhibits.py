@@ -55,6 +55,7 @@ def pixels(png: bytes, caption: str) -> Markup:
     for (red, green, blue), parts in paths.items():
         fill = f"#{red:02x}{green:02x}{blue:02x}"
         drawn.append(svg.tag("path", fill=fill, d="".join(parts)))
+
     box = f"0 0 {len(rows[0])} {len(rows)}"
     more = {"aria_label": one_line(caption, 200), "shape_rendering": "crispEdges"}
     return svg.tag("svg", *drawn, viewBox=box, role="img", **more)
@@ -75,6 +76,7 @@ def _rows(png: bytes) -> list[list[_Colour]]:
             data = small.tobytes()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return []
+
     width = small.width
     triples = [(data[i], data[i + 1], data[i + 2]) for i in range(0, len(data), 3)]
     return [triples[i : i + width] for i in range(0, len(triples), width)]
@@ -104,8 +106,8 @@ def _row_runs(row: list[_Colour]) -> Iterator[tuple[int, int, _Colour]]:
 def _birthday(given: Birthday) -> Markup:
     """The probability of a collision over the number of images, with the numbers that
     matter."""
-    pools = [Pool(pool.images, one_line(pool.label, 80)) for pool in given.pools]
-    seen = [Pool(pool.images, one_line(pool.label, 80)) for pool in given.seen]
+    pools = [ImagePool(pool.images, one_line(pool.label, 80)) for pool in given.pools]
+    seen = [ImagePool(pool.images, one_line(pool.label, 80)) for pool in given.seen]
     return birthday_curve(given.bits, pools or None, seen=seen)
 
 
@@ -130,7 +132,7 @@ _STANDALONE_STYLE: Final = (
 
 
 @dataclass(frozen=True)
-class Pool:
+class ImagePool:
     """A number of images worth marking. ``label``: what it is, in a few words; may be
     empty."""
 
@@ -138,20 +140,20 @@ class Pool:
     label: str = ""
 
 
-def _pools_of_interest(bits: int = 30) -> tuple[Pool, ...]:
+def _pools_of_interest(bits: int = 30) -> tuple[ImagePool, ...]:
     """Points of 1, 50 and 99 %; for 30 bits also the 46 000 that the report takes for
     50 %."""
-    points = [Pool(images_for(share, bits)) for share in (0.01, 0.5, 0.99)]
+    points = [ImagePool(images_for(share, bits)) for share in (0.01, 0.5, 0.99)]
     if bits == 30:
-        points.append(Pool(46_000, "where the report expects 50 %"))
+        points.append(ImagePool(46_000, "where the report expects 50 %"))
     return tuple(sorted(points, key=lambda pool: pool.images))
 
 
 def birthday_curve(
     bits: int = 30,
-    pools: Sequence[Pool] | None = None,
+    pools: Sequence[ImagePool] | None = None,
     *,
-    seen: Sequence[Pool] = (),
+    seen: Sequence[ImagePool] = (),
     standalone: bool = False,
 ) -> Markup:
     """The probability of a collision of ``bits``-bit values over the number of images.
@@ -179,6 +181,7 @@ def birthday_curve(
         page = svg.rect("page", 0, 0, svg.WIDTH, HEIGHT)
         style = svg.tag("style", Markup(_STANDALONE_STYLE))  # noqa: S704 - a constant
         body = [style, page, *body]
+
     label = f"Probability of a collision among images with {bits}-bit pad values"
     text = "; ".join(_words(bits, pool) for pool in (*marks, *measured)) + "."
     return svg.described("birthday", HEIGHT, label, text, body)
@@ -201,7 +204,7 @@ class _BirthdayAxis:
         return collision_probability(round(images), self.bits)
 
 
-def _words(bits: int, pool: Pool) -> str:
+def _words(bits: int, pool: ImagePool) -> str:
     label = f" ({one_line(pool.label, 80)})" if pool.label else ""
     chance = collision_probability(pool.images, bits)
     return f"{pool.images:,} images{label}: {percent(chance)}"
@@ -227,6 +230,7 @@ def _grid(axis: _BirthdayAxis) -> Iterator[Markup]:
     for number in range(math.floor(axis.most / step) + 1):
         images = number * step
         marks.append((axis.x(images), f"{images:,.0f}"))
+
     yield from svg.ticks(BASE, marks)
     across = "different images in the cache's time"
     yield svg.text(svg.LEFT + PLOT_W / 2, BASE + 36, across, "label mid")
@@ -240,7 +244,7 @@ def _curve(axis: _BirthdayAxis) -> Markup:
     return svg.path("line s0", f"M{'L'.join(places)}", f"2^{axis.bits} values")
 
 
-def _marks(axis: _BirthdayAxis, pools: Sequence[Pool]) -> Iterator[Markup]:
+def _marks(axis: _BirthdayAxis, pools: Sequence[ImagePool]) -> Iterator[Markup]:
     """A point on the curve, a line to the axis, and a label on the side that the curve
     leaves."""
     # The curve rises to the right: each label must end above the one before it.
@@ -264,7 +268,7 @@ def _marks(axis: _BirthdayAxis, pools: Sequence[Pool]) -> Iterator[Markup]:
             yield svg.text(x - 8, below, label, "name end")
 
 
-def _seen(axis: _BirthdayAxis, pools: Sequence[Pool]) -> Iterator[Markup]:
+def _seen(axis: _BirthdayAxis, pools: Sequence[ImagePool]) -> Iterator[Markup]:
     for row, pool in enumerate(pools):
         x = axis.x(pool.images)
         y = BASE - 14 - 13 * row

@@ -15,13 +15,13 @@ from mmrepro.reports import (
     replay_sequence as drawn,
     words,
 )
-from mmrepro.reports.documents import HTML_FILE, MARKDOWN_FILE, Kind
+from mmrepro.reports.documents import HTML_FILE, MARKDOWN_FILE, ReportKind
 from mmrepro.reports.replay_script import script, upstream_test
 from mmrepro.traffic.case.model import CASE_FILE, SCRIPT_FILE, Case, Image
 from mmrepro.traffic.case.typed import in_order, server_steps
 
 
-def sequence_of(loaded: LoadedFinding) -> drawn.Sequence | None:
+def sequence_of(loaded: LoadedFinding) -> drawn.RequestSequence | None:
     """Its requests, drawn; None: it has none."""
     finding, case = loaded.finding, loaded.case
     if case is None or not case.operations:
@@ -75,7 +75,7 @@ def _project(replay: Replay) -> str:
 
 def compose(loaded: LoadedFinding) -> b.Page:
     finding, replay = loaded.finding, loaded.replay
-    listed = findings.Listed(finding.id, finding)
+    listed = findings.ListedFinding(finding.id, finding)
     confirmed = "confirmed" if finding.confirmed else "not confirmed"
     return b.Page(
         title=finding.title,
@@ -151,6 +151,7 @@ def _sequence(loaded: LoadedFinding) -> Iterator[b.Block]:
         when = (", ".join(op.after) or "at once", f"at {op.leave}" if op.leave else "")
         cells = (b.code(op.id), lane.result, lane.shape, *when)
         rows.append(b.row(*cells, tone="bad" if lane.fails else "", status=lane.kind))
+
     heads = "request:name | observed | what | sent after | client leaves"
     yield from b.counted("request", heads, rows)
     recipes = {name: _image_words(name, case) for name in sequence.letters}
@@ -218,6 +219,7 @@ def _steps(finding: Finding) -> list[b.Block]:
             step.why,
         )
         rows.append(b.row(*cells, status="still fails" if step.kept else "passes"))
+
     heads = "left out | still fails:name | requests:number | failed:number | why"
     shown = b.table(heads, rows, "steps of the shrinking")
     servers = f"{b.count(finding.starts, 'server')}, {duration(finding.seconds)}"
@@ -252,7 +254,7 @@ def _image_words(name: str, case: Case) -> str:
     return told[image.kind]
 
 
-KIND: Final = Kind(
+KIND: Final = ReportKind(
     "a finding",
     (MARKDOWN_FILE, HTML_FILE),
     load,

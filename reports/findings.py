@@ -13,7 +13,7 @@ from mmrepro.base.units import duration
 from mmrepro.failure.documents.replay import Finding, Fuzz, Rate, Replay
 from mmrepro.reports import blocks as b, incident as runs, words
 from mmrepro.reports.documents import HTML_FILE
-from mmrepro.reports.svg import Line, steps
+from mmrepro.reports.svg import StepLine, steps
 from mmrepro.traffic.case.model import SCRIPT_FILE
 
 RATE_NOTE: Final = (
@@ -22,7 +22,7 @@ RATE_NOTE: Final = (
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedFinding:
     """A finding in the list of a replay or of a session.
 
     Attributes:
@@ -54,18 +54,22 @@ def badge(made: Replay | Fuzz, found: Sequence[Finding], nothing: str) -> b.Badg
         return b.Badge(
             "Unknown failure", "bad", f"{unknown} confirmed on fresh servers"
         )
+
     untestable = isinstance(made, Replay) and bool(made.untestable)
     if made.exit_code == 3 and not untestable:
         return b.Badge(
             "Unproven", "unsure", "observed, not repeated as often as asked for"
         )
+
     if untestable and not found:
         return b.Badge(
             "Not testable here", "unsure", "it needs what this machine does not have"
         )
+
     if found:
         names = ", ".join(dict.fromkeys(str(f.known) for f in found))
         return b.Badge("Known", "good", f"only what is known: {names}")
+
     return b.Badge("Nothing found", "good", nothing)
 
 
@@ -84,7 +88,7 @@ def counts(found: Sequence[Finding], once: int) -> Iterator[str]:
 
 
 def commands(
-    made: Replay | Fuzz, found: Sequence[Listed], folder: str
+    made: Replay | Fuzz, found: Sequence[ListedFinding], folder: str
 ) -> Iterator[tuple[str, str]]:
     """What to do next, with the most serious finding. ``folder``: of the list; empty:
     this one."""
@@ -109,13 +113,14 @@ def commands(
                     "to find the release that brought it",
                     f"{scenario} && mmrepro bisect {file}",
                 )
+
     yield "to repeat it", made.command
 
 
-def _worst_first(found: Sequence[Listed]) -> list[Listed]:
+def _worst_first(found: Sequence[ListedFinding]) -> list[ListedFinding]:
     """What is unknown and confirmed comes first, then by class."""
 
-    def rank(one: Listed) -> tuple[bool, bool, int]:
+    def rank(one: ListedFinding) -> tuple[bool, bool, int]:
         finding = one.finding
         return (
             not finding.confirmed,
@@ -126,7 +131,7 @@ def _worst_first(found: Sequence[Listed]) -> list[Listed]:
     return sorted(found, key=rank)
 
 
-def card(found: Sequence[Listed]) -> Iterator[b.Block]:
+def card(found: Sequence[ListedFinding]) -> Iterator[b.Block]:
     """The findings, and of the most serious one what was observed and where it
     stands."""
     if not found:
@@ -138,6 +143,7 @@ def card(found: Sequence[Listed]) -> Iterator[b.Block]:
         numbers = (f"{of.requests} of {of.requests_before}", short_rate(of.rate))
         after = "" if one.after is None else duration(one.after)
         rows.append((name, kind, _standing(of), *numbers, after))
+
     heads = "finding:name | class:name | known as:name | requests:number | rate:name"
     yield from b.table(f"{heads} | first after:number", rows, "findings")
     worst = _worst_first(found)[0]
@@ -147,7 +153,7 @@ def card(found: Sequence[Listed]) -> Iterator[b.Block]:
         yield stack(worst.finding)
 
 
-def findings_section(found: Sequence[Listed]) -> b.Section:
+def findings_section(found: Sequence[ListedFinding]) -> b.Section:
     """What each finding is, in whole sentences."""
     rows = []
     for one in found:
@@ -162,15 +168,16 @@ def findings_section(found: Sequence[Listed]) -> b.Section:
         numbers = (requests_words(of), rate_words(of.rate), after)
         cells = (name, of.observation, of.expectation, known, *numbers)
         rows.append(b.row(*cells, status="known" if of.known else "unknown"))
+
     heads = "finding | observed | expected | known as | requests | rate | first after"
     shown = b.table(heads, rows, "findings")
     return b.Section("Findings", [*shown, *[b.p(RATE_NOTE)] * bool(rows)], 97)
 
 
-def shrinking(found: Sequence[Listed]) -> list[b.Block]:
+def shrinking(found: Sequence[ListedFinding]) -> list[b.Block]:
     """A chart of the requests left after each step."""
     lines = [
-        Line(one.id, [*enumerate(requests_left(one.finding))])
+        StepLine(one.id, [*enumerate(requests_left(one.finding))])
         for one in found
         if one.finding.steps
     ]
@@ -184,6 +191,7 @@ def shrinking(found: Sequence[Listed]) -> list[b.Block]:
         rows.append(
             (one.id, *numbers, duration(of.seconds), "yes" if of.shrunk else "no")
         )
+
     heads = (
         "finding:name | requests before:number | left:number | steps:number | "
         "servers:number"

@@ -16,7 +16,7 @@ from mmrepro.failure.documents.fleet import (
     Part,
 )
 from mmrepro.reports import blocks as b, diagnosis as one_server, words
-from mmrepro.reports.documents import Case, Suite, kind
+from mmrepro.reports.documents import JunitCase, Suite, kind
 
 _ROWS: Final = 8
 """Servers on the first screen; those that are unwell come first."""
@@ -87,6 +87,7 @@ def _table(members: Sequence[Member], count: int) -> Iterator[b.Block]:
             cells.append(member.part.value)
         cells += [_state(member), _process(member), _load(member)]
         rows.append(b.row(*cells, status="" if member.well else "unwell"))
+
     part = " | for" if has_parts else ""
     heads = f"server:name{part} | is | process:name | counted"
     yield from b.table(heads, rows, "servers")
@@ -113,6 +114,7 @@ def _load(member: Member) -> str:
     for name, values in member.counted.items():
         if name in ("running", "waiting", "transfers"):
             counted[name] = values
+
     held = member.scraped
     if not counted and held is not None:
         counted = {
@@ -120,11 +122,13 @@ def _load(member: Member) -> str:
             "waiting": held.waiting,
             "tokens": held.tokens,
         }
+
     courses = []
     for name, values in counted.items():
         if values:
             course = " → ".join(f"{value:g}" for value in values)
             courses.append(f"{name} {course}")
+
     text = ", ".join(courses)
     return f"{text} (Prometheus)" if text and not member.counted else text
 
@@ -165,20 +169,22 @@ def _member(member: Member) -> Iterator[b.Block]:
 
 
 def _suites(fleet: Fleet) -> list[Suite]:
-    cases: list[Case] = []
+    cases: list[JunitCase] = []
     for member in fleet.members:
         if member.diagnosis is not None:
             cases += one_server.diagnosis_cases(member.diagnosis, member.name)
         else:
             state = f"state of {member.url}"
-            cases.append(Case(member.name, state, "error", member.error))
+            cases.append(JunitCase(member.name, state, "error", member.error))
+
     for finding in fleet.findings:
         # Each server that is unwell has a case already.
         if finding.state is FleetState.ALL_UNWELL:
             continue
         name = ", ".join(finding.servers)
         why = "\n".join(finding.why)
-        cases.append(Case("servers", name, "failed", finding.sentence, why))
+        cases.append(JunitCase("servers", name, "failed", finding.sentence, why))
+
     return [Suite("servers", fleet.taken.wall, cases)]
 
 

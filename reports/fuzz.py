@@ -11,7 +11,7 @@ from mmrepro.base.units import duration
 from mmrepro.failure.documents.replay import FUZZ_FILE, Episode, Fuzz, bucket_words
 from mmrepro.reports import blocks as b, findings, timeline, words
 from mmrepro.reports.documents import kind
-from mmrepro.reports.svg import Line, steps
+from mmrepro.reports.svg import StepLine, steps
 
 _ABSENT: Final = (
     "Nothing is claimed absent: what these requests did not show may be there "
@@ -83,9 +83,11 @@ def compose(fuzz: Fuzz, folder: str = "") -> b.Page:
     )
 
 
-def _listed(fuzz: Fuzz) -> list[findings.Listed]:
+def _listed(fuzz: Fuzz) -> list[findings.ListedFinding]:
     return [
-        findings.Listed(one.id, one.finding, one.folder, one.after_s, one.episode)
+        findings.ListedFinding(
+            one.id, one.finding, one.folder, one.after_s, one.episode
+        )
         for one in fuzz.found
     ]
 
@@ -96,7 +98,7 @@ def _coverage(fuzz: Fuzz) -> Iterator[b.Block]:
     sums = [*accumulate((episode.new for episode in fuzz.episodes), initial=0)]
     place = {episode.number: n for n, episode in enumerate(fuzz.episodes, 1)}
     marks = [(place[one.episode], one.id) for one in fuzz.found if one.episode in place]
-    line = Line("different", [*enumerate(sums)])
+    line = StepLine("different", [*enumerate(sums)])
     drawing = steps("Different observations", [line], "episodes", marks)
     if not drawing:
         return
@@ -112,7 +114,9 @@ def _coverage(fuzz: Fuzz) -> Iterator[b.Block]:
     yield b.p(f"{text} {news if idle else 'last episode still showed something new'}.")
     points = [(float(n), float(min(total, 10**9))) for n, total in enumerate(sums)]
     yield b.Picture(
-        drawing, [b.Fence(timeline.sparkline(timeline.Track("", points)))], f"{_NEW}."
+        drawing,
+        [b.Fence(timeline.sparkline(timeline.SampledTrack("", points)))],
+        f"{_NEW}.",
     )
 
 
@@ -133,6 +137,7 @@ def _episodes(fuzz: Fuzz) -> list[b.Block]:
             duration(one.seconds),
         )
         rows.append(b.row(*what, *came, status="objection" if one.buckets else "none"))
+
     heads = "episode:number | kind:name | origin | switches | requests:number | answers"
     heads += " | new:number | showed | took:number"
     return b.counted("episode", heads, rows)

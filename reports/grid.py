@@ -14,15 +14,15 @@ from mmrepro.failure.documents.ledger import Attempt
 from mmrepro.history.nightly import NightView
 from mmrepro.history.squares import (
     LOOKS,
-    Column,
     Grid,
-    Point,
-    Row,
+    ReleaseColumn,
+    ScenarioRow,
     Square,
-    Standing,
+    SquareStanding,
+    TrendPoint,
     affects,
 )
-from mmrepro.history.states import State
+from mmrepro.history.states import JobState
 from mmrepro.reports import blocks as b
 from mmrepro.reports.svg import circle, path, rect, tag, text
 
@@ -59,7 +59,7 @@ def table(grid: Grid) -> list[b.Block]:
     rows = []
     for row in grid.rows:
         squares = row.squares.values()
-        odd = any(square.standing is Standing.SURPRISE for square in squares)
+        odd = any(square.standing is SquareStanding.SURPRISE for square in squares)
         cells = b.row(
             row.name,
             row.planned.affected,
@@ -69,6 +69,7 @@ def table(grid: Grid) -> list[b.Block]:
             tone="bad" if odd else "",
         )
         rows.append(cells)
+
     heads = "scenario:name | declared:name | what came out, oldest release first:name"
     heads += " | fidelity:name | took:number"
     return b.table(heads, rows, f"{grid.engine}: scenarios by release")
@@ -77,8 +78,8 @@ def table(grid: Grid) -> list[b.Block]:
 # ----------------------------------------------------------------------------- pictures
 
 _STACK: Final = (
-    *(s for s in State if s is not State.NOT_REPRODUCED),
-    State.NOT_REPRODUCED,
+    *(s for s in JobState if s is not JobState.NOT_REPRODUCED),
+    JobState.NOT_REPRODUCED,
 )
 """The states in a bar, from its top: what is good is its ground."""
 _OTHER_SIGNS: Final = (
@@ -120,6 +121,7 @@ def _engine(night: NightView, grid: Grid, new: Collection[tuple[str, str]]) -> M
         text = f"{label} new" if fresh else label
         cls = "new" if fresh else ""
         heads.append(tag("th", tag("span", text, cls="v"), scope="col", cls=cls))
+
     rows = [_line(night, grid, row) for row in grid.rows]
     head = tag("thead", tag("tr", *heads))
     cls = "grid small" if len(grid.columns) > 24 else "grid"
@@ -132,7 +134,7 @@ def _engine(night: NightView, grid: Grid, new: Collection[tuple[str, str]]) -> M
     return tag("div", title, box, "\n", cls="engine", data_holds=True)
 
 
-def band(grid: Grid, row: Row) -> dict[Column, str]:
+def band(grid: Grid, row: ScenarioRow) -> dict[ReleaseColumn, str]:
     """The releases that the scenario declares as affected, each with its place in the
     range."""
     affected = row.planned.affected
@@ -146,10 +148,11 @@ def band(grid: Grid, row: Row) -> dict[Column, str]:
         first = "" if padded[number] else " first"
         last = "" if padded[number + 2] else " last"
         bands[column] = f"band{first}{last}"
+
     return bands
 
 
-def _line(night: NightView, grid: Grid, row: Row) -> Markup:
+def _line(night: NightView, grid: Grid, row: ScenarioRow) -> Markup:
     bands = band(grid, row)
     cells = [_row_head(row)]
     for column in grid.columns:
@@ -162,7 +165,7 @@ def _line(night: NightView, grid: Grid, row: Row) -> Markup:
     return tag("tr", *cells, "\n", data_holds=True, cls=mitigated)
 
 
-def _row_head(row: Row) -> Markup:
+def _row_head(row: ScenarioRow) -> Markup:
     planned = row.planned
     title = one_line(planned.title, 120)
     facts = ["no affected release"]
@@ -177,7 +180,7 @@ def _row_head(row: Row) -> Markup:
     return tag("th", one_line(row.name, 160), small, cls="row", scope="row")
 
 
-def _square(square: Square, row: Row, address: str) -> Markup:
+def _square(square: Square, row: ScenarioRow, address: str) -> Markup:
     """State by colour, letter and shape; solid: not as expected; hatched: in
     quarantine."""
     mark, _, sign = square.mark.partition(" ")
@@ -185,7 +188,7 @@ def _square(square: Square, row: Row, address: str) -> Markup:
     if square.fidelity and square.fidelity != row.fidelity:
         small += letters(square.fidelity)
     classes = ["sq", square.state.value]
-    if square.standing in (Standing.SURPRISE, Standing.FLAKY):
+    if square.standing in (SquareStanding.SURPRISE, SquareStanding.FLAKY):
         classes.append("loud")
     if square.quarantine is not None:
         classes.append("hatched")
@@ -210,7 +213,7 @@ def legend(squares: Sequence[Square]) -> Markup:
     items = []
     for state, look in LOOKS.items():
         if counts[state]:
-            sign = look.mark + ("k/n" if state is State.FLAKY else "")
+            sign = look.mark + ("k/n" if state is JobState.FLAKY else "")
             word = f"{counts[state]} {look.word}"
             items.append(_sign(f"sq {state.value}", sign, word, look.meaning))
     for cls, sign, word, meaning in _OTHER_SIGNS:
@@ -223,7 +226,7 @@ def _sign(cls: str, sign: str, word: str, meaning: str) -> Markup:
     return tag("div", term, tag("dd", tag("strong", word), f": {meaning}"))
 
 
-def chart(trend: Sequence[Point], *, small: bool = False) -> Markup:
+def chart(trend: Sequence[TrendPoint], *, small: bool = False) -> Markup:
     """All jobs of each nightly run as a bar of stacked states; what is odd is marked
     above it.
 
@@ -236,12 +239,13 @@ def chart(trend: Sequence[Point], *, small: bool = False) -> Markup:
     for number, point in enumerate(trend):
         title = tag("title", f"{one_line(point.night, 60)}: {point.text}")
         groups.append(tag("g", title, *draw(point, number * step, top)))
+
     if small:
         return _svg("strip", trend, step, 28, groups)
     return _svg("bars", trend, step, 172, groups)
 
 
-def _small_bar(point: Point, left: float, top: int) -> Iterator[Markup]:
+def _small_bar(point: TrendPoint, left: float, top: int) -> Iterator[Markup]:
     x = left + 1.0
     yield from _stack(point, x, 12, 6, 22, top)
     if not point.total:
@@ -250,7 +254,7 @@ def _small_bar(point: Point, left: float, top: int) -> Iterator[Markup]:
         yield circle("dot", x + 6, 3, 2.5)
 
 
-def _bar(point: Point, left: float, top: int) -> Iterator[Markup]:
+def _bar(point: TrendPoint, left: float, top: int) -> Iterator[Markup]:
     x = left + 5.0
     middle = x + 31
     yield from _stack(point, x, 62, 22, 110, top)
@@ -263,7 +267,7 @@ def _bar(point: Point, left: float, top: int) -> Iterator[Markup]:
     yield text(middle, 164, duration(point.seconds), "tick")
 
 
-def pace(trend: Sequence[Point]) -> Markup:
+def pace(trend: Sequence[TrendPoint]) -> Markup:
     """How long a row's runs took, one nightly run after the other."""
     known = []
     for number, point in enumerate(trend):
@@ -292,6 +296,7 @@ def trends(grids: Sequence[Grid]) -> Markup:
                 tag("td", row.trend[-1].text),
             ]
             rows.append(tag("tr", *cells))
+
     heads = []
     for name in ("scenario", "engine", "nightly runs", "durations", "this nightly run"):
         heads.append(tag("th", name, scope="col"))
@@ -299,7 +304,11 @@ def trends(grids: Sequence[Grid]) -> Markup:
 
 
 def _svg(
-    kind: str, trend: Sequence[Point], step: int, height: int, body: Iterable[Markup]
+    kind: str,
+    trend: Sequence[TrendPoint],
+    step: int,
+    height: int,
+    body: Iterable[Markup],
 ) -> Markup:
     nights = ". ".join(f"{one_line(point.night, 60)}: {point.text}" for point in trend)
     width = max(len(trend) * step, 1)
@@ -316,7 +325,7 @@ def _svg(
 
 
 def _stack(
-    point: Point, x: float, width: float, y: float, height: float, top: int
+    point: TrendPoint, x: float, width: float, y: float, height: float, top: int
 ) -> Iterator[Markup]:
     """A bar of the states, its height in proportion to ``top``."""
     y += height * (1 - point.total / top)

@@ -108,6 +108,7 @@ def _card(page: b.Page) -> Markup:
     for number, block in enumerate(page.card, start=1):
         if isinstance(block, b.Table):
             width = number
+
     whole, rest = page.card[:width], page.card[width:]
     texts = [block for block in rest if isinstance(block, b.Paragraph | b.Bullets)]
     beside = [block for block in rest if block not in texts]
@@ -121,6 +122,7 @@ def _card(page: b.Page) -> Markup:
     for why, command in page.commands:
         label = tag("p", tag("span", one_line(why, 200)), cls="do")
         commands.append(label + _pre(command, "sh"))
+
     parts.append(tag("div", _blocks(beside), *commands, cls="next"))
     return tag("div", *parts, cls="card")
 
@@ -179,6 +181,7 @@ def _figure(picture: b.Picture) -> Markup:
     if picture.caption:
         text = one_line(picture.caption, 400)
         caption = tag("figcaption", text, cls="soft")
+
     axis = None
     if picture.timeline:
         axis = "{:.3f} {:.3f} {:.5f} {:.5f}".format(*picture.timeline)
@@ -233,6 +236,7 @@ def _row(row: b.Row, table: b.Table) -> Markup:
     if row.anchor:
         link = {"href": f"#{row.anchor}", "aria_label": "link to this line"}
         texts[-1] += Markup(" ") + tag("a", "#", cls="here", **link)
+
     cells = []
     for text, column in zip(texts, table.columns, strict=False):
         cells.append(tag("td", text, cls=_KINDS[column.kind]))

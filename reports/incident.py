@@ -27,7 +27,14 @@ from mmrepro.failure.signature import ConditionResult, Outcome, Truth
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import ProcessesData
 from mmrepro.reports import blocks as b, timeline, words
-from mmrepro.reports.documents import HTML_FILE, MARKDOWN_FILE, Case, How, Suite, kind
+from mmrepro.reports.documents import (
+    HTML_FILE,
+    MARKDOWN_FILE,
+    How,
+    JunitCase,
+    Suite,
+    kind,
+)
 
 _OPEN_LINES: Final = 15
 """Of the timeline, which are shown unfolded."""
@@ -44,6 +51,7 @@ def compose(incident: Incident) -> b.Page:
         from mmrepro.reports.diagnosis import compose_diagnosis
 
         return compose_diagnosis(incident, incident.diagnosis)
+
     return b.Page(
         title=title(incident),
         badge=_badge(incident),
@@ -165,7 +173,7 @@ def _timeline(incident: Incident) -> Iterator[b.Block]:
     yield from b.folded(heading, all_lines, open=is_short)
 
 
-def _timed(lines: Sequence[timeline.Line], caption: str) -> list[b.Block]:
+def _timed(lines: Sequence[timeline.TimelineLine], caption: str) -> list[b.Block]:
     rows = []
     for line in lines:
         row = b.row(
@@ -178,6 +186,7 @@ def _timed(lines: Sequence[timeline.Line], caption: str) -> list[b.Block]:
             at=line.at,
         )
         rows.append(row)
+
     return b.table("time:number | phase:name | source:name | what", rows, caption)
 
 
@@ -193,6 +202,7 @@ def _symptoms(incident: Incident) -> list[b.Block]:
             answer,
         )
         rows.append(b.row(*cells, status=state))
+
     heads = "check | observed | healthy (warm-up check) | as reported | abnormal:name"
     return b.table(heads, rows, "symptoms")
 
@@ -290,6 +300,7 @@ def _condition_table(
             anchor=b.slug(f"condition-{prefix}{condition.id}"),
         )
         rows.append(row)
+
     heads = "truth:name | observed | condition | part | evidence"
     return b.table(heads, rows, "conditions")
 
@@ -320,6 +331,7 @@ def _root_cause(incident: Incident) -> list[b.Block]:
         lines = [" ".join(line.splitlines()) for line in source.lines[:200]]
         text = "\n".join(lines)
         sources.append(b.Fence(text, "python", source.first_line, source.highlight))
+
     count = b.count(len(shown), "function")
     return blocks + b.folded(f"{count} of the engine, as installed", sources)
 
@@ -477,6 +489,7 @@ def _probes(incident: Incident) -> list[b.Block]:
             status=probe.status.value,
         )
         rows.append(row)
+
     unusable = sum(probe.status is not ProbeStatus.OK for probe in probes)
     heads = "probe:name | phase:name | status:name | took:number | reason | raw"
     shown = b.table(heads, rows, "probe results")
@@ -509,6 +522,7 @@ def _requests(incident: Incident) -> list[b.Block]:
             status=group.kind,
         )
         rows.append(row)
+
     heads = "id:name | phase:name | what for | answer:name | latency:name | error"
     shown = b.table(heads, rows, "requests")
     return b.folded(f"{len(requests)} requests", shown)
@@ -532,17 +546,19 @@ def _junit(incident: Incident) -> list[Suite]:
       tested is skipped.
     """
     name = f"mmrepro.{incident.scenario.name}"
-    cases: list[Case] = []
+    cases: list[JunitCase] = []
     if incident.diagnosis is not None:
         from mmrepro.reports.diagnosis import diagnosis_cases
 
         cases += diagnosis_cases(incident.diagnosis, name)
     else:
         cases.append(_verdict_case(incident, name))
+
     verdict = incident.verdict
     if verdict is not None:
         for condition in verdict.conditions:
             cases.append(_condition_case(condition, name, verdict.as_expected))
+
     cases += [_claim_case(claim, name) for claim in incident.claims]
     properties = [
         ("engine", engine_name(incident)),
@@ -553,18 +569,18 @@ def _junit(incident: Incident) -> list[Suite]:
     return [Suite(name, incident.created.wall, cases, properties)]
 
 
-def _claim_case(claim: ClaimResult, name: str) -> Case:
-    case = Case(f"{name}.claim", f"{claim.id}: {claim.text} [{claim.status}]")
+def _claim_case(claim: ClaimResult, name: str) -> JunitCase:
+    case = JunitCase(f"{name}.claim", f"{claim.id}: {claim.text} [{claim.status}]")
     if claim.status is ClaimStatus.NOT_TESTED:
         return replace(case, how="skipped", message=f"not tested: {claim.observed}")
     return replace(case, output=f"{claim.status}: {claim.observed}")
 
 
-def _verdict_case(incident: Incident, name: str) -> Case:
+def _verdict_case(incident: Incident, name: str) -> JunitCase:
     seconds = 0.0
     if incident.finished is not None:
         seconds = round(max(incident.finished.mono - incident.created.mono, 0.0), 3)
-    case = Case(
+    case = JunitCase(
         f"{name}.verdict", f"outcome on {engine_name(incident)}", seconds=seconds
     )
     verdict = incident.verdict
@@ -576,12 +592,15 @@ def _verdict_case(incident: Incident, name: str) -> Case:
             text="\n".join(incident.failure_detail),
             kind=incident.state,
         )
+
     if verdict.outcome is Outcome.INCONCLUSIVE:
         message = f"inconclusive: {verdict.explanation}"
         return replace(case, how="error", message=message, kind="inconclusive")
+
     if verdict.expected is None:
         message = f"{verdict.outcome}, and no outcome was expected"
         return replace(case, how="skipped", message=message)
+
     if verdict.as_expected:
         return replace(case, output=f"{verdict.outcome}: {verdict.explanation}")
     expected = f"{verdict.outcome}, expected {verdict.expected}"
@@ -594,8 +613,10 @@ def _verdict_case(incident: Incident, name: str) -> Case:
     )
 
 
-def _condition_case(condition: ConditionResult, name: str, as_expected: bool) -> Case:
-    case = Case(
+def _condition_case(
+    condition: ConditionResult, name: str, as_expected: bool
+) -> JunitCase:
+    case = JunitCase(
         f"{name}.condition.{condition.part}", f"{condition.id}: {condition.statement}"
     )
     observed = condition.observed
@@ -608,9 +629,11 @@ def _condition_case(condition: ConditionResult, name: str, as_expected: bool) ->
             how = "error"
         message = f"unknown: {observed}"
         return replace(case, how=how, message=message, text=files, kind="unknown")
+
     if as_expected:
         message = f"not met, as expected of this run: {observed}"
         return replace(case, how="skipped", message=message)
+
     message = f"not met: {observed}"
     return replace(case, how="failed", message=message, text=files, kind="not-met")
 
@@ -628,11 +651,13 @@ def _badge(incident: Incident) -> b.Badge:
             "complete": "No verdict",
         }
         return b.Badge(label[incident.state], "unsure", "no verdict was reached")
+
     label_text = words.capital(verdict.outcome.words)
     if verdict.outcome is Outcome.INCONCLUSIVE:
         return b.Badge(
             label_text, "unsure", "the failure is neither shown nor excluded"
         )
+
     if verdict.expected is None:
         return b.Badge(label_text, "unsure", "no outcome was expected")
     if verdict.as_expected:
@@ -683,6 +708,7 @@ def _outcome(incident: Incident) -> str:
     else:
         instead = verdict.expected.words
         expected = f"This is not what was expected ({instead}){because}"
+
     return f"{saw}: {words.sentence(verdict.explanation)} {words.sentence(expected)}"
 
 
@@ -708,6 +734,7 @@ def environment(incident: Incident) -> list[tuple[str, str]]:
         from mmrepro.reports.diagnosis import target_rows
 
         target = target_rows(incident.diagnosis)
+
     rows = [
         ("mmrepro", incident.mmrepro_version),
         *target,
@@ -722,6 +749,7 @@ def environment(incident: Incident) -> list[tuple[str, str]]:
             ("wheel sha256", wheel.sha256),
             ("wheel origin", origin),
         ]
+
     rows += [
         ("engine's Python", engine.python),
         ("packages resolved until", engine.resolved_until),
@@ -730,6 +758,7 @@ def environment(incident: Incident) -> list[tuple[str, str]]:
     if incident.model:
         rows.append(("model", _model_words(incident.model)))
         rows.append(("model weights sha256", incident.model.sha256))
+
     host = incident.host
     rows += [
         ("operating system", f"{host.os}, kernel {host.kernel}"),
@@ -773,6 +802,7 @@ def gpu_words(host: HostFacts) -> str:
         elif some_taken:
             facts.append("not the engine's")
         gpus.append(", ".join(facts))
+
     return "; ".join(gpus) or ", ".join(host.gpus) or "none"
 
 
@@ -820,6 +850,7 @@ def _footprint(incident: Incident) -> list[tuple[str, str, str]]:
             rows.append((name, size(process.rss_bytes), str(process.threads)))
         if len(rows) > 1:
             rows.append(("together (shared pages counted in each)", size(total), ""))
+
     return rows
 
 
@@ -833,10 +864,12 @@ def _latencies(incident: Incident) -> str:
         sentences.append(
             f"The server was ready {duration(start)} after its start{how}."
         )
+
     known = []
     for request in incident.evidence.requests:
         if request.answered and request.max_tokens:
             known.append(request.latency_s)
+
     if known:
         known.sort()
         count = len(known)
@@ -846,6 +879,7 @@ def _latencies(incident: Incident) -> str:
             f"{count} completions were answered, half of them within {middle}, 95 % "
             f"within {late}."
         )
+
     return " ".join(sentences)
 
 

@@ -243,6 +243,7 @@ def filled(report: Report) -> str:
         )
         report.script = ""
         return filled(report)
+
     return (
         text
         if len(text) <= MAX_CHARS
@@ -276,6 +277,7 @@ def _environment(
             "Versions of relevant libraries:",
             *(f"[pip3] {p}" for p in wanted),
         ]
+
     given = [
         f"{s.name}{'=' + s.value if s.value else ''}"
         for s in settings
@@ -306,6 +308,7 @@ def _described(loaded: LoadedFinding) -> str:
     if finding.known:
         name = b.code(finding.known_name)
         blocks.append(b.p("It fits the known failure ", name, f": {finding.known_why}"))
+
     if finding.needed:
         blocks.append(b.Details("Why each request is needed", replayed.needed(loaded)))
     if loaded.limits:
@@ -334,6 +337,7 @@ def _steps(loaded: LoadedFinding, script: str) -> str:
                 f"`{SCRIPT_FILE}` is too long for an issue: attach the file that "
                 "`mmrepro bundle` makes of the replay."
             )
+
     return "\n\n".join(parts)
 
 

@@ -70,6 +70,7 @@ def cause_rows(cause: Cause) -> list[tuple[str, b.Inline]]:
     if cause.start is not None:
         start = (b.code(cause.start.name), f": {cause.start.sentence}")
         rows.append(("below it", start))
+
     return rows
 
 
@@ -81,12 +82,15 @@ def _card(reading: LogReading) -> Iterator[b.Block]:
         # The exception is a row of the table above.
         begin = 1 if cause.exception else 0
         yield from b.bullets(cause.why[begin : begin + 3])
+
     for server in reading.servers[1:4]:
         ended = f" {server.cause.name.value}: {server.cause.sentence}"
         yield b.p("Server ", b.code(server.name or "without a name"), ended)
+
     for other in reading.others[:1]:
         exception = f", {one_line(other.exception, 160)}"
         yield b.p("Besides: ", b.code(other.name.value), exception)
+
     start = cause.start.advice if cause.start else []
     for text in [*start, *cause.advice][:3]:
         yield b.p("To do: ", b.prose(text))
@@ -101,6 +105,7 @@ def _card_rows(reading: LogReading) -> Iterator[tuple[str, b.Inline]]:
         progress = _shown(reading.last_progress) or "no line shows work done"
         yield "last progress", progress
         yield "first error", _shown(reading.first_error) or "no error line"
+
     if log.stuck_count:
         yield "requests", f"{log.stuck_count} were added after it and never scheduled"
     for failure in reading.known[:2]:
@@ -110,6 +115,7 @@ def _card_rows(reading: LogReading) -> Iterator[tuple[str, b.Inline]]:
             "a line of",
             (f"{failure.scenario}{fixed}: {failure.title} (", show, ")"),
         )
+
     if log.first_line and log.last_line:
         yield "from, to", f"{log.first_line.time}, {log.last_line.time}"
     if reading.dumps is not None:
@@ -131,6 +137,7 @@ def dump_rows(reading: DumpReading, *, few: bool) -> Iterator[tuple[str, b.Inlin
     for file in reading.files[: 2 if few else 3]:
         name = f"{Path(file.file).name}: " if file.read else ""
         yield "file", one_line(f"{name}{file.sentence}", 300)
+
     for process in reading.processes[: 2 if few else 3]:
         yield "process", process.sentence
     for text in reading.counts[: 2 if few else 4]:
@@ -138,6 +145,7 @@ def dump_rows(reading: DumpReading, *, few: bool) -> Iterator[tuple[str, b.Inlin
     for failure in reading.failures[:2]:
         show = b.code(f"mmrepro show {failure.scenario}")
         yield _FITS[failure.fit], (f"{failure.scenario}: {failure.title} (", show, ")")
+
     for text in reading.unseen[: 1 if few else 2]:
         yield "unknown", text
 
@@ -149,6 +157,7 @@ def _dumps(reading: DumpReading) -> Iterator[b.Block]:
         role, pid = process.role or "?", str(process.pid or "?")
         samples = str(process.samples)
         rows.append(b.row(role, pid, process.tool, samples, process.sentence))
+
     heads = "process:name | pid:number | by:name | dumps:number | what it does"
     yield from b.table(heads, rows, "processes")
     yield from b.bullets(reading.counts)
@@ -156,6 +165,7 @@ def _dumps(reading: DumpReading) -> Iterator[b.Block]:
         fit = _FITS[failure.fit]
         yield b.p(fit, " ", b.code(failure.scenario), f": {failure.title}")
         yield from b.bullets([*failure.why, *failure.references])
+
     yield from b.bullets([f"unknown: {text}" for text in reading.unseen])
 
 
@@ -174,6 +184,7 @@ def _servers(servers: list[ServerInLog]) -> list[b.Block]:
             _shown(server.last_progress),
         )
         rows.append(row)
+
     heads = "server:name | engine:name | cause:name | sure:name | at:name | what"
     return b.table(f"{heads} | last progress", rows, "servers")
 

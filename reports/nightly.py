@@ -18,13 +18,13 @@ from mmrepro.history.squares import (
     EVENTS,
     LOOKS,
     Square,
-    Standing,
+    SquareStanding,
     importance,
     state_words,
 )
-from mmrepro.history.states import VERDICTS, State
+from mmrepro.history.states import VERDICTS, JobState
 from mmrepro.reports import blocks as b, grid as drawn, words
-from mmrepro.reports.documents import Case, How, Kind, Suite, render, write
+from mmrepro.reports.documents import How, JunitCase, ReportKind, Suite, render, write
 
 _MARKDOWN_FILE: Final = "night.md"
 HTML_FILE: Final = "dashboard.html"
@@ -76,7 +76,7 @@ def compose(night: NightView) -> b.Page:
     """The page of a nightly run."""
     record = night.runs.night
     shard = f", shard {record.shard}" if record.shard else ""
-    odd = night.standing(Standing.SURPRISE) + night.standing(Standing.FLAKY)
+    odd = night.standing(SquareStanding.SURPRISE) + night.standing(SquareStanding.FLAKY)
     repeats = _repeats(odd)
     when = f"{record.created.wall:%Y-%m-%d %H:%M:%S} UTC"
     return b.Page(
@@ -113,9 +113,9 @@ def _sections(
 ) -> Iterator[b.Section]:
     yield b.Section("Scenarios × releases", [*_picture(night)], 90)
     yield b.Section("What changed", [*_changes(night)], 99)
-    yield _odd(night, Standing.SURPRISE, 98)
-    yield _odd(night, Standing.FLAKY, 97)
-    untested = night.standing(Standing.UNTESTED)
+    yield _odd(night, SquareStanding.SURPRISE, 98)
+    yield _odd(night, SquareStanding.FLAKY, 97)
+    untested = night.standing(SquareStanding.UNTESTED)
     yield b.Section(f"Untested ({len(untested)})", _untested(night, untested), 95)
     yield b.Section("Quarantine", _quarantine(night), 80)
     yield b.Section("Over the nightly runs", [*_trend(night)], 60)
@@ -176,6 +176,7 @@ def events_table(
             group=event.engine,
         )
         rows.append(row)
+
     heads = "change:name | what | before → now:name | report:name"
     return b.table(heads, rows, "what changed")
 
@@ -202,7 +203,7 @@ def _changes(night: NightView) -> Iterator[b.Block]:
         )
 
 
-def _odd(night: NightView, standing: Standing, keep: int) -> b.Section:
+def _odd(night: NightView, standing: SquareStanding, keep: int) -> b.Section:
     squares = night.standing(standing)
     title = f"{words.capital(standing.words)} ({len(squares)})"
     return b.Section(title, _listed(night, squares), keep)
@@ -235,6 +236,7 @@ def _listed(
             cells = (*job, *run)[:most]
             status = LOOKS[square.state].word
             rows.append(b.row(*cells, status=status, group=square.cell.engine))
+
     return b.table(_RUNS[:most], rows, "runs")
 
 
@@ -261,6 +263,7 @@ def _picture(night: NightView) -> Iterator[b.Block]:
     for event in night.events:
         if event.what in (EventKind.NEW_RELEASE, EventKind.NEW_RELEASE_AFFECTED):
             new.add((event.engine, event.release))
+
     instead: list[b.Block] = []
     for grid in night.grids:
         instead += [b.p(b.strong(grid.engine)), *drawn.table(grid)]
@@ -282,6 +285,7 @@ def _fidelities(night: NightView) -> Iterator[b.Inline]:
                 seen.add(square.fidelity)
                 if square.fidelity is not row.fidelity:
                     unusual.add(square.fidelity)
+
     for fidelity in Fidelity:
         if fidelity not in seen:
             continue
@@ -311,10 +315,12 @@ def _trend(night: NightView) -> Iterator[b.Block]:
     if not bars:
         yield b.p("There is one nightly run so far: a trend begins with the second.")
         return
+
     nights = []
     for point in night.trend:
         counts = (f"{point.total}", f"{point.surprises}")
         nights.append((point.night, *counts, duration(point.seconds)))
+
     caption = (
         "Jobs of each nightly run by state, oldest first; above each bar how many were "
         "not as expected, quarantined or not; below it, the time of all runs."
@@ -326,6 +332,7 @@ def _trend(night: NightView) -> Iterator[b.Block]:
     for grid in night.grids:
         for row in grid.rows:
             newest.append((row.name, grid.engine, row.trend[-1].text))
+
     instead = b.table("scenario:name | engine:name | this nightly run", newest)
     picture = b.Picture(drawn.trends(night.grids), instead)
     yield from b.folded("Each scenario", [picture])
@@ -344,6 +351,7 @@ def _setup(night: NightView) -> list[tuple[str, b.Inline]]:
             modes[attempt.start_mode] += 1
         machines.add(attempt.machine)
         gpus.update(attempt.gpus)
+
     starts = [f"{number} {mode}" for mode, number in modes.most_common()]
     confirm = f"an unexpected result is run {record.confirm} times more"
     return [
@@ -372,23 +380,24 @@ def _suites(night: NightView) -> list[Suite]:
         ("command", record.command),
         ("mmrepro", record.mmrepro_version),
     ]
-    cases: dict[str, list[Case]] = {}
+    cases: dict[str, list[JunitCase]] = {}
     for square in night.squares:
         cases.setdefault(square.cell.scenario, []).append(_case(square))
     suites = []
     for scenario, of_scenario in cases.items():
         name = f"mmrepro.{scenario}"
         suites.append(Suite(name, record.created.wall, of_scenario, facts))
+
     return suites
 
 
-def _case(square: Square) -> Case:
+def _case(square: Square) -> JunitCase:
     cell = square.cell
     how, message = _result(square)
     red = how in ("failed", "error")
     # Of two names that are cut alike or differ in what is not shown, CI would keep one.
     name = clip(plain(f"{square.place} {cell.device}: {cell.row}"), 280)
-    return Case(
+    return JunitCase(
         f"mmrepro.{cell.scenario}.{cell.engine}",
         f"{name} [{cell.id[-8:]}]",
         how,
@@ -422,20 +431,20 @@ def _output(square: Square) -> Iterator[str]:
 def _result(square: Square) -> tuple[How, str]:
     """How the case ends, and why it does not pass."""
     text = f"{square.words}; {square.expectation}"
-    if square.standing is Standing.QUARANTINED and square.quarantine is not None:
+    if square.standing is SquareStanding.QUARANTINED and square.quarantine is not None:
         return "skipped", f"in quarantine: {square.quarantine.reason}; {text}"
-    if square.standing in (Standing.SURPRISE, Standing.FLAKY):
+    if square.standing in (SquareStanding.SURPRISE, SquareStanding.FLAKY):
         return "failed", text
-    if square.state in (State.LOST, State.MISSING):
+    if square.state in (JobState.LOST, JobState.MISSING):
         return "error", f"{LOOKS[square.state].word}: {square.why}"
-    if square.standing is Standing.UNTESTED:
+    if square.standing is SquareStanding.UNTESTED:
         return "skipped", f"inconclusive: {square.why}"
-    if square.standing is Standing.UNJUDGED:
+    if square.standing is SquareStanding.UNJUDGED:
         return "skipped", f"{square.words}, and no outcome was expected"
     return "passed", ""
 
 
-KIND: Final = Kind(
+KIND: Final = ReportKind(
     "a nightly run",
     (_MARKDOWN_FILE, HTML_FILE),
     load,
@@ -455,11 +464,13 @@ def history_blocks(history: History, scenario: str = "") -> list[b.Block]:
     if not strips:
         of = f" of {scenario}" if scenario else ""
         return [b.p(f"No nightly run of this ledger has a job{of}.")]
+
     rows: list[Sequence[b.Inline]] = []
     for engine, name, groups in strips:
         odd, text = _newest(groups)
         marks = "".join(_mark(group, jobs=bool(scenario)) for group in groups)
         rows.append((engine, name, b.toned(marks, "bad" if odd else ""), text))
+
     nights = history.nights
     count = b.count(len(nights), "nightly run")
     span = f"{nights[0].night.id} … {nights[-1].night.id}, oldest first"
@@ -476,7 +487,7 @@ def _newest(groups: Sequence[Sequence[Square]]) -> tuple[bool, str]:
     newest: Sequence[Square] = []
     for group in groups:
         newest = group or newest
-    odd = sum(square.standing is Standing.SURPRISE for square in newest)
+    odd = sum(square.standing is SquareStanding.SURPRISE for square in newest)
     if len(newest) == 1:
         return bool(odd), f"{newest[0].words}, {newest[0].expectation}"
     text = ", ".join(state_words(newest))
@@ -502,10 +513,16 @@ def _mark(group: Sequence[Square], *, jobs: bool) -> str:
         return "_"
     if jobs:
         return LOOKS[group[0].state].mark
-    if any(square.standing is Standing.SURPRISE for square in group):
+    if any(square.standing is SquareStanding.SURPRISE for square in group):
         return "!"
     states = {square.state for square in group}
-    for loud in (State.FLAKY, State.LOST, State.INCONCLUSIVE, State.MISSING):
+    for loud in (
+        JobState.FLAKY,
+        JobState.LOST,
+        JobState.INCONCLUSIVE,
+        JobState.MISSING,
+    ):
         if loud in states:
             return LOOKS[loud].mark
+
     return "="

@@ -54,6 +54,7 @@ def picture(incident: Incident) -> Markup:
     for request in incident.evidence.requests:
         if words.sane(request.sent.mono):
             requests.append(request)
+
     if requests:
         body, y = _requests(requests[:_MAX_BARS], axis, y)
 
@@ -77,7 +78,7 @@ class _Panel:
 
     name: str
     unit: str
-    tracks: list[timeline.Track]
+    tracks: list[timeline.SampledTrack]
     height: int
     least: float
     step: bool = False
@@ -107,10 +108,12 @@ def _description(incident: Incident) -> str:
             f"{group.first.phase}: {group.count} × {purpose} {group.status} "
             f"{group.latency}"
         )
+
     cpu = []
     for track in timeline.cpu_tracks(incident.evidence)[:6]:
         name = one_line(track.name, 40)
         cpu.append(f"{name} at most {track.most:.0f} % of a core")
+
     gpu = []
     for track in timeline.gpu_tracks(incident)[:6]:
         gpu.append(f"{track.name} at most {track.most:.0f} %")
@@ -157,9 +160,11 @@ def _requests_span(incident: Incident) -> tuple[float, float] | None:
     for request in evidence.requests:
         starts.append(request.sent.mono)
         ends.append(request.sent.mono + request.latency_s)
+
     for event in evidence.events:
         if event.phase in ("check", "after", "stop"):
             ends.append(event.at.mono)
+
     for probe in evidence.probes:
         ends.append(probe.started.mono)
 
@@ -193,6 +198,7 @@ def _time_axis(axis: _TimeAxis, y: float) -> Iterator[Markup]:
     for number in range(first, last + 1):
         seconds = number * step
         marks.append((axis.x(seconds + axis.zero), f"{seconds:.{digits}f}"))
+
     yield from svg.ticks(y, marks)
     middle = _LEFT + _PLOT / 2
     yield svg.text(middle, y + 34, "seconds since the run began", "label mid")
@@ -234,6 +240,7 @@ def _phase_starts(incident: Incident) -> list[tuple[str, float]]:
     for phase, mono in moments:
         if words.sane(mono):
             starts[phase] = min(mono, starts.get(phase, mono))
+
     return sorted(starts.items(), key=lambda item: item[1])
 
 
@@ -254,6 +261,7 @@ def _requests(
         out += bars
         out.append(svg.text(_LEFT - 8, y + 9, one_line(phase, 16), "label end"))
         y += rows * _ROW + 6
+
     out += _status_legend(y)
     return out, y + 34
 
@@ -282,6 +290,7 @@ def _lane(
             failed.append(bar)
         else:
             answered.append(bar)
+
     return answered + failed, len(rows)
 
 
@@ -331,7 +340,7 @@ def _bar(
 # ------------------------------------------------------------------ lines
 
 
-def _is_counter(track: timeline.Track) -> bool:
+def _is_counter(track: timeline.SampledTrack) -> bool:
     """A counter never falls and ends above where it began; a gauge of requests
     returns."""
     values = [value for _, value in track.points]
@@ -349,6 +358,7 @@ def _draw_panel(panel: _Panel, axis: _TimeAxis, y: float) -> tuple[list[Markup],
     if panel.step:
         # There is no half request.
         tick = max(1.0, tick)
+
     # Less a little: a value on a mark needs no further mark above it.
     top_value = math.ceil(top_value / tick - 1e-9) * tick
 
@@ -364,6 +374,7 @@ def _draw_panel(panel: _Panel, axis: _TimeAxis, y: float) -> tuple[list[Markup],
     for number in range(round(top_value / tick) + 1):
         mark = tick * number
         marks.append((mark, f"{mark:g}"))
+
     out += svg.grid_lines(_LEFT, _PLOT, marks, scale)
 
     labels: list[tuple[float, int, str]] = []
@@ -373,11 +384,14 @@ def _draw_panel(panel: _Panel, axis: _TimeAxis, y: float) -> tuple[list[Markup],
         tip = f"{one_line(track.name, 60)}: last {last:.0f}, highest {track.most:.0f}"
         out.append(svg.path(f"line s{number}", path, tip))
         labels.append((scale(last), number, f"{one_line(track.name, 15)} {last:.0f}"))
+
     out += svg.end_labels(labels, _LEFT + _PLOT + 6)
     return out, y + panel.height + 34
 
 
-def _visible(tracks: Sequence[timeline.Track], axis: _TimeAxis) -> list[timeline.Track]:
+def _visible(
+    tracks: Sequence[timeline.SampledTrack], axis: _TimeAxis
+) -> list[timeline.SampledTrack]:
     """The tracks without the points beside the axis, and without those left empty."""
     visible = []
     for track in tracks:
@@ -386,12 +400,12 @@ def _visible(tracks: Sequence[timeline.Track], axis: _TimeAxis) -> list[timeline
             if axis.low <= mono <= axis.high:
                 points.append((mono, value))
         if points:
-            visible.append(timeline.Track(track.name, points))
+            visible.append(timeline.SampledTrack(track.name, points))
     return visible
 
 
 def _path(
-    track: timeline.Track,
+    track: timeline.SampledTrack,
     axis: _TimeAxis,
     scale: Callable[[float], float],
     step: bool,

@@ -153,6 +153,7 @@ def upstream_test(
             ),
             hint=f"python3 {SCRIPT_FILE}, beside the finding",
         )
+
     if not case.operations and kind is not FindingClass.START_FAILURE:
         raise UsageError(f"{finding.id} has no requests that a test could send.")
     if kind.value in _UNTOLD and not finding.expectations:
@@ -163,6 +164,7 @@ def upstream_test(
             ),
             hint="mmrepro replay case.json",
         )
+
     if others := _beside(case):
         raise UsageError(
             (
@@ -171,12 +173,14 @@ def upstream_test(
             ),
             hint=f"python3 {SCRIPT_FILE}, beside the finding",
         )
+
     facts = _facts(finding, case, folder, deadline_s)
     if not facts["model"]:
         raise UsageError(
             f"The model {one_line(case.server.model, 80)} cannot be written by a test.",
             hint="mmrepro replay case.json --model qwen2-vl",
         )
+
     length = {"vllm": "--max-model-len", "sglang": "--context-length"}[engine]
     given = [
         length,
@@ -229,6 +233,7 @@ def _facts(
         target = op.path + (f"?{op.query}" if op.query else "")
         one = {"id": op.id, "path": target, **_body(op, made, urls, more)}
         requests.append(one | {key: value for key, value in more.items() if value})
+
     common = _common([one["body"] for one in requests if "body" in one])
     images = _images(case, made)
     kinds = {facts[0] for facts in images.values()}
@@ -314,6 +319,7 @@ def _body(
             return {"raw": sent.body.decode("ascii")}
         except UnicodeDecodeError:
             return {"raw": sent.body}
+
     fields = json.loads(sent.body)
     named = fields.pop("model", "")
     more |= {} if named == _MODEL else {"model": [named]}
@@ -355,12 +361,14 @@ def _stand_in_lines(case: Case, stand_ins: Sequence[StandIn]) -> Iterator[str]:
             "stand-in."
         )
         yield textwrap.fill(text, _WIDTH)
+
     for one in stand_ins:
         text = (
             f"Where it was found, the stand-in {one.name} replaced "
             f"{one.replaces}: {one.why}."
         )
         yield textwrap.fill(_comment(text), _WIDTH)
+
     if stand_ins:
         yield (
             "Without them the server needs a GPU: there, leave out the options "
@@ -422,6 +430,7 @@ def _images(case: Case, made: Mapping[str, Picture]) -> dict[str, list[Any]]:
                 base64.b85encode(picture.png).decode(),
                 picture.media_type,
             ]
+
     return found
 
 
@@ -438,6 +447,7 @@ def _blocks(picture: Picture) -> str | None:
             pixels = np.array(opened)
     except (OSError, ValueError, SyntaxError):
         return None
+
     cells = pixels[::_CELL, ::_CELL]
     height, width = pixels.shape[:2]
     again = cells.repeat(_CELL, axis=0).repeat(_CELL, axis=1)[:height, :width]
@@ -462,6 +472,7 @@ def _short(value: Any, urls: Mapping[str, str]) -> Any:
         if value["image_url"].keys() == {"url"} and url in urls:
             named = {"uuid": value["uuid"]} if "uuid" in value else {}
             return {"image": urls[url], **named}
+
     return {key: _short(item, urls) for key, item in value.items()}
 
 
@@ -479,6 +490,7 @@ def _common(bodies: list[dict[str, Any]]) -> dict[str, Any]:
     for one in bodies:
         for key in alike:
             one.pop(key)
+
     return alike
 
 

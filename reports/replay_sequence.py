@@ -57,7 +57,7 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Sequence:
+class RequestSequence:
     lanes: list[Lane]
     columns: int
     letters: dict[str, str]
@@ -65,7 +65,9 @@ class Sequence:
     hidden: int = 0
 
 
-def sequence(case: Case, observed: dict[str, str], failing: list[str]) -> Sequence:
+def sequence(
+    case: Case, observed: dict[str, str], failing: list[str]
+) -> RequestSequence:
     """The lanes of ``case``; at most ``_MAX_LANES``, those that fail among them."""
     barriers = _Barriers.of(case)
     columns = len(case.operations) + 1
@@ -88,8 +90,9 @@ def sequence(case: Case, observed: dict[str, str], failing: list[str]) -> Sequen
             marks=barriers.marks[op.id],
         )
         lanes.append(lane)
+
     kept = lanes if len(lanes) <= _MAX_LANES else _kept(lanes)
-    return Sequence(kept, columns, _letters(case), len(lanes) - len(kept))
+    return RequestSequence(kept, columns, _letters(case), len(lanes) - len(kept))
 
 
 @dataclass
@@ -183,6 +186,7 @@ def _parameter_words(op: Operation) -> Iterator[str]:
     if op.images:
         plural = "s" if len(op.images) > 1 else ""
         yield f"{len(op.images)} image{plural}"
+
     most = op.parameters.get("max_tokens")
     tokens = op.parameters.get("max_completion_tokens", most)
     if tokens:
@@ -211,7 +215,7 @@ def _letters(case: Case) -> dict[str, str]:
 # ---------------------------------------------------------------------- as text
 
 
-def drawing(drawn: Sequence) -> str:
+def drawing(drawn: RequestSequence) -> str:
     """For Markdown and terminals: fixed width."""
     width = max((len(lane.operation.id) for lane in drawn.lanes), default=2)
     lines = []
@@ -239,12 +243,13 @@ def _cells(lane: Lane, columns: int) -> str:
             place = max(begin + 1, (column + 1) * step - 1)
             if place < len(cells):
                 cells[place] = "▸"
+
     last = min(len(cells) - 1, max(end, begin) + 1)
     cells[last] = _ENDS[lane.kind]
     return "".join(cells)
 
 
-def _lane_words(drawn: Sequence, lane: Lane) -> str:
+def _lane_words(drawn: RequestSequence, lane: Lane) -> str:
     letters = "".join(f"[{drawn.letters[name]}]" for name in lane.images[:6])
     after = ", ".join(lane.operation.after)
     waits = f"after {after}" if after else "at once"
@@ -264,7 +269,7 @@ _RIGHT = 440
 _FILLS: Final = {"left": "tick", "unsent": "tick", "unknown": "s5-text"}
 
 
-def picture(drawn: Sequence) -> Markup:
+def picture(drawn: RequestSequence) -> Markup:
     """An inline SVG without script and style attributes; empty without a request."""
     if not drawn.lanes:
         return Markup("")
@@ -276,7 +281,9 @@ def picture(drawn: Sequence) -> Markup:
     return svg(TOP + LANE * len(drawn.lanes) + FOOT, title, body)
 
 
-def _lane(drawn: Sequence, lane: Lane, top: float, step: float) -> Iterator[Markup]:
+def _lane(
+    drawn: RequestSequence, lane: Lane, top: float, step: float
+) -> Iterator[Markup]:
     middle = top + LANE / 2
     if lane.fails:
         yield rect("b1", 0, top, WIDTH, LANE)
@@ -287,6 +294,7 @@ def _lane(drawn: Sequence, lane: Lane, top: float, step: float) -> Iterator[Mark
         yield path("grid", f"M{x:.1f} {middle:.1f}h{step:.1f}")
     else:
         yield from _lane_bar(lane, middle, step)
+
     yield _lane_end(lane, middle, step)
 
     x = WIDTH - _RIGHT + 8.0
@@ -295,6 +303,7 @@ def _lane(drawn: Sequence, lane: Lane, top: float, step: float) -> Iterator[Mark
         letter = drawn.letters[name]
         yield from _mark(numbers.index(name), letter, x, top + 4)
         x += 32 + 7 * len(letter)
+
     toned = lane.kind in ("client", "server", "lost")
     words = one_line(lane.result or lane.shape, 56)
     yield text(x, middle + 4, words, f"{lane.kind}-text" if toned else "tick")
@@ -324,7 +333,7 @@ def _lane_end(lane: Lane, middle: float, step: float) -> Markup:
     return text(max(right, left + 6) - 2, middle + 4, _ENDS[lane.kind], classes)
 
 
-def images_picture(drawn: Sequence, words: dict[str, str]) -> Markup:
+def images_picture(drawn: RequestSequence, words: dict[str, str]) -> Markup:
     """Each image's mark, and what it is in words; two columns."""
     letters = list(drawn.letters.items())[:_MAX_IMAGES]
     body: list[Markup] = []
@@ -351,6 +360,7 @@ def _mark(number: int, letter: str, x: float, y: float) -> Iterator[Markup]:
         row, column = divmod(cell, 2)
         for place in (column, 3 - column):
             yield rect(colour, x + 5 * place, y + 5 * row, 5, 5)
+
     yield text(x + 22, y + 15, one_line(letter, 8), f"name {colour}")
 
 

@@ -46,6 +46,7 @@ def card(replay: Replay) -> Iterator[b.Block]:
     for release in report.fixed:
         state = f"{release.state}: {_cut(release.said, 200)}"
         yield b.p(b.strong(f"On {release.release}: "), state)
+
     replaced = _replaced(report)
     if replaced:
         yield b.p(b.strong("Replaced: "), " ".join(replaced))
@@ -113,9 +114,11 @@ def comment(replay: Replay) -> str:
     for request, status, _, text in _rows(replay.answers):
         answer = gfm.text(_cut(text, 160))
         lines.append(f"- {gfm.code(request)} → {status} {answer}")
+
     for release in report.fixed:
         why = gfm.text(_cut(release.said, 160))
         lines.append(f"- {release.release}: {release.state}. {why}")
+
     for finding in replay.findings[:2]:
         lines += ["", *_of_finding(finding)]
     limits = ["A tiny model with random weights, on a CPU.", *_replaced(report)]

@@ -44,6 +44,7 @@ def tag(name: str, *inside: Markup | str, **attributes: object) -> Markup:
             continue
         attribute = "class" if key == "cls" else key.replace("_", "-")
         given += f' {attribute}="{_value(value)}"'
+
     # Not by Markup.format, which takes ten times as long: thousands of elements make a
     # page.
     if name in _SHAPES and not inside:
@@ -169,7 +170,7 @@ class _Scales:
 
 
 @dataclass(frozen=True)
-class Line:
+class StepLine:
     """``points``: x rises from 0; each y holds until the next x."""
 
     name: str
@@ -178,7 +179,7 @@ class Line:
 
 def steps(
     title: str,
-    lines: Sequence[Line],
+    lines: Sequence[StepLine],
     across: str,
     marks: Sequence[tuple[float, str]] = (),
 ) -> Markup:
@@ -207,20 +208,21 @@ def steps(
         body.append(path(f"line s{number}", _step_path(line_drawn, scales), tip))
         label = f"{one_line(line_drawn.name, 22)} {last:,.0f}"
         ends.append((scales.up(last), number, label))
+
     return svg(_BASE + 44, title, [*body, *end_labels(ends, LEFT + _PLOT_W + 6)])
 
 
-def _drawable(lines: Sequence[Line]) -> list[Line]:
+def _drawable(lines: Sequence[StepLine]) -> list[StepLine]:
     """The first lines of more than one point, their numbers bounded."""
     drawn = []
     for line in lines[:_MAX_LINES]:
         if len(line.points) > 1:
             points = [(_bounded(x), _bounded(y)) for x, y in line.points]
-            drawn.append(Line(line.name, points))
+            drawn.append(StepLine(line.name, points))
     return drawn
 
 
-def _scales(lines: Sequence[Line]) -> _Scales:
+def _scales(lines: Sequence[StepLine]) -> _Scales:
     most_x = most_y = 1.0
     for line in lines:
         most_x = max(most_x, line.points[-1][0])
@@ -234,6 +236,7 @@ def _step_axes(scales: _Scales, across: str) -> Iterator[Markup]:
     for number in range(round(scales.most_y / scales.tick) + 1):
         height = number * scales.tick
         heights.append((height, f"{height:,.0f}"))
+
     yield from grid_lines(LEFT, _PLOT_W, heights, scales.up)
 
     step = max(1.0, nice_step(scales.most_x, 12))
@@ -241,11 +244,12 @@ def _step_axes(scales: _Scales, across: str) -> Iterator[Markup]:
     for number in range(int(scales.most_x / step) + 1):
         x = number * step
         along.append((scales.right(x), f"{x:,.0f}"))
+
     yield from ticks(_BASE, along)
     yield text(LEFT + _PLOT_W / 2, _BASE + 35, across, "label mid")
 
 
-def _step_path(line: Line, scales: _Scales) -> str:
+def _step_path(line: StepLine, scales: _Scales) -> str:
     first_x, first_y = line.points[0]
     parts = [f"M{scales.right(first_x):.1f} {scales.up(first_y):.1f}"]
     # Points that change nothing are left out: a session has thousands of them.

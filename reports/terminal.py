@@ -60,12 +60,14 @@ def print_page(
             for block in section.blocks:
                 out.block(block)
         out.add([])
+
     tail = _Lines(console)
     if place:
         tail.add([b.Span("page: ", tone="soft"), _place(place)])
     if not quiet:
         for why, command in page.commands:
             tail.add([b.Span(f"{why}: ", tone="soft"), b.Span(command, "code")])
+
     note = f" ({page.badge.note})" if page.badge.note else ""
     tail.add(
         [
@@ -84,6 +86,7 @@ def print_page(
         if page.counts:
             card.add([", ".join(page.counts)])
         out.take(card, None if full else max(3, LINES - tail.height))
+
     out.take(tail, None)
     out.print()
 
@@ -139,12 +142,14 @@ class _Lines:
         if rows is None or other.height <= rows:
             self._lines += other._lines
             return
+
         kept, used = [], 1
         for line in other._lines:
             used += other._rows(line)
             if used > rows:
                 break
             kept.append(line)
+
         self._lines += kept
         left = len(other._lines) - len(kept)
         self.add([b.Span(f"… {left} more lines: --full", tone="soft")])
@@ -232,6 +237,7 @@ class _Lines:
             for left, n in enumerate(sorted(prose, key=lambda n: widths[n])):
                 widths[n] = min(widths[n], max(_PROSE, share // (len(prose) - left)))
                 share -= widths[n]
+
         if any(heads):
             self._lines.append(_line(heads, heads, widths, table, "soft"))
         for row, cells in zip(table.rows, texts, strict=True):
@@ -255,6 +261,7 @@ def _line(
         text = text.rjust(wide) if column.kind == "number" else text.ljust(wide)
         own = next((span.tone for span in b.spans(inline) if span.tone), "")
         pieces.append((text + "  ", _STYLES[own or tone]))
+
     line = Text.assemble(*pieces)
     line.rstrip()
     return line
@@ -293,4 +300,5 @@ def _clipped(inline: b.Inline, limit: int) -> list[b.Span]:
         )
         kept.append(b.Span(text, span.style, span.tone, span.href))
         limit -= len(span.text)
+
     return kept

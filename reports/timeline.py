@@ -20,7 +20,7 @@ _LEVELS: Final = {"ok": "info", "client": "warning"}
 
 
 @dataclass(frozen=True)
-class Line:
+class TimelineLine:
     """``at`` is in seconds since the run began."""
 
     at: float
@@ -30,7 +30,7 @@ class Line:
     level: str = "info"
 
 
-def lines(incident: Incident) -> list[Line]:
+def lines(incident: Incident) -> list[TimelineLine]:
     """Events and groups of requests, oldest first.
 
     Events of the client are left out where there are requests: the groups say it
@@ -42,16 +42,19 @@ def lines(incident: Incident) -> list[Line]:
         if event.source == "client" and evidence.requests:
             continue
         at = event.at.mono - began
-        merged.append(Line(at, event.phase, event.source, event.text, event.level))
+        merged.append(
+            TimelineLine(at, event.phase, event.source, event.text, event.level)
+        )
+
     for group in request_groups(evidence.requests):
         merged.append(_group_line(group, began))
     known = [line for line in merged if sane(line.at)]
     return sorted(known, key=lambda line: line.at)
 
 
-def _group_line(group: _RequestGroup, began: float) -> Line:
+def _group_line(group: _RequestGroup, began: float) -> TimelineLine:
     how = "after" if group.kind == "lost" else "in"
-    return Line(
+    return TimelineLine(
         at=group.first.sent.mono - began,
         phase=group.first.phase,
         source="client",
@@ -123,7 +126,7 @@ def _key(request: RequestRecord) -> tuple[str, str, str]:
 
 
 @dataclass(frozen=True)
-class Track:
+class SampledTrack:
     """One line of the sampler: ``points`` are (monotonic seconds, value)."""
 
     name: str
@@ -134,42 +137,42 @@ class Track:
         return max(value for _, value in self.points)
 
 
-def cpu_tracks(evidence: Evidence) -> list[Track]:
+def cpu_tracks(evidence: Evidence) -> list[SampledTrack]:
     return _tracks(evidence, "cpu_pct")
 
 
-def metric_tracks(evidence: Evidence) -> list[Track]:
+def metric_tracks(evidence: Evidence) -> list[SampledTrack]:
     return _tracks(evidence, "metrics")
 
 
-def gpu_tracks(incident: Incident) -> list[Track]:
+def gpu_tracks(incident: Incident) -> list[SampledTrack]:
     """Utilisation in percent. Of several GPUs the engine's own are marked."""
     return _named(incident, _tracks(incident.evidence, "gpu_pct"))
 
 
-def gpu_memory_tracks(incident: Incident) -> list[Track]:
+def gpu_memory_tracks(incident: Incident) -> list[SampledTrack]:
     """Memory that processes hold, in GiB."""
     in_gib = []
     for track in _tracks(incident.evidence, "gpu_bytes"):
         points = [(mono, held / _GIB) for mono, held in track.points]
-        in_gib.append(Track(track.name, points))
+        in_gib.append(SampledTrack(track.name, points))
     return _named(incident, in_gib)
 
 
-def _named(incident: Incident, tracks: list[Track]) -> list[Track]:
+def _named(incident: Incident, tracks: list[SampledTrack]) -> list[SampledTrack]:
     """The engine's own first, and marked where there are others."""
     taken = {str(gpu.index) for gpu in incident.host.gpu_facts if gpu.taken}
-    own: list[Track] = []
-    others: list[Track] = []
+    own: list[SampledTrack] = []
+    others: list[SampledTrack] = []
     for track in tracks:
         gpu = track.name.partition("/")[0]
         (own if gpu in taken else others).append(track)
     mark = "engine " if others else ""
-    named = [Track(f"{mark}GPU {track.name}", track.points) for track in own]
-    return named + [Track(f"GPU {track.name}", track.points) for track in others]
+    named = [SampledTrack(f"{mark}GPU {track.name}", track.points) for track in own]
+    return named + [SampledTrack(f"GPU {track.name}", track.points) for track in others]
 
 
-def _tracks(evidence: Evidence, field: str) -> list[Track]:
+def _tracks(evidence: Evidence, field: str) -> list[SampledTrack]:
     """Tracks of one field, the most active first; values that are not numbers are
     dropped."""
     known = [point for point in evidence.series if sane(point.mono)]
@@ -179,7 +182,7 @@ def _tracks(evidence: Evidence, field: str) -> list[Track]:
         for name, value in values.items():
             if sane(value):
                 by_name.setdefault(name, []).append((point.mono, value))
-    tracks = [Track(name, points) for name, points in by_name.items()]
+    tracks = [SampledTrack(name, points) for name, points in by_name.items()]
     return sorted(tracks, key=lambda track: -track.most)
 
 
@@ -203,11 +206,11 @@ def sparks(incident: Incident) -> list[Block]:
     return [Paragraph(text), Fence("\n".join(drawn))]
 
 
-def _spark(name: str, track: Track, unit: str) -> str:
+def _spark(name: str, track: SampledTrack, unit: str) -> str:
     return f"{one_line(name, 22):<22} {sparkline(track)}  max {track.most:.0f}{unit}"
 
 
-def sparkline(track: Track, width: int = 48) -> str:
+def sparkline(track: SampledTrack, width: int = 48) -> str:
     """The track's highest value in each of ``width`` equal spans of time."""
     start, end = track.points[0][0], track.points[-1][0]
     step = (end - start) / width or 1.0
@@ -225,4 +228,5 @@ def sparkline(track: Track, width: int = 48) -> str:
         last = highest.get(place, last)
         level = min(max(last, 0.0) / top, 1.0)
         drawn.append(_BLOCKS[round(level * (len(_BLOCKS) - 1))])
+
     return "".join(drawn)

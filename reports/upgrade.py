@@ -17,7 +17,7 @@ from mmrepro.failure.documents.upgrade import (
     Upgrade,
 )
 from mmrepro.reports import blocks as b, svg, words
-from mmrepro.reports.documents import Case, How, Suite, kind
+from mmrepro.reports.documents import How, JunitCase, Suite, kind
 from mmrepro.reports.replay import origin
 
 _TITLES: Final = {
@@ -154,6 +154,7 @@ def _card(upgrade: Upgrade) -> Iterator[b.Block]:
         tone: b.Tone = "bad" if difference.matters else "unsure"
         subject = b.strong(f"{difference.subject}: ", tone)
         yield b.p(subject, words.sentence(difference.statement))
+
     more = len(shown) - _CARD
     if more > 0:
         yield b.p(f"{more} more differences are below (--full).", tone="soft")
@@ -161,9 +162,11 @@ def _card(upgrade: Upgrade) -> Iterator[b.Block]:
         names = ", ".join(difference.subject for difference in untold[:6])
         why = f"{names}; {untold[0].statement}."
         yield b.p(b.strong("Could not be told: ", "unsure"), why)
+
     if same:
         text = "; ".join(f"{metric.subject}: {metric.statement}" for metric in same)
         yield b.p(words.sentence(text), tone="good")
+
     for limit in upgrade.limits[:2]:
         yield b.p(words.sentence(words.capital(limit)), tone="soft")
 
@@ -186,6 +189,7 @@ def _area(upgrade: Upgrade, area: Area) -> Iterator[b.Block]:
             status="matters" if difference.matters else str(difference.outcome),
         )
         rows.append(row)
+
     heads = "subject:name | what is found | old | new | where"
     yield from b.table(heads, rows, _TITLES[area].lower())
 
@@ -247,12 +251,14 @@ def _forest(measured: Sequence[Difference], thresholds: dict[str, float]) -> Mar
     for metric in measured:
         for end in metric.interval or ():
             widest = max(widest, abs(end))
+
     axis = _ChangeAxis(min(1.0, widest * 1.1))
     bottom = 20 + LINE * len(measured)
     body: list[Markup] = []
     for number, metric in enumerate(measured):
         limit = thresholds.get(metric.metric, 0.0)
         body += _interval(metric, axis, 24.0 + LINE * number, limit)
+
     body.append(svg.path("grid", f"M{axis.x(0):.1f} 12V{bottom}"))
     body += svg.ticks(bottom, axis.marks())
     label = f"the changes of {len(measured)} metrics with their intervals"
@@ -275,6 +281,7 @@ def _interval(
         shade = "bad"
     elif metric.outcome is Outcome.NONE:
         shade = "ok"
+
     yield svg.circle(shade, axis.x((low + high) / 2), y, 5, tip)
 
 
@@ -310,10 +317,12 @@ def _histograms(title: str, old: Sequence[float], new: Sequence[float]) -> Marku
         counts = _binned(values, low, span)
         body += _columns(counts, base, "server" if line else "client")
         body.append(svg.path("axis", f"M{LEFT} {base}H{LEFT + WIDE}"))
+
     marks = []
     for quarter in range(5):
         label = _value(low + span * quarter / 4, "s")
         marks.append((LEFT + WIDE * quarter / 4, label))
+
     body += svg.ticks(140, marks)
     return svg.svg(170, f"{title} of single requests, old above new", body)
 
@@ -341,6 +350,7 @@ def _blocks(upgrade: Upgrade) -> list[b.Block]:
     for name in (*_SPREAD, "throughput"):
         if any(name in block.changes for block in upgrade.blocks):
             names.append(name)
+
     rows = []
     for block in upgrade.blocks:
         changes = []
@@ -358,6 +368,7 @@ def _blocks(upgrade: Upgrade) -> list[b.Block]:
             status="error" if block.error else "ok",
         )
         rows.append(row)
+
     heads = [
         "block:number",
         "first",
@@ -384,17 +395,18 @@ def _junit(upgrade: Upgrade) -> list[Suite]:
     cases = [_case(difference) for difference in upgrade.differences]
     if upgrade.state != "complete":
         failure = upgrade.failure or upgrade.state
-        cases.append(Case("upgrade", "the comparison ended", "error", failure))
+        cases.append(JunitCase("upgrade", "the comparison ended", "error", failure))
     return [Suite(f"upgrade {_sides(upgrade)}", upgrade.created.wall, cases)]
 
 
-def _case(difference: Difference) -> Case:
+def _case(difference: Difference) -> JunitCase:
     how: How = "passed"
     if difference.matters:
         how = "failed"
     elif difference.outcome is Outcome.UNTOLD:
         how = "error" if difference.decides else "skipped"
-    return Case(
+
+    return JunitCase(
         group=f"upgrade.{difference.area}",
         name=difference.subject,
         how=how,

@@ -18,7 +18,7 @@ from mmrepro.cli.options import command
 if TYPE_CHECKING:
     from mmrepro.failure.documents import Incident
     from mmrepro.failure.documents.stored import BundleManifest
-    from mmrepro.reports.documents import Kind
+    from mmrepro.reports.documents import ReportKind
     from mmrepro.runs.judge import Rejudged
 
 
@@ -121,7 +121,7 @@ def report(asked: ReportCommand) -> None:
     typer.echo(text.rstrip("\n"))
 
 
-def _issue(kind: Kind[Any], loaded: object, folder: Path) -> str:
+def _issue(kind: ReportKind[Any], loaded: object, folder: Path) -> str:
     """The engine's own form, filled in. Raises UsageError: ``loaded`` is no single
     failure."""
     from mmrepro.base.errors import UsageError

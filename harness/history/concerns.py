@@ -28,7 +28,7 @@ from mmrepro.failure.documents.ledger import (
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.events import ALARMS, events
 from mmrepro.history.ledger import History, NightRuns
-from mmrepro.history.states import Settled, State, Track, settle
+from mmrepro.history.states import CellTrack, JobState, Settled, settle
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 from pydantic import Field, StringConstraints, ValidationError, field_validator
@@ -87,7 +87,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.concerns: dict[str, Concern] = {}
-        self._tracks: dict[str, Track] = {}
+        self._tracks: dict[str, CellTrack] = {}
 
     def take(self, history: History, runs: NightRuns) -> None:
         running = runs.night.state is NightState.RUNNING
@@ -95,8 +95,9 @@ class _Walk:
         for name, planned in runs.planned.items():
             attempts = runs.attempts_of(name)
             if attempts or not running:
-                track = self._tracks.setdefault(name, Track(planned.cell))
+                track = self._tracks.setdefault(name, CellTrack(planned.cell))
                 settled[name], _ = track.add(runs.night.id, attempts)
+
         # A night that was killed told nothing of what it found.
         told = events(history, runs) if running else runs.events
         for event in told:
@@ -104,6 +105,7 @@ class _Walk:
         for concern in self.concerns.values():
             if not concern.over:
                 self._follow(concern, runs, settled)
+
         for event in told:
             if event.what is EventKind.FIXED_IN:
                 self._fix(event, runs)
@@ -127,7 +129,7 @@ class _Walk:
         if name not in runs.planned:  # there is no more to be said of it
             return
         tonight, track = (
-            settled.get(name, Settled(State.MISSING, why="no run")),
+            settled.get(name, Settled(JobState.MISSING, why="no run")),
             self._tracks[name],
         )
         concern.night, concern.tonight = night, tonight
@@ -138,7 +140,7 @@ class _Walk:
             return
         concern.seen, concern.settled, concern.runs = night, tonight, attempts
         if concern.event.what is not EventKind.COVERAGE_LOST:
-            concern.state = State.FLAKY.value if track.shaky else tonight.state.value
+            concern.state = JobState.FLAKY.value if track.shaky else tonight.state.value
         concern.over = _over(concern, runs, tonight, shaky=track.shaky)
 
     def _fix(self, fix: Event, runs: NightRuns) -> None:
@@ -179,18 +181,23 @@ def _over(concern: Concern, runs: NightRuns, now: Settled, *, shaky: bool) -> st
         concern.expected_then is False or _drifted_before(concern, night)
     ):
         return f"{told}, which is what the scenario expects."
+
     if what in (EventKind.DRIFT, EventKind.FLAKY):
-        fine = as_expected is None and state is State.NOT_REPRODUCED
+        fine = as_expected is None and state is JobState.NOT_REPRODUCED
         return (
             f"{told}, and nothing fails."
             if fine and _drifted_before(concern, night)
             else ""
         )
+
     if what is EventKind.DIFFERENT_FAILURE:
         return (
-            "" if state is State.DIFFERENT_FAILURE else f"{told}, and fails so no more."
+            ""
+            if state is JobState.DIFFERENT_FAILURE
+            else f"{told}, and fails so no more."
         )
-    return f"{told}." if state is State.NOT_REPRODUCED else ""
+
+    return f"{told}." if state is JobState.NOT_REPRODUCED else ""
 
 
 def _drifted_before(concern: Concern, night: str) -> bool:
@@ -225,7 +232,7 @@ _EXAMPLE = (
 )
 
 
-class Entry(Record):
+class QuarantineEntry(Record):
     """What is quarantined, and all that has to be known about it."""
 
     scenario: _Text
@@ -283,10 +290,10 @@ class Quarantine:
     reason, until a day. They still run and are still shown; only nobody is woken for
     them."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[QuarantineEntry, ...] = ()
     source: str = ""
 
-    def entry_for(self, cell: Cell, when: date | datetime) -> Entry | None:
+    def entry_for(self, cell: Cell, when: date | datetime) -> QuarantineEntry | None:
         """The first entry that covers ``cell`` and has not expired."""
         return next(
             (e for e in self.entries if e.covers(cell) and not e.expired(when)), None
@@ -307,6 +314,7 @@ class Quarantine:
                 said.append(
                     f"The quarantine of {entry.what} covers no cell of this plan."
                 )
+
         return said
 
 
@@ -322,14 +330,16 @@ def load_quarantine(path: Path) -> Quarantine:
     if not isinstance(tables, list):
         wrong.append("'quarantine' is to be written as [[quarantine]]")
         tables = []
+
     entries = []
     for number, table in enumerate(tables, start=1):
         try:
-            entries.append(Entry.model_validate(table))
+            entries.append(QuarantineEntry.model_validate(table))
         except ValidationError as error:
             wrong += [
                 f"entry {number}{_named(table)}: {said}" for said in _said(error, table)
             ]
+
     if wrong:
         raise UsageError(f"{path}: {'; '.join(wrong)}.", hint=_EXAMPLE)
     return Quarantine(tuple(entries), str(path))

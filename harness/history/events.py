@@ -16,10 +16,10 @@ from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import History, NightRuns
 from mmrepro.history.states import (
     VERDICTS,
-    Change,
+    CellTrack,
+    JobState,
     Settled,
-    State,
-    Track,
+    VerdictChange,
     changed_parts,
     describe,
 )
@@ -56,7 +56,7 @@ def events(history: History, night: NightRuns) -> list[Event]:
     """What is new in ``night``, against all nights of ``history`` that began before
     it."""
     past = history.before(night.night)
-    new = _Comparison(past, night).events()
+    new = _NightComparison(past, night).events()
     gap = _late(past[-1], night.night.created.wall) if past else None
     if gap is not None:
         new.append(gap.model_copy(update={"night": night.night.id}))
@@ -65,7 +65,7 @@ def events(history: History, night: NightRuns) -> list[Event]:
 
 def diff(before: NightRuns, after: NightRuns) -> list[Event]:
     """What ``after`` has that ``before`` had not; any two nights, of any ledgers."""
-    return _in_sequence(_Comparison([before], after).events())
+    return _in_sequence(_NightComparison([before], after).events())
 
 
 def _in_sequence(events: Sequence[Event]) -> list[Event]:
@@ -98,19 +98,19 @@ def _late(last: NightRuns, now: datetime, every_h: float | None = None) -> Event
 class _Tonight:
     cell: Cell
     settled: Settled
-    changes: list[Change]
+    changes: list[VerdictChange]
     before: Settled | None
     """When it last had a verdict."""
     was_covered: bool
     expected: Outcome | None
 
 
-class _Comparison:
+class _NightComparison:
     """Former nights in the order in which they ran, and the one that is looked at."""
 
     def __init__(self, past: Sequence[NightRuns], night: NightRuns) -> None:
         self.night = night
-        self.tracks: dict[str, Track] = {}
+        self.tracks: dict[str, CellTrack] = {}
         self.releases: set[tuple[str, str, str]] = set()
         self.awaited: set[str] = set()
         """Cells of the first night of their release, which was new then."""
@@ -121,10 +121,12 @@ class _Comparison:
                     self.awaited.add(name)
             self._follow(former)
             self.releases.update(map(_release, former.cells.values()))
+
         self.known_lines: set[str] = set()
         for track in self.tracks.values():
             if track.settled:
                 self.known_lines.add(_sequence(track.cell))
+
         self.tonight = self._follow(night)
         self.lines = _lines(self.tracks.values())
 
@@ -147,7 +149,7 @@ class _Comparison:
         running = night.night.state is NightState.RUNNING
         seen = []
         for name, planned in night.planned.items():
-            track = self.tracks.setdefault(name, Track(planned.cell))
+            track = self.tracks.setdefault(name, CellTrack(planned.cell))
             before, covered = track.settled, track.covered
             attempts = night.attempts_of(name)
             if running and not attempts:
@@ -156,6 +158,7 @@ class _Comparison:
             expected = planned.expected or settled.expected
             job = _Tonight(planned.cell, settled, changes, before, covered, expected)
             seen.append(job)
+
         # What a shard or a night that still runs does not plan may be in another one.
         if night.night.shard or running:
             return seen
@@ -165,8 +168,9 @@ class _Comparison:
             track.covered = False
             # A commit is run once; it is not in every night's plan.
             if not track.cell.commit:
-                gone = Settled(State.MISSING, why="it is no longer planned")
+                gone = Settled(JobState.MISSING, why="it is no longer planned")
                 seen.append(_Tonight(track.cell, gone, [], track.settled, True, None))
+
         return seen
 
     def _is_new(self, cell: Cell) -> bool:
@@ -179,6 +183,7 @@ class _Comparison:
         for job in self.tonight:
             if self._is_new(job.cell):
                 new[_release(job.cell)] = job.cell
+
         found = []
         for cell in new.values():
             event = Event(
@@ -190,9 +195,10 @@ class _Comparison:
                 text=f"{cell.engine} {_name(cell)} is run here for the first time.",
             )
             found.append(event)
+
         return found
 
-    def _flip(self, job: _Tonight, change: Change) -> Event:
+    def _flip(self, job: _Tonight, change: VerdictChange) -> Event:
         subject, now = _subject(job.cell), job.settled.state
         if change.kind is EventKind.FLAKY:
             text = f"{subject} is flaky: {change.why}."
@@ -211,15 +217,15 @@ class _Comparison:
         earlier = self._earlier(job, line)
         last = earlier[-1] if earlier else None
         subject = _subject(job.cell)
-        if state is State.NOT_REPRODUCED:
-            if last is None or not _is(last, State.REPRODUCED):
+        if state is JobState.NOT_REPRODUCED:
+            if last is None or not _is(last, JobState.REPRODUCED):
                 return []
             text = f"{subject} is {state}, and {_name(last.cell)} still has it"
             return [self._boundary(EventKind.FIXED_IN, job, text, last, line)]
 
         well = _newest_without(earlier, job.cell)
         before = earlier[: earlier.index(well)] if well is not None else []
-        had = [track for track in before if _is(track, State.REPRODUCED)]
+        had = [track for track in before if _is(track, JobState.REPRODUCED)]
         if well is not None and had:
             text = (
                 f"{subject} is {state} again: {_name(had[-1].cell)} had it, "
@@ -229,11 +235,11 @@ class _Comparison:
 
         text = f"{subject}, a new release, is {state}; {_expectation(job.expected)}"
         other_branch = last is not None and last is not well
-        if other_branch and _is(last, State.NOT_REPRODUCED):
+        if other_branch and _is(last, JobState.NOT_REPRODUCED):
             text += f"; {_name(last.cell)}, of another branch, has it no more"
         return [self._event(EventKind.NEW_RELEASE_AFFECTED, job, f"{text}.")]
 
-    def _earlier(self, job: _Tonight, line: Sequence[Track]) -> list[Track]:
+    def _earlier(self, job: _Tonight, line: Sequence[CellTrack]) -> list[CellTrack]:
         """The earlier releases that have the bug or have it not, oldest first.
 
         None where the line was unknown before, or where one of it was ever flaky: then a
@@ -248,6 +254,7 @@ class _Comparison:
                 break
             if track.settled and track.settled.state in _HAS_OR_HAS_NOT:
                 earlier.append(track)
+
         return earlier
 
     def _boundary(
@@ -255,8 +262,8 @@ class _Comparison:
         kind: EventKind,
         job: _Tonight,
         text: str,
-        last: Track,
-        line: Sequence[Track],
+        last: CellTrack,
+        line: Sequence[CellTrack],
     ) -> Event:
         """An event of a new release against the nearest earlier one, and how sure that
         is."""
@@ -265,6 +272,7 @@ class _Comparison:
         for track in line[ids.index(last.cell.id) + 1 : ids.index(job.cell.id)]:
             state = track.settled.state if track.settled else "no verdict"
             others.append(f"{_name(track.cell)} ({state})")
+
         if others:
             text += f"; between them lies {', '.join(others)}"
         if last.night != self.night.night.id:
@@ -276,12 +284,13 @@ class _Comparison:
         if parts:
             changes = ", ".join(describe(part, last.attempts, mine) for part in parts)
             text += f"; beside the release also changed: {changes}"
+
         event = self._event(kind, job, text + ".", changed=parts)
         before = last.settled.state.value if last.settled else ""
         return event.model_copy(update={"before": f"{before} in {_name(last.cell)}"})
 
     def _different(self, job: _Tonight) -> list[Event]:
-        if job.settled.state is not State.DIFFERENT_FAILURE:
+        if job.settled.state is not JobState.DIFFERENT_FAILURE:
             return []
         if any(change.kind is EventKind.FLAKY for change in job.changes):
             return []
@@ -294,6 +303,7 @@ class _Comparison:
             return []
         else:
             than = f"it was {before.state}"
+
         text = f"{_subject(job.cell)} fails in another way; {than}"
         explanations = [attempt.explanation for attempt in self._runs(job)]
         why = one_line(_first(explanations), 300)
@@ -306,7 +316,7 @@ class _Comparison:
             return []
         was = job.before.state if job.before is not None else "told"
         why = job.settled.why
-        if job.settled.state is State.MISSING and job.cell.id in self.night.planned:
+        if job.settled.state is JobState.MISSING and job.cell.id in self.night.planned:
             why = f"the night is {self.night.night.state} and did not run it"
         text = f"{_subject(job.cell)} was {was} and is not known now: {why}"
         error = _first([attempt.error for attempt in self._runs(job)])
@@ -334,22 +344,22 @@ class _Comparison:
         )
 
 
-_HAS_OR_HAS_NOT = (State.REPRODUCED, State.NOT_REPRODUCED)
-_TOLD = (*VERDICTS, State.FLAKY)
+_HAS_OR_HAS_NOT = (JobState.REPRODUCED, JobState.NOT_REPRODUCED)
+_TOLD = (*VERDICTS, JobState.FLAKY)
 
 
 def _release(cell: Cell) -> tuple[str, str, str]:
     return cell.engine, cell.release, cell.commit
 
 
-def _is(track: Track, state: State) -> bool:
+def _is(track: CellTrack, state: JobState) -> bool:
     return track.settled is not None and track.settled.state is state
 
 
-def _lines(tracks: Iterable[Track]) -> dict[str, list[Track]]:
+def _lines(tracks: Iterable[CellTrack]) -> dict[str, list[CellTrack]]:
     """The tracks of each sequence, releases by version and commits as they were
     run."""
-    lines: dict[str, list[Track]] = {}
+    lines: dict[str, list[CellTrack]] = {}
     for track in tracks:
         lines.setdefault(_sequence(track.cell), []).append(track)
     for line in lines.values():
@@ -360,12 +370,12 @@ def _lines(tracks: Iterable[Track]) -> dict[str, list[Track]]:
     return lines
 
 
-def _newest_without(earlier: Sequence[Track], cell: Cell) -> Track | None:
+def _newest_without(earlier: Sequence[CellTrack], cell: Cell) -> CellTrack | None:
     """The newest of the releases that lead to that of ``cell``, if it has the bug no
     more."""
     for track in reversed(earlier):
         if _leads_to(track.cell, cell):
-            return track if _is(track, State.NOT_REPRODUCED) else None
+            return track if _is(track, JobState.NOT_REPRODUCED) else None
     return None
 
 

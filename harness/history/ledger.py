@@ -123,6 +123,7 @@ class History:
                 known.events.clear()
             known.night = record
             return
+
         night = self._nights[record.night]
         if isinstance(record, Planned):
             night.planned[record.cell.id] = record
@@ -154,6 +155,7 @@ def _attempt_refusal(attempt: Attempt, night: NightRuns) -> str:
             f"the incident {attempt.incident!r}, which lies outside of the ledger's "
             "folder"
         )
+
     return ""
 
 
@@ -188,6 +190,7 @@ class Ledger:
         except BaseException:
             self.close()
             raise
+
         self._redactor = Redactor()
         self._redactor.reserve(self.lines.content.decode())
 
@@ -232,6 +235,7 @@ class Ledger:
             raise BadLedger(
                 f"A record could not be read again: {_why(error)}."
             ) from error
+
         why = self.history.refusal(kept)
         if why:
             raise BadLedger(f"The ledger in {self.folder} does not take {why}.")
@@ -254,6 +258,7 @@ def read(folder: Path) -> History:
         ) from None
     except OSError as error:
         raise BadLedger(f"{path} cannot be read: {error.strerror or error}.") from error
+
     return _parsed(content[: content.rfind(b"\n") + 1], path)
 
 
@@ -273,6 +278,7 @@ def chosen_night(ledger: Path, name: str = "") -> tuple[History, NightRuns]:
         raise UsageError(
             f"{ledger} has no night.", hint=f"mmrepro matrix run --out {ledger}"
         )
+
     return known, known.newest
 
 

@@ -68,6 +68,7 @@ def merge(
                 nights.setdefault(runs.night.id, []).append((folder, runs))
         for name in sorted(nights, key=lambda name: (_began(nights[name]), name)):
             _one_night(ledger, name, nights[name], merged, incidents=incidents)
+
     return merged
 
 
@@ -92,6 +93,7 @@ def _one_night(
         if there is not None and there.events:
             ledger.append(night.model_copy(update={"state": NightState.RUNNING}))
         ledger.append(night)
+
     runs_there = ledger.history.night(name)
     for folder, runs in parts:
         for cell, planned in runs.planned.items():
@@ -105,6 +107,7 @@ def _one_night(
             if attempt.index not in known:
                 ledger.append(attempt if incidents else _unlinked(attempt))
                 merged.attempts += 1
+
     merged.events += _add_events(
         ledger, runs_there, _events(ledger, night, runs_there, parts)
     )
@@ -136,6 +139,7 @@ def _events(
         for _, runs in parts:
             known += runs.events
         return known
+
     if night.shard or night.state is NightState.RUNNING:
         return []
     return events(ledger.history, runs_there)
@@ -228,6 +232,7 @@ def _copy(source: Path, out: Path, incident: str, merged: _MergedNight) -> None:
     if not (old / INCIDENT_FILE).is_file():
         merged.missing.append(incident)
         return
+
     try:
         new.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".merge-", dir=new.parent) as temporary:
@@ -240,4 +245,5 @@ def _copy(source: Path, out: Path, incident: str, merged: _MergedNight) -> None:
             f"The incident {incident} could not be copied to {out}: {error}.",
             hint="free some space, then merge again: what is there is kept",
         ) from error
+
     merged.incidents += 1

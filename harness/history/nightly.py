@@ -20,15 +20,15 @@ from mmrepro.history.ledger import History, NightRuns
 from mmrepro.history.squares import (
     EVENTS,
     LOOKS,
-    Column,
-    Point,
+    ReleaseColumn,
     Square,
-    Standing,
+    SquareStanding,
+    TrendPoint,
     grids_of,
     importance,
     squares_of,
 )
-from mmrepro.history.states import State, settle
+from mmrepro.history.states import JobState, settle
 
 _NIGHTS: Final = 14
 """In the trend: the newest ones."""
@@ -78,7 +78,7 @@ class NightView:
             of_cell.setdefault(event.cell, []).append(event)
         self.grids = grids_of(squares_of(runs, excused, of_cell))
         self.squares = [square for grid in self.grids for square in grid.squares]
-        self.trend: list[Point] = []
+        self.trend: list[TrendPoint] = []
         for past in [*before[-(_NIGHTS - 1) :], runs]:
             self._add(past.night.id, self.squares if past is runs else squares_of(past))
         self.shifts = _shifts(before[-1], runs, set(of_cell)) if before else []
@@ -92,20 +92,25 @@ class NightView:
         lines: dict[str, list[Square]] = {}
         for square in squares:
             lines.setdefault(square.cell.line, []).append(square)
-        self.trend.append(Point(night, squares))
+        self.trend.append(TrendPoint(night, squares))
         for row in (row for grid in self.grids for row in grid.rows):
-            row.trend.append(Point(night, lines.get(row.planned.cell.line, ())))
+            row.trend.append(TrendPoint(night, lines.get(row.planned.cell.line, ())))
 
-    def standing(self, standing: Standing) -> list[Square]:
+    def standing(self, standing: SquareStanding) -> list[Square]:
         return [square for square in self.squares if square.standing is standing]
 
     @cached_property
     def badge(self) -> _Headline:
         counts = self.standings
         parts = []
-        for standing in (Standing.SURPRISE, Standing.FLAKY, Standing.UNTESTED):
+        for standing in (
+            SquareStanding.SURPRISE,
+            SquareStanding.FLAKY,
+            SquareStanding.UNTESTED,
+        ):
             if counts[standing]:
                 parts.append(f"{counts[standing]} {standing.words}")
+
         tone = self._tone(bool(parts))
         if parts:
             label = ", ".join(parts)
@@ -115,11 +120,12 @@ class NightView:
             label = "All as expected"
         else:
             label = "As expected, but changed"
+
         return _Headline(label, tone, NIGHT_WORDS[self.runs.night.state])
 
     def _tone(self, something_open: bool) -> Tone:
         tones = {EVENTS[event.what][1] for event in self.events}
-        if self.standings[Standing.SURPRISE] or "bad" in tones:
+        if self.standings[SquareStanding.SURPRISE] or "bad" in tones:
             return "bad"
         if something_open or "unsure" in tones or not self.squares:
             return "unsure"
@@ -155,7 +161,7 @@ class NightView:
         if state is NightState.COMPLETE:
             return ""
         text = f"This nightly run is {NIGHT_WORDS[state]}"
-        missing = self.states[State.MISSING]
+        missing = self.states[JobState.MISSING]
         if missing:
             left = "have no run yet" if state is NightState.RUNNING else "did not run"
             text += f"; {missing} of {count(len(self.squares), 'job')} {left}"
@@ -200,7 +206,7 @@ def strips_of(
 
     def order(group: str) -> tuple[object, ...]:
         cell = cells[group]
-        release = Column(cell.release, cell.commit).order if jobs else ()
+        release = ReleaseColumn(cell.release, cell.commit).order if jobs else ()
         return cell.engine, cell.row, release, group
 
     named = []
@@ -208,8 +214,9 @@ def strips_of(
         cell = cells[group]
         name = cell.row
         if jobs:
-            name += f" on {Column(cell.release, cell.commit).label}"
+            name += f" on {ReleaseColumn(cell.release, cell.commit).label}"
         named.append((cell.engine, name, strips[group]))
+
     return named
 
 
@@ -289,8 +296,10 @@ def night_document(night: NightView) -> NightDocument:
     runs = night.runs.attempts
     counts = {
         "cells": len(night.squares),
-        "states": {state: night.states[state] for state in State},
-        "standings": {standing: night.standings[standing] for standing in Standing},
+        "states": {state: night.states[state] for state in JobState},
+        "standings": {
+            standing: night.standings[standing] for standing in SquareStanding
+        },
         "runs": len(runs),
         "seconds": round(_seconds(runs), 2),
     }
@@ -300,6 +309,7 @@ def night_document(night: NightView) -> NightDocument:
             began = past.night.created.wall.isoformat()
             facts = _of(("id", "state", "every_h"), past.night)
             nights.append({**facts, "began": began})
+
     headline = {
         "tone": night.badge.tone,
         "label": night.badge.label,
@@ -336,6 +346,7 @@ def history_document(history: History, scenario: str = "") -> NightsDocument:
         _, newest = planned[-1]
         place = {**_of(_PLACE, newest.cell), "affected": newest.planned.affected}
         lines.append({**place, "nights": nights})
+
     return NightsDocument(nights=names, cells=lines)
 
 
@@ -358,6 +369,7 @@ def _job(square: Square) -> _Facts:
     for run in square.attempts:
         seconds = run.seconds if sane(run.seconds) else None
         runs.append({**_of(_RUN, run), "seconds": seconds})
+
     return {
         **_of(_JOB, square, square.settled, square.cell),
         "affected": square.planned.affected,

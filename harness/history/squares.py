@@ -16,14 +16,14 @@ from mmrepro.base.text.sanitize import one_line
 from mmrepro.base.units import Tone, count, duration, sane, slug
 from mmrepro.failure.documents.ledger import Attempt, Cell, Event, EventKind, Planned
 from mmrepro.failure.signature import Outcome
-from mmrepro.history.concerns import Entry, Quarantine
+from mmrepro.history.concerns import Quarantine, QuarantineEntry
 from mmrepro.history.ledger import NightRuns
-from mmrepro.history.states import VERDICTS, Settled, State, settle
+from mmrepro.history.states import VERDICTS, JobState, Settled, settle
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 
-class Standing(StrEnum):
+class SquareStanding(StrEnum):
     """What a square means to a reader: each has exactly one."""
 
     SURPRISE = "surprise"
@@ -37,10 +37,10 @@ class Standing(StrEnum):
 
     @property
     def words(self) -> str:
-        return "not as expected" if self is Standing.SURPRISE else self.value
+        return "not as expected" if self is SquareStanding.SURPRISE else self.value
 
 
-class Look(NamedTuple):
+class SquareLook(NamedTuple):
     """How a state is shown: never by its colour alone."""
 
     word: str
@@ -49,38 +49,38 @@ class Look(NamedTuple):
     meaning: str
 
 
-LOOKS: Final[dict[State, Look]] = {
-    State.REPRODUCED: Look(
+LOOKS: Final[dict[JobState, SquareLook]] = {
+    JobState.REPRODUCED: SquareLook(
         "reproduced",
         "✘",
         "bad",
         "the release has this failure: symptom and cause were observed",
     ),
-    State.NOT_REPRODUCED: Look(
+    JobState.NOT_REPRODUCED: SquareLook(
         "not reproduced",
         "✔",
         "good",
         "the trigger arrived, nothing failed, the engine still works",
     ),
-    State.DIFFERENT_FAILURE: Look(
+    JobState.DIFFERENT_FAILURE: SquareLook(
         "different failure",
         "◆",
         "bad",
         "it fails, and not for the cause that the scenario names",
     ),
-    State.INCONCLUSIVE: Look(
+    JobState.INCONCLUSIVE: SquareLook(
         "inconclusive", "?", "unsure", "too little was observed to say"
     ),
-    State.FLAKY: Look(
+    JobState.FLAKY: SquareLook(
         "flaky",
         "≈",
         "unsure",
         "both verdicts at an unchanged key; k of n runs reproduced it",
     ),
-    State.LOST: Look(
+    JobState.LOST: SquareLook(
         "lost", "∅", "unsure", "no run reached a verdict: nothing was learnt"
     ),
-    State.MISSING: Look(
+    JobState.MISSING: SquareLook(
         "did not run", "–", "unsure", "planned, and no run was made of it"
     ),
 }
@@ -98,7 +98,7 @@ EVENTS: Final[dict[EventKind, tuple[str, Tone]]] = {
 """Words and tone of each, in the order in which they are shown."""
 
 
-class Column(NamedTuple):
+class ReleaseColumn(NamedTuple):
     """A release of an engine, or a commit of it."""
 
     release: str
@@ -124,7 +124,7 @@ class Square:
     planned: Planned
     settled: Settled
     attempts: Sequence[Attempt]
-    quarantine: Entry | None = None
+    quarantine: QuarantineEntry | None = None
     events: Sequence[Event] = ()
 
     @property
@@ -132,8 +132,8 @@ class Square:
         return self.planned.cell
 
     @property
-    def column(self) -> Column:
-        return Column(self.cell.release, self.cell.commit)
+    def column(self) -> ReleaseColumn:
+        return ReleaseColumn(self.cell.release, self.cell.commit)
 
     @property
     def place(self) -> str:
@@ -144,19 +144,23 @@ class Square:
         return slug(f"c-{self.cell.id}")
 
     @property
-    def state(self) -> State:
+    def state(self) -> JobState:
         return self.settled.state
 
     @cached_property
-    def standing(self) -> Standing:
-        flaky = self.state is State.FLAKY
+    def standing(self) -> SquareStanding:
+        flaky = self.state is JobState.FLAKY
         if not flaky and self.state not in VERDICTS:
-            return Standing.UNTESTED
+            return SquareStanding.UNTESTED
         if flaky or self.odd:
             if self.quarantine:
-                return Standing.QUARANTINED
-            return Standing.FLAKY if flaky else Standing.SURPRISE
-        return Standing.UNJUDGED if self.expected is None else Standing.EXPECTED
+                return SquareStanding.QUARANTINED
+            return SquareStanding.FLAKY if flaky else SquareStanding.SURPRISE
+        return (
+            SquareStanding.UNJUDGED
+            if self.expected is None
+            else SquareStanding.EXPECTED
+        )
 
     @property
     def odd(self) -> bool:
@@ -180,16 +184,16 @@ class Square:
         """``✘``, or ``≈2/3`` of a flaky one; ``!``: not as expected; ``q``: in
         quarantine."""
         sign = LOOKS[self.state].mark
-        if self.state is State.FLAKY:
+        if self.state is JobState.FLAKY:
             sign += f"{self.settled.reproduced}/{self.settled.conclusive}"
         if self.quarantine is not None:
             return f"{sign} q"
-        return f"{sign} !" if self.standing is Standing.SURPRISE else sign
+        return f"{sign} !" if self.standing is SquareStanding.SURPRISE else sign
 
     @property
     def words(self) -> str:
         """E.g. ``flaky: 3 of 8 reproduced (14–69 %)``."""
-        if self.state is not State.FLAKY:
+        if self.state is not JobState.FLAKY:
             return LOOKS[self.state].word
         settled = self.settled
         interval = f"{100 * settled.low:.0f}–{100 * settled.high:.0f} %"
@@ -231,9 +235,10 @@ class Square:
         """All that matters of the square, in one line."""
         settled = self.settled
         parts = [f"{self.place}, {self.cell.row}", self.words, self.expectation]
-        if settled.conclusive > 1 and self.state is not State.FLAKY:
+        if settled.conclusive > 1 and self.state is not JobState.FLAKY:
             share = f"{settled.reproduced} of {settled.conclusive}"
             parts.append(f"{share} runs reproduced it")
+
         if settled.lost:
             parts.append(f"{count(settled.lost, 'run')} lost")
         if self.quarantine is not None:
@@ -260,10 +265,10 @@ def affects(specifier: str, release: str) -> bool:
 def state_words(squares: Iterable[Square]) -> list[str]:
     """``14 reproduced``, for each state that there is."""
     found = Counter(square.state for square in squares)
-    return [f"{found[state]} {LOOKS[state].word}" for state in State if found[state]]
+    return [f"{found[state]} {LOOKS[state].word}" for state in JobState if found[state]]
 
 
-class Point:
+class TrendPoint:
     """One nightly run of a trend."""
 
     def __init__(self, night: str, squares: Sequence[Square]) -> None:
@@ -280,12 +285,12 @@ class Point:
 
 
 @dataclass
-class Row:
+class ScenarioRow:
     """A scenario with all that is set for it, over the releases."""
 
     planned: Planned
-    squares: dict[Column, Square] = field(default_factory=dict)
-    trend: list[Point] = field(default_factory=list)
+    squares: dict[ReleaseColumn, Square] = field(default_factory=dict)
+    trend: list[TrendPoint] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -314,8 +319,8 @@ class Grid:
     """The rows and releases of one engine, the oldest release first."""
 
     engine: str
-    columns: list[Column]
-    rows: list[Row]
+    columns: list[ReleaseColumn]
+    rows: list[ScenarioRow]
 
     @property
     def squares(self) -> list[Square]:
@@ -324,15 +329,15 @@ class Grid:
 
 def grids_of(squares: Iterable[Square]) -> list[Grid]:
     """A grid for each engine, by name."""
-    engines: dict[str, dict[str, Row]] = {}
+    engines: dict[str, dict[str, ScenarioRow]] = {}
     for square in squares:
         rows = engines.setdefault(square.cell.engine, {})
-        row = rows.setdefault(square.cell.line, Row(square.planned))
+        row = rows.setdefault(square.cell.line, ScenarioRow(square.planned))
         row.squares[square.column] = square
     return [_grid(engine, rows) for engine, rows in sorted(engines.items())]
 
 
-def _grid(engine: str, rows: dict[str, Row]) -> Grid:
+def _grid(engine: str, rows: dict[str, ScenarioRow]) -> Grid:
     """``rows``: by their lines."""
     columns = {column for row in rows.values() for column in row.squares}
     ordered = sorted(columns, key=lambda column: column.order)
@@ -364,4 +369,5 @@ def squares_of(
         entry = quarantine.entry_for(planned.cell, when) if quarantine else None
         of_job = events.get(name, ()) if events else ()
         squares.append(Square(planned, settle(attempts), attempts, entry, of_job))
+
     return squares

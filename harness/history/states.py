@@ -52,10 +52,11 @@ def fisher(first: tuple[int, int], second: tuple[int, int]) -> float:
     for x in range(max(0, size + kinds - total), min(size, kinds) + 1):
         if ways(x) <= observed:
             as_unlikely += ways(x)
+
     return as_unlikely / math.comb(total, size)
 
 
-class State(StrEnum):
+class JobState(StrEnum):
     REPRODUCED = "reproduced"
     NOT_REPRODUCED = "not-reproduced"
     DIFFERENT_FAILURE = "different-failure"
@@ -70,7 +71,9 @@ class State(StrEnum):
 
 _CONCLUSIVE = (Outcome.REPRODUCED, Outcome.DIFFERENT_FAILURE, Outcome.NOT_REPRODUCED)
 """The worst first: where verdicts differ between keys, it is the cell's."""
-VERDICTS = frozenset((State.REPRODUCED, State.DIFFERENT_FAILURE, State.NOT_REPRODUCED))
+VERDICTS = frozenset(
+    (JobState.REPRODUCED, JobState.DIFFERENT_FAILURE, JobState.NOT_REPRODUCED)
+)
 """The states that say something of the engine."""
 
 
@@ -86,7 +89,7 @@ class Settled:
             keys: the cell drifted within its night and is not flaky.
     """
 
-    state: State
+    state: JobState
     count: Counter[Outcome] = field(default_factory=Counter)
     lost: int = 0
     reproduced: int = 0
@@ -117,6 +120,7 @@ def settle(attempts: Sequence[Attempt]) -> Settled:
             count[attempt.outcome] += 1
             if attempt.key:
                 keys.add(attempt.key)
+
     decided = [attempt for attempt in attempts if attempt.outcome in _CONCLUSIVE]
     state, differing = _state(attempts, decided)
     reproduced = count[Outcome.REPRODUCED]
@@ -146,13 +150,14 @@ def surprise(
     Expected is what ``before``, the last night, settled on for this cell if the key is
     the same; else what the scenario says."""
     seen = settle([now]) if isinstance(now, Attempt) else now
-    if seen.state in (State.LOST, State.MISSING):
+    if seen.state in (JobState.LOST, JobState.MISSING):
         return ""
     if before is not None and _same_experiment(now, before):
         against_before = _against_night_before(seen, before)
         if against_before is not None:
             return against_before
-    if seen.state is State.FLAKY:
+
+    if seen.state is JobState.FLAKY:
         return f"more than one verdict under one key: {seen.why}"
     wanted = expected if expected is not None else seen.expected
     if wanted is None or seen.state.value == wanted.value:
@@ -163,12 +168,13 @@ def surprise(
 def _against_night_before(seen: Settled, before: Settled) -> str | None:
     """As ``surprise``, by what the same experiment settled on the night before; None:
     that decides nothing."""
-    if before.state is State.FLAKY or before.differing:
+    if before.state is JobState.FLAKY or before.differing:
         known = any(before.count[outcome] for outcome in seen.count)
-        if known or seen.state is State.FLAKY:
+        if known or seen.state is JobState.FLAKY:
             return ""
         return f"{seen.state}, which was not among the verdicts of the night before"
-    if before.state not in (*VERDICTS, State.INCONCLUSIVE):
+
+    if before.state not in (*VERDICTS, JobState.INCONCLUSIVE):
         return None
     if seen.state is before.state:
         return ""
@@ -193,6 +199,7 @@ def changed_parts(
         values = {parts.get(name) for parts in first}
         if values.isdisjoint({parts.get(name) for parts in second}):
             changed.append(name)
+
     return tuple(changed)
 
 
@@ -203,30 +210,31 @@ def _same_experiment(now: Settled | Attempt, before: Settled) -> bool:
 
 def _state(
     attempts: Sequence[Attempt], decided: Sequence[Attempt]
-) -> tuple[State, tuple[str, ...]]:
+) -> tuple[JobState, tuple[str, ...]]:
     """The state, and the parts of the keys that differ where verdicts do."""
     if not attempts:
-        return State.MISSING, ()
+        return JobState.MISSING, ()
     if not decided:
         with_outcome = any(attempt.outcome for attempt in attempts)
-        return (State.INCONCLUSIVE if with_outcome else State.LOST), ()
+        return (JobState.INCONCLUSIVE if with_outcome else JobState.LOST), ()
+
     by_key: dict[str, set[Outcome | None]] = {}
     for attempt in decided:
         by_key.setdefault(attempt.key, set()).add(attempt.outcome)
     if any(len(verdicts) > 1 for verdicts in by_key.values()):
-        return State.FLAKY, ()
+        return JobState.FLAKY, ()
     outcomes = [attempt.outcome for attempt in decided if attempt.outcome]
     worst = min(outcomes, key=_CONCLUSIVE.index)
     of_worst = [attempt for attempt in decided if attempt.outcome is worst]
     rest = [attempt for attempt in decided if attempt.outcome is not worst]
-    state = State(worst.value)
+    state = JobState(worst.value)
     if not rest:
         return state, ()
     return state, changed_parts(of_worst, rest) or ("key",)
 
 
-def _why(attempts: Sequence[Attempt], state: State, differing: Sequence[str]) -> str:
-    if state is State.MISSING:
+def _why(attempts: Sequence[Attempt], state: JobState, differing: Sequence[str]) -> str:
+    if state is JobState.MISSING:
         return "no run"
     counts: Counter[str] = Counter()
     for attempt in attempts:
@@ -234,15 +242,18 @@ def _why(attempts: Sequence[Attempt], state: State, differing: Sequence[str]) ->
             counts[attempt.outcome.value] += 1
         else:
             counts[f"lost ({attempt.lost})"] += 1
+
     text = ", ".join(f"{number} × {word}" for word, number in counts.most_common())
-    if state is State.FLAKY:
+    if state is JobState.FLAKY:
         known = all(attempt.key for attempt in attempts if attempt.outcome)
         return f"{text}, under {_under(known)}"
+
     if differing:
         return (
             f"{text}; the verdicts are of different keys, which differ in: "
             + ", ".join(differing)
         )
+
     return text
 
 
@@ -250,8 +261,8 @@ def _under(known: bool) -> str:
     return "one key" if known else "a key nobody knows"
 
 
-def _as_expected(state: State, expected: Outcome | None) -> bool | None:
-    if state in (State.LOST, State.MISSING) or expected is None:
+def _as_expected(state: JobState, expected: Outcome | None) -> bool | None:
+    if state in (JobState.LOST, JobState.MISSING) or expected is None:
         return None
     return state.value == expected.value
 
@@ -261,7 +272,7 @@ _MIN_DRIFT_RUNS = 2
 
 
 @dataclass(frozen=True)
-class Change:
+class VerdictChange:
     """Another verdict on the same release: what it is, and a clause why it is not
     chance, or is."""
 
@@ -272,7 +283,7 @@ class Change:
 
 
 @dataclass
-class Track:
+class CellTrack:
     """What is known of a cell so far.
 
     Attributes:
@@ -295,10 +306,10 @@ class Track:
 
     def add(
         self, night: str, attempts: Sequence[Attempt]
-    ) -> tuple[Settled, list[Change]]:
+    ) -> tuple[Settled, list[VerdictChange]]:
         """A night's attempts: what they come to, and what that changes."""
         settled = settle(attempts)
-        self.covered = settled.state in VERDICTS or settled.state is State.FLAKY
+        self.covered = settled.state in VERDICTS or settled.state is JobState.FLAKY
         if not self.covered:
             return settled, []
         decided = [a for a in attempts if a.outcome in _CONCLUSIVE]
@@ -312,12 +323,13 @@ class Track:
         self.settled, self.night, self.attempts = settled, night, decided
         return settled, changes
 
-    def _under_one_key(self, decided: Sequence[Attempt]) -> list[Change]:
+    def _under_one_key(self, decided: Sequence[Attempt]) -> list[VerdictChange]:
         by_key: dict[str, Counter[Outcome]] = {}
         for attempt in decided:
             verdicts = by_key.setdefault(attempt.key, Counter())
             if attempt.outcome:
                 verdicts[attempt.outcome] += 1
+
         changes = []
         for key, tonight in by_key.items():
             before = self.pools.get(key, Counter())
@@ -330,26 +342,30 @@ class Track:
             if p < _UNLIKELY:
                 self.pools[key] = tonight
                 why = _not_in_the_key(before, tonight, p)
-                changes.append(Change(EventKind.DRIFT, why))
+                changes.append(VerdictChange(EventKind.DRIFT, why))
             else:
-                changes.append(Change(EventKind.FLAKY, _share(both, known=bool(key))))
+                changes.append(
+                    VerdictChange(EventKind.FLAKY, _share(both, known=bool(key)))
+                )
+
         return changes
 
     def _under_another_key(
         self, now: Settled, decided: Sequence[Attempt]
-    ) -> list[Change]:
+    ) -> list[VerdictChange]:
         known = {(attempt.key, attempt.outcome) for attempt in self.attempts}
         if {(attempt.key, attempt.outcome) for attempt in decided} <= known:
             return []
         before = self.settled
         if now.differing and (before is None or not before.differing):
             why = f"within one night: {now.why}"
-            return [Change(EventKind.DRIFT, why, now.differing)]
+            return [VerdictChange(EventKind.DRIFT, why, now.differing)]
+
         if before is None or before.state is now.state or self.shaky:
             return []
         parts = changed_parts(self.attempts, decided) or ("key",)
         changes = ", ".join(describe(name, self.attempts, decided) for name in parts)
-        return [Change(EventKind.DRIFT, f"changed beside it: {changes}", parts)]
+        return [VerdictChange(EventKind.DRIFT, f"changed beside it: {changes}", parts)]
 
 
 _WORDS = {

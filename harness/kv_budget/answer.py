@@ -51,7 +51,7 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Answer:
+class BudgetAnswer:
     plan: MemoryPlan
     need: Need | None
     here: Computed
@@ -112,6 +112,7 @@ def _need_of(asked: KvBudgetCommand) -> Need | None:
         if asked.requests > 1 and not asked.need:
             raise UsageError("--requests needs --need: the tokens of each.")
         return Need(asked.need, requests=asked.requests) if asked.need else None
+
     each = asked.image_tokens
     if not each:
         rule = asked.read.images if asked.read else None
@@ -124,10 +125,11 @@ def _need_of(asked: KvBudgetCommand) -> Need | None:
         each = (
             rule.tokens(*asked.image_size) if asked.image_size else rule.largest
         ) + rule.around
+
     return Need(asked.need or 0, asked.images, each, asked.requests)
 
 
-def answer(asked: KvBudgetCommand) -> Answer:
+def answer(asked: KvBudgetCommand) -> BudgetAnswer:
     """Forward at the question's setting (or the engine's default), backward for the
     need.
 
@@ -147,6 +149,7 @@ def answer(asked: KvBudgetCommand) -> Answer:
                 ),
                 hint="mmrepro kv-budget --help",
             )
+
     if setting is not None and not plan.takes(setting):
         raise UsageError(f"{engine.option} {setting} is refused: {engine.takes}.")
 
@@ -165,7 +168,8 @@ def answer(asked: KvBudgetCommand) -> Answer:
             others.append(compute(plan_for(asked, release)))
         except UsageError:
             continue  # it had no such quantisation, or could not divide the heads
-    return Answer(plan, need, compute(plan), tuple(others), asked.dp)
+
+    return BudgetAnswer(plan, need, compute(plan), tuple(others), asked.dp)
 
 
 def _budget(budget: Budget | None) -> _Json | None:

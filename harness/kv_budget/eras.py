@@ -25,7 +25,7 @@ from packaging.version import Version
 
 
 @dataclass(frozen=True)
-class Source:
+class FormulaSource:
     """Where a formula was read.
 
     Attributes:
@@ -95,7 +95,7 @@ class Era:
 
 
 @dataclass(frozen=True)
-class Engine:
+class BudgetEngine:
     """What holds for all releases of an engine, and its eras.
 
     Attributes: option: of ``mmrepro kv-budget``, which carries the engine's own
@@ -150,6 +150,7 @@ class Engine:
                 f"starts with {oldest}.",
                 hint=f"mmrepro kv-budget --engine {self.name} --release {oldest} …",
             )
+
         return known[-1]
 
     def default(self, release: str) -> Decimal | None:
@@ -162,13 +163,14 @@ class Engine:
         ]
         return Decimal(known[-1]) if known else None
 
-    def sources(self, release: str) -> tuple[Source, ...]:
+    def sources(self, release: str) -> tuple[FormulaSource, ...]:
         """Return every formula of that release with its place, in the order of their
         use."""
         era = self.era(release)
         read_in = era.read_in or era.since
         return tuple(
-            Source(self.repository, read_in, *formula) for formula in era.formulas
+            FormulaSource(self.repository, read_in, *formula)
+            for formula in era.formulas
         )
 
 
@@ -192,7 +194,7 @@ _LESS_2 = "longest prompt = (blocks - 1 - kept) x block size"
 _DUMMY = "one block is kept for dummy input"
 _PADDED = "block bytes = layers x the same, each tensor padded to 256 bytes"
 
-LMDEPLOY = Engine(
+LMDEPLOY = BudgetEngine(
     name="lmdeploy",
     title="LMDeploy",
     repository="InternLM/lmdeploy",
@@ -340,7 +342,7 @@ _POOL_32 = (
     ("v1/core/block_pool.py", 185, _NULL),
 )
 
-VLLM = Engine(
+VLLM = BudgetEngine(
     name="vllm",
     title="vLLM",
     repository="vllm-project/vllm",
@@ -506,7 +508,7 @@ _STATES += "mamba_full_memory_ratio"
 _BYTES = "bytes = int(rest x 2^30)"
 _PAGES = "pool = bytes // token bytes, a multiple of the page size"
 
-SGLANG = Engine(
+SGLANG = BudgetEngine(
     name="sglang",
     title="SGLang",
     repository="sgl-project/sglang",
@@ -576,6 +578,6 @@ SGLANG = Engine(
     ),
 )
 
-ENGINES: Mapping[str, Engine] = {
+ENGINES: Mapping[str, BudgetEngine] = {
     engine.name: engine for engine in (LMDEPLOY, VLLM, SGLANG)
 }

@@ -14,7 +14,7 @@ from math import lcm
 
 from mmrepro.base.errors import UsageError
 from mmrepro.kv_budget.eras import Era
-from mmrepro.kv_budget.layers import CHUNK, FULL, STATE, WINDOW, Kind, Layers
+from mmrepro.kv_budget.layers import CHUNK, FULL, STATE, WINDOW, LayerKind, Layers
 
 KERNEL = {"gpu": 16, "cpu": 32}
 """Tokens of the smallest block that a kernel takes: FlashAttention's, the CPU
@@ -43,7 +43,7 @@ class Serving:
     tp: int = 1
     pp: int = 1
     drafts: int = 0
-    drafter: tuple[Kind, ...] = ()
+    drafter: tuple[LayerKind, ...] = ()
     in_flight: int = 2048
     prefix_caching: bool | None = None
     hybrid: bool = True
@@ -51,7 +51,7 @@ class Serving:
 
 
 @dataclass(frozen=True)
-class Group:
+class CacheGroup:
     """Layers that share a block table.
 
     Attributes:
@@ -61,7 +61,7 @@ class Group:
         layers: how many of each pipeline stage.
     """
 
-    kind: Kind
+    kind: LayerKind
     block: int
     page: int = 0
     mode: str = ""
@@ -94,6 +94,7 @@ class Group:
         if kind.name == WINDOW:
             # One more: a window may begin in the middle of a block.
             return self._blocks(min(kind.reach - 1 + in_flight, tokens)) + 1
+
         if kind.name == CHUNK:
             return self._blocks(min(kind.reach + in_flight, tokens))
         if self.mode == "all":
@@ -107,7 +108,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Layout:
+class CacheLayout:
     """How the pool is cut.
 
     Attributes:
@@ -118,7 +119,7 @@ class Layout:
 
     bytes_per_block: int
     block: int
-    groups: tuple[Group, ...]
+    groups: tuple[CacheGroup, ...]
     serving: Serving = Serving()
     notes: tuple[str, ...] = ()
 
@@ -140,12 +141,13 @@ class Layout:
                 low = middle
             else:
                 high = middle
+
         return low
 
 
 def layout_of(
     layers: Layers, era: Era, block: int, serving: Serving, context: int
-) -> Layout:
+) -> CacheLayout:
     """The layout of a model's cache.
 
     Args:
@@ -160,37 +162,39 @@ def layout_of(
     kinds = [kind for layer in layers for kind in layer]
     block, sized, mode, notes = _sized(kinds, era, block, serving, context)
 
-    def group_of(kind: Kind) -> Group:
+    def group_of(kind: LayerKind) -> CacheGroup:
         page, tokens = sized[kind]
         if kind.state is None:
-            return Group(kind, tokens, page)
+            return CacheGroup(kind, tokens, page)
         scanned = era.checkpoints and kind.state.group > 0  # Mamba2
-        return Group(kind, tokens, page, mode, int(scanned))
+        return CacheGroup(kind, tokens, page, mode, int(scanned))
 
-    stages: list[list[Group]] = []
+    stages: list[list[CacheGroup]] = []
     for start, end in _stages(len(layers), serving.pp):
         stage = []
         for layer in layers[start:end]:
             stage += [group_of(kind) for kind in layer]
         stages.append(stage)
+
     # A drafter's layers are on the last stage, where the tokens come out.
     for kind in serving.drafter:
         page = block * kind.token_bytes(serving.tp, serving.element)
-        stages[-1].append(Group(kind, block, page))
+        stages[-1].append(CacheGroup(kind, block, page))
 
     every = [group for stage in stages for group in stage]
     if _is_one_group(every):
         # One kind, of whatever sizes: one group, and a block is a page of each layer.
         most = max(sum(group.page for group in stage) for stage in stages)
         only = replace(every[0], layers=tuple(map(len, stages)))
-        return Layout(most, block, (only,), serving, notes)
+        return CacheLayout(most, block, (only,), serving, notes)
+
     page = max(group.page for group in every)
     groups = _grouped([_unified(stage, page, era) for stage in stages])
     most = max(group.page * max(group.layers) for group in groups)
-    return Layout(most, block, tuple(groups), serving, notes)
+    return CacheLayout(most, block, tuple(groups), serving, notes)
 
 
-def _is_one_group(groups: Sequence[Group]) -> bool:
+def _is_one_group(groups: Sequence[CacheGroup]) -> bool:
     """Whether they are of one kind, reach and block; states are equal besides."""
     names = {(group.kind.name, group.kind.reach, group.block) for group in groups}
     if len(names) != 1:
@@ -208,6 +212,7 @@ def _without_windows(layers: Layers) -> Layers:
             "vLLM does not start: a model with states needs a KV connector that "
             "supports several groups."
         )
+
     if FULL not in kinds:
         return layers
     full = []
@@ -217,8 +222,8 @@ def _without_windows(layers: Layers) -> Layers:
 
 
 def _sized(
-    kinds: Sequence[Kind], era: Era, block: int, serving: Serving, context: int
-) -> tuple[int, dict[Kind, tuple[int, int]], str, tuple[str, ...]]:
+    kinds: Sequence[LayerKind], era: Era, block: int, serving: Serving, context: int
+) -> tuple[int, dict[LayerKind, tuple[int, int]], str, tuple[str, ...]]:
     """Tokens of a block of attention; of each kind the bytes and tokens of its page;
     the mode of states; and sentences. vLLM 0.32.0 platforms/interface.py:939."""
     attention = [kind for kind in kinds if kind.name != STATE]
@@ -229,6 +234,7 @@ def _sized(
             each[kind] = kind.state.bytes(
                 serving.tp, serving.drafts, serving.model, serving.cell
             )
+
     mode = _state_mode(states, era, serving)
     notes: tuple[str, ...] = ()
     padded = 0
@@ -248,6 +254,7 @@ def _sized(
             notes = (note + "block",)
             block = needed
         padded = block * token
+
     own = block if mode != "none" else context or block
     sized = {kind: (padded or size, own) for kind, size in each.items()}
     for kind in attention:
@@ -255,7 +262,7 @@ def _sized(
     return block, sized, mode, notes
 
 
-def _state_mode(states: Sequence[Kind], era: Era, serving: Serving) -> str:
+def _state_mode(states: Sequence[LayerKind], era: Era, serving: Serving) -> str:
     """Which states are cached: ``none``, ``all``, or those at a block's end."""
     caching = serving.prefix_caching
     if caching is None:
@@ -281,7 +288,7 @@ def _stages(count: int, pp: int) -> list[tuple[int, int]]:
     return [*zip([0, *ends], ends, strict=False)]
 
 
-def _unified(stage: list[Group], page: int, era: Era) -> list[Group]:
+def _unified(stage: list[CacheGroup], page: int, era: Era) -> list[CacheGroup]:
     """Pages of one size: a smaller one gets more tokens, or is padded."""
     unified = []
     for group in stage:
@@ -300,15 +307,17 @@ def _unified(stage: list[Group], page: int, era: Era) -> list[Group]:
                 f"vLLM does not start: pages of {group.page:,} and of {page:,} bytes "
                 "cannot be made equal."
             )
+
     return unified
 
 
-def _grouped(stages: list[list[Group]]) -> list[Group]:
+def _grouped(stages: list[list[CacheGroup]]) -> list[CacheGroup]:
     """Groups of equal numbers of layers, each with layers of every stage."""
-    by_kind: dict[Group, list[int]] = {}
+    by_kind: dict[CacheGroup, list[int]] = {}
     for number, stage in enumerate(stages):
         for group in stage:
             by_kind.setdefault(group, []).append(number)
+
     counts = [len(numbers) for numbers in by_kind.values()]
     # Where no kind has half as many layers again as another, none is divided.
     size = max(counts) if max(counts) < min(counts) * 1.5 else min(counts)
@@ -319,4 +328,5 @@ def _grouped(stages: list[list[Group]]) -> list[Group]:
             own = numbers[first::several]
             layers = tuple(own.count(number) for number in range(len(stages)))
             grouped.append(replace(group, layers=layers))
+
     return grouped

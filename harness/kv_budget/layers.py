@@ -90,7 +90,7 @@ class _RecurrentState:
 
 
 @dataclass(frozen=True)
-class Kind:
+class LayerKind:
     """What a layer keeps.
 
     Attributes: name: ``full``, ``window``, ``chunk`` or ``state``. heads: of keys and
@@ -114,12 +114,12 @@ class Kind:
         return max(1, self.heads // tp) * self.width * element
 
 
-Layers = tuple[tuple[Kind, ...], ...]
+Layers = tuple[tuple[LayerKind, ...], ...]
 """What each layer keeps, in order; a feed-forward layer keeps nothing, some keep two
 things."""
 
 
-def layers_of(text: _Json, full: Kind, count: int) -> tuple[Layers, str]:
+def layers_of(text: _Json, full: LayerKind, count: int) -> tuple[Layers, str]:
     """The layers of a language model's config, and why there is no formula for them;
     "": there is.
 
@@ -136,11 +136,13 @@ def layers_of(text: _Json, full: Kind, count: int) -> tuple[Layers, str]:
             (),
             f"the layers of {kind or 'this model'} have kinds that are not known here",
         )
+
     if STATE not in names and kind != "falcon_h1" and any(map(text.get, _STATEFUL)):
         return (
             (),
             f"{kind or 'this model'} has states in layers that are not known here",
         )
+
     reach = {
         WINDOW: _whole(text, "sliding_window"),
         CHUNK: _whole(text, "attention_chunk_size"),
@@ -152,7 +154,7 @@ def layers_of(text: _Json, full: Kind, count: int) -> tuple[Layers, str]:
     made = {
         "": (),
         FULL: (full,),
-        STATE: (Kind(STATE, state=state, chunk=chunk),),
+        STATE: (LayerKind(STATE, state=state, chunk=chunk),),
         # A window without a size is none.
         **{
             n: (replace(full, name=n, reach=r) if r else full,)
@@ -172,6 +174,7 @@ def _named(text: _Json, kind: str, count: int) -> list[str] | None:
     for field in ("layer_types", "layers_block_type", "attn_type_list"):
         if isinstance(given := text.get(field), list):
             return [_NAMES.get(str(one), "?") for one in given]
+
     if isinstance(pattern := text.get("hybrid_override_pattern"), str):
         return [_NAMES.get(letter, "?") for letter in pattern]
     every = _whole(text, "full_attention_interval") or {
@@ -183,6 +186,7 @@ def _named(text: _Json, kind: str, count: int) -> list[str] | None:
     if period := _whole(text, "attn_layer_period"):
         offset = _whole(text, "attn_layer_offset")
         return [FULL if n % period == offset else STATE for n in range(count)]
+
     if isinstance(indices := text.get("attn_layer_indices"), list):
         return [FULL if n in indices else STATE for n in range(count)]
     every = _whole(text, "sliding_window_pattern") or {
@@ -198,6 +202,7 @@ def _named(text: _Json, kind: str, count: int) -> list[str] | None:
         text, "attention_chunk_size"
     ):
         return [CHUNK if one else FULL for one in rotary]
+
     if text.get("interleaved_sliding_window") or text.get("sliding_window_pattern"):
         return None
     if kind in ("mamba", "mamba2", "falcon_mamba"):
@@ -219,6 +224,7 @@ def _state(text: _Json, kind: str) -> _RecurrentState | None:
         return _RecurrentState(
             conv, kernel, cells=cells, cell_bytes=_float(text, "mamba_ssm_dtype")
         )
+
     if kernel := _whole(text, "conv_L_cache"):
         return _RecurrentState(_whole(text, "conv_dim") or hidden, kernel)
     kernel = _whole(text, "mamba_d_conv", "conv_kernel")
@@ -236,6 +242,7 @@ def _state(text: _Json, kind: str) -> _RecurrentState | None:
             (expand if isinstance(expand, int | float) else 2) * hidden
         )
         cell = 0
+
     if not heads:
         return _RecurrentState(width, kernel, cells=width * size, drafts=False)
     groups = _whole(text, "mamba_n_groups", "n_groups") or 1

@@ -13,8 +13,8 @@ from pathlib import Path
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import read_file
 from mmrepro.engines.models.qwen import smart_resize
-from mmrepro.kv_budget.eras import Engine
-from mmrepro.kv_budget.layers import FULL, Kind, Layers, layers_of
+from mmrepro.kv_budget.eras import BudgetEngine
+from mmrepro.kv_budget.layers import FULL, LayerKind, Layers, layers_of
 
 _MOST_BYTES = 4 << 20
 _NESTED = ("text_config", "llm_config", "language_config")
@@ -62,9 +62,9 @@ class Geometry:
     drafts: int = 0
 
     @property
-    def full(self) -> Kind:
+    def full(self) -> LayerKind:
         """A layer of full attention."""
-        return Kind(FULL, self.kv_heads, self.k_dim + self.v_dim, self.mla)
+        return LayerKind(FULL, self.kv_heads, self.k_dim + self.v_dim, self.mla)
 
     @property
     def each(self) -> Layers:
@@ -77,7 +77,7 @@ class Geometry:
         return bool(self.odd) or any(kinds != (self.full,) for kinds in self.kinds)
 
     def token_bytes(
-        self, engine: Engine, *, tp: int = 1, kv_dtype: str = "auto"
+        self, engine: BudgetEngine, *, tp: int = 1, kv_dtype: str = "auto"
     ) -> int:
         """Bytes of one token over all layers on one of ``tp`` devices, as vLLM and
         SGLang count.
@@ -94,9 +94,10 @@ class Geometry:
                 f"{self.odd or 'the layers of this model keep different things'}. "
                 "Give --block-bytes instead."
             )
+
         return self.layers * self.full.token_bytes(tp, self.element(engine, kv_dtype))
 
-    def element(self, engine: Engine, kv_dtype: str = "auto") -> int:
+    def element(self, engine: BudgetEngine, kv_dtype: str = "auto") -> int:
         """Bytes of an element of the cache. Raises UsageError: an unknown type."""
         sizes = engine.element_bytes
         if kv_dtype not in sizes:
@@ -138,6 +139,7 @@ def _patches(width: int, height: int, *, factor: int, least: int, most: int) -> 
         raise UsageError(
             f"An image of {width}x{height} is refused: {error}."
         ) from error
+
     return (h // factor) * (w // factor)
 
 
@@ -156,6 +158,7 @@ def _tiles(width: int, height: int, *, side: int, least: int, most: int) -> int:
         larger = width * height > 0.5 * side**2 * i * j
         if difference < best_difference or (difference == best_difference and larger):
             best, best_difference = (i, j), difference
+
     return best[0] * best[1]
 
 
@@ -200,7 +203,7 @@ def read_model(path: Path) -> Model:
     mla = bool(latent and rotary)
     key = latent + rotary if mla else own_dim or plain
     kv_heads = 1 if mla else _number(text, _KV_HEADS) or heads
-    full = Kind(FULL, kv_heads, key if mla else 2 * key, mla)
+    full = LayerKind(FULL, kv_heads, key if mla else 2 * key, mla)
     kinds, odd = layers_of(text, full, layers)
     return Model(
         name=name,
@@ -294,6 +297,7 @@ def _image_rule(top: _Json, folder: Path) -> _ImageRule | None:
         least, most = _pixels(folder / "preprocessor_config.json")
         sized = partial(_patches, factor=factor, least=least, most=most)
         return _ImageRule(max(most // factor**2, 1), 2, sized)
+
     side = _number(top, ("force_image_size",)) or _number(vision, ("image_size",))
     if not patch or not side:
         return None
@@ -314,6 +318,7 @@ def _image_rule(top: _Json, folder: Path) -> _ImageRule | None:
             2,
             lambda w, h: tokens(_tiles(w, h, side=side, least=least, most=most)),
         )
+
     return _ImageRule((side // patch) ** 2) if kind == "llava" else None
 
 

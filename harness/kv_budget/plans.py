@@ -20,8 +20,8 @@ from mmrepro.base.errors import UsageError
 from mmrepro.base.units import GIB
 from mmrepro.kv_budget.base import UNLIMITED, Budget, MemoryPlan
 from mmrepro.kv_budget.eras import LMDEPLOY, SGLANG, VLLM, VLLM_CPU
-from mmrepro.kv_budget.groups import Group, Layout
-from mmrepro.kv_budget.layers import FULL, Kind
+from mmrepro.kv_budget.groups import CacheGroup, CacheLayout
+from mmrepro.kv_budget.layers import FULL, LayerKind
 from mmrepro.kv_budget.model import Geometry
 from packaging.version import Version
 
@@ -85,16 +85,19 @@ def block_bytes_of(
             f"LMDeploy has no KV quantisation {quant_policy}; it has 0, 4, 8, 16, 17 "
             "and 42."
         )
+
     if Version(release) < Version(_POLICY_SINCE[quant_policy]):
         raise UsageError(
             f"LMDeploy has KV quantisation {quant_policy} since "
             f"{_POLICY_SINCE[quant_policy]}, not in {release}."
         )
+
     if geometry.odd or any(kind.state for layer in geometry.kinds for kind in layer):
         why = geometry.odd or "some layers of this model keep states"
         raise UsageError(
             f"There is no formula here for LMDeploy: {why}. Give --block-bytes instead."
         )
+
     rows = block_size_of(geometry, block_size) * _heads_per_device(
         geometry, release, tp
     )
@@ -106,6 +109,7 @@ def block_bytes_of(
             f"LMDeploy cannot pack heads of {k_dim} elements with KV quantisation "
             f"{quant_policy}."
         )
+
     tensors = [
         rows * (k_dim // k_share) * per_element,
         rows * (v_dim // v_share) * per_element,
@@ -113,6 +117,7 @@ def block_bytes_of(
     if quant_policy in (INT4, INT8, TURBO):
         pair = rows * 2 * geometry.dtype_bytes
         tensors += [pair, pair // 2 if quant_policy == TURBO else pair]
+
     if LMDEPLOY.era(release).aligned:
         tensors = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in tensors]
     return geometry.layers * sum(tensors)
@@ -132,6 +137,7 @@ def _heads_per_device(geometry: Geometry, release: str, tp: int) -> int:
         raise UsageError(
             f"LMDeploy {release} cannot divide {heads} KV heads among {tp} devices."
         )
+
     return max(heads // tp, 1)
 
 
@@ -195,6 +201,7 @@ class LmdeployPlan(MemoryPlan):
             if blocks >= _MIN_BLOCKS:
                 break
             tokens //= 2
+
         return size, tokens
 
     def forward(self, setting: Decimal) -> Budget:
@@ -212,6 +219,7 @@ class LmdeployPlan(MemoryPlan):
                 notes = (
                     f"LMDeploy lowers max_prefill_token_num to {tokens} by itself",
                 )
+
         exact = (self.free - reserve) * share
         # A float divided as such is not the same number of blocks as its whole bytes
         # divided.
@@ -225,12 +233,14 @@ class LmdeployPlan(MemoryPlan):
             return self._budget(
                 setting, int(exact), reserve, max(blocks, 0), refusal=_NO_CACHE
             )
+
         if self.runtime is not None and blocks < _MIN_BLOCKS:
             notes = (
                 f"with fewer than {_MIN_BLOCKS} blocks LMDeploy lowers "
                 "max_prefill_token_num and sets less aside: give the vocabulary's size "
                 "instead of the reserve",
             )
+
         tokens, limit = self._longest(blocks)
         return self._budget(
             setting, int(exact), reserve, blocks, tokens, limited_by=limit, notes=notes
@@ -271,14 +281,14 @@ class _VllmPool(MemoryPlan):
     """
 
     max_model_len: int
-    layout: Layout | None
+    layout: CacheLayout | None
 
     @cached_property
-    def cut(self) -> Layout:
+    def cut(self) -> CacheLayout:
         """How the pool is cut into blocks."""
         size = self.tokens_per_block
-        return self.layout or Layout(
-            self.bytes_per_block, size, (Group(Kind(FULL), size),)
+        return self.layout or CacheLayout(
+            self.bytes_per_block, size, (CacheGroup(LayerKind(FULL), size),)
         )
 
     @property
@@ -304,6 +314,7 @@ class _VllmPool(MemoryPlan):
                 "ever: the check at the start does not count the null block (0.29.0 "
                 "and later do)",
             )
+
         return self._budget(
             setting,
             pool,
@@ -371,7 +382,7 @@ class VllmPlan(_VllmPool):
     total: int = 0
     free: int = 0
     non_kv: int = 0
-    layout: Layout | None = None
+    layout: CacheLayout | None = None
 
     engine = VLLM
 
@@ -398,7 +409,7 @@ class VllmCpuPlan(_VllmPool):
     bytes_per_block: int
     tokens_per_block: int = VLLM_CPU.block_size
     max_model_len: int = 0
-    layout: Layout | None = None
+    layout: CacheLayout | None = None
 
     engine = VLLM_CPU
 
@@ -458,12 +469,14 @@ class SglangPlan(MemoryPlan):
         if self.era.reserves_images:
             rest -= self.image_reserve / GIB
             reserve += self.image_reserve
+
         slots = 0
         if self.state:
             share = rest * self.state_ratio / (1 + self.state_ratio) * GIB
             slots = int((share - self.state) // self.state)
             rest -= (slots + 1) * self.state / GIB
             reserve += (slots + 1) * self.state
+
         page = self.tokens_per_block
         each = self.cell or self.bytes_per_block // page
         whole = self.era.whole_division
@@ -478,6 +491,7 @@ class SglangPlan(MemoryPlan):
             refusal = "Loaded weights leave no GPU memory for the KV cache."
         elif tokens <= 0:
             refusal = "Not enough memory. Please try to increase --mem-fraction-static."
+
         limited_by = "context" if 0 < self.context < tokens else "kv"
         longest = (self.context if limited_by == "context" else tokens) - _MARGIN
         if longest < 1:

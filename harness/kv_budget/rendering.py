@@ -10,14 +10,16 @@ from decimal import Decimal
 from html import escape
 
 from mmrepro.base.units import size
-from mmrepro.kv_budget.answer import Answer, Computed, Need
+from mmrepro.kv_budget.answer import BudgetAnswer, Computed, Need
 from mmrepro.kv_budget.base import Budget, MemoryPlan, Smallest, steps
 from packaging.version import Version
 from rich.console import Console
 from rich.table import Table
 
 
-def show(answer: Answer, curve: list[Point], console: Console, *, full: bool) -> None:
+def show(
+    answer: BudgetAnswer, curve: list[CurvePoint], console: Console, *, full: bool
+) -> None:
     """Print the answer; with ``full`` what it stands among before it, as plain
     lines."""
 
@@ -37,6 +39,7 @@ def show(answer: Answer, curve: list[Point], console: Console, *, full: bool) ->
     if full or here.budget is None:
         console.print()
         console.print(_table(plan, here.budget, answer.need))
+
     if full:
         console.print()
         for row in text_curve(curve, answer.need.tokens if answer.need else 0):
@@ -55,10 +58,12 @@ def show(answer: Answer, curve: list[Point], console: Console, *, full: bool) ->
             "every setting, other releases and where the formulas are from: --full",
             "dim",
         )
+
     if here.budget is not None:
         line(f"\n{engine.setting} {here.budget.setting}", "bold")
         for text, style in _forward(here.budget):
             line("  " + text, style)
+
     if here.smallest is not None and answer.need is not None:
         need, least = answer.need, here.smallest
         what = f"A prompt of {need.words()} needs"
@@ -129,6 +134,7 @@ def _backward(least: Smallest, name: str) -> list[_Line]:
             else "none starts"
         )
         return [(f"no {name} holds it: {most}.", "red")]
+
     works = f"{got.setting} ({got.blocks:,} blocks, {_longest(got)})"
     lines = [(f"smallest {name} that works: {works}", "green")]
     if below is not None:
@@ -136,6 +142,7 @@ def _backward(least: Smallest, name: str) -> list[_Line]:
         lines.append(
             (f"one step less, {below.setting}: {below.blocks:,} blocks, {why}", "")
         )
+
     if lowest is not None and lowest.setting != got.setting:
         works = (
             f"{lowest.setting} works as well ({lowest.blocks:,} blocks, "
@@ -145,6 +152,7 @@ def _backward(least: Smallest, name: str) -> list[_Line]:
             (f"{works}, but not every value up to {got.setting} does", "yellow")
         )
         lines += [(f"  there {note}", "yellow") for note in lowest.notes]
+
     return lines
 
 
@@ -159,6 +167,7 @@ def _table(plan: MemoryPlan, chosen: Budget | None, need: Need | None) -> Table:
         settings = {Decimal(1 << power) for power in range(8)}
     else:
         settings = {Decimal(tenths) / 10 for tenths in range(1, 11)}
+
     if chosen:
         settings.add(chosen.setting)
     for setting in filter(plan.takes, sorted(settings)):
@@ -169,6 +178,7 @@ def _table(plan: MemoryPlan, chosen: Budget | None, need: Need | None) -> Table:
             cells.append("yes" if budget.holds(need.tokens) else "no")
         is_chosen = chosen is not None and setting == chosen.setting
         table.add_row(*cells, style="bold" if is_chosen else None)
+
     return table
 
 
@@ -202,26 +212,28 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     setting: Decimal
     tokens: int
 
 
-def points(plan: MemoryPlan, decimals: int = 2, most: int = 1 << 40) -> list[Point]:
+def points(
+    plan: MemoryPlan, decimals: int = 2, most: int = 1 << 40
+) -> list[CurvePoint]:
     """One point a step; unlimited prompts are cut at ``most`` tokens."""
     curve = []
     for step in steps(plan, decimals):
         budget = plan.forward(step)
-        curve.append(Point(budget.setting, min(budget.max_tokens, most)))
+        curve.append(CurvePoint(budget.setting, min(budget.max_tokens, most)))
     return curve
 
 
-def _highest(curve: list[Point], need: int) -> int:
+def _highest(curve: list[CurvePoint], need: int) -> int:
     return max([need, *(point.tokens for point in curve)])
 
 
 def text_curve(
-    curve: list[Point], need: int = 0, *, width: int = 60, height: int = 8
+    curve: list[CurvePoint], need: int = 0, *, width: int = 60, height: int = 8
 ) -> list[str]:
     """Rows of block characters, highest first; a row of dashes where ``need`` tokens
     are."""
@@ -247,6 +259,7 @@ def text_curve(
         if row == 0:
             label = f"{top:,}"
         rows.append(f"{label:>9} ┤{cells}")
+
     low, high = str(curve[0].setting), str(curve[-1].setting)
     rows.append(" " * 9 + " └" + "─" * width)
     rows.append(" " * 11 + low + high.rjust(width - len(low)))
@@ -292,7 +305,7 @@ class _Plot:
         return self.floor - tokens / self.highest * (self.floor - self.top)
 
 
-def svg_curve(answer: Answer, curve: list[Point]) -> str:
+def svg_curve(answer: BudgetAnswer, curve: list[CurvePoint]) -> str:
     """A standalone SVG: steps, the needed tokens as a line. No script, no outside
     resource."""
     engine = answer.plan.engine
@@ -320,6 +333,7 @@ def svg_curve(answer: Answer, curve: list[Point]) -> str:
         words = f"{need:,} tokens"
         parts.append(f'<path d="{line}" stroke="#c22" stroke-dasharray="5 4"/>')
         parts.append(_svg_text(plot.right - 4, y - 6, "end", words, ' fill="#c22"'))
+
     path = _svg_path(plot, curve)
     parts.append(f'<path d="{path}" fill="none" stroke="#1a6" stroke-width="2"/></svg>')
     return "\n".join(parts) + "\n"
@@ -329,7 +343,7 @@ def _svg_text(x: float, y: float, anchor: str, words: str, more: str = "") -> st
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{words}</text>'
 
 
-def _marks(plot: _Plot, curve: list[Point]) -> Iterator[str]:
+def _marks(plot: _Plot, curve: list[CurvePoint]) -> Iterator[str]:
     """Tokens in quarters along the left, and some seven settings along the floor."""
     for quarter in range(5):
         tokens = plot.highest * quarter // 4
@@ -340,7 +354,7 @@ def _marks(plot: _Plot, curve: list[Point]) -> Iterator[str]:
         yield _svg_text(plot.x(setting), plot.floor + 18, "middle", str(setting))
 
 
-def _svg_path(plot: _Plot, curve: list[Point]) -> str:
+def _svg_path(plot: _Plot, curve: list[CurvePoint]) -> str:
     first = curve[0]
     parts = [f"M{plot.x(first.setting):.1f} {plot.y(first.tokens):.1f}"]
     for point in curve[1:]:

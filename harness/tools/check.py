@@ -109,6 +109,7 @@ def examine(needed: Collection[str] = ()) -> HostReport:
         raise UsageError(
             f"No part is called {unknown[0]!r}.", hint=f"one of: {', '.join(names)}"
         )
+
     parts = [
         p.model_copy(update={"required": p.required or p.name in needed}) for p in parts
     ]
@@ -157,6 +158,7 @@ def _uv() -> Part:
         version = uv_version()
     except MmreproError as error:
         return part.model_copy(update={"found": error.message})
+
     return part.model_copy(update={"ok": True, "found": version}) if version else part
 
 
@@ -261,10 +263,12 @@ def _strace() -> Part:
         )
     except subprocess.TimeoutExpired:
         return part.model_copy(update={"found": "gives no answer", "hint": ""})
+
     if done.returncode:
         words = done.stderr.decode("utf-8", "replace").strip().splitlines()
         refused = words[0] if words else f"ended with {done.returncode}"
         return part.model_copy(update={"found": refused, "hint": "see ptrace"})
+
     return part.model_copy(update={"ok": True, "found": _version([binary, "-V"])})
 
 
@@ -288,6 +292,7 @@ def gpu() -> Part:
         return part.model_copy(
             update={"found": reading.reason, "costs": lacks or part.costs}
         )
+
     choice = choose(reading)
     found = [
         f"driver {reading.driver}, CUDA {reading.cuda}",
@@ -297,6 +302,7 @@ def gpu() -> Part:
     if not choice.devices:
         costs = f"a run on a GPU ends at once: {choice.reason}"
         return part.model_copy(update={**told, "costs": costs, "hint": choice.hint})
+
     return part.model_copy(update={**told, "ok": True})
 
 
@@ -344,6 +350,7 @@ def _disk() -> Part:
         left = free_bytes(cache)
         space += f", {units.size(left)} in uv's cache"
         enough = enough and left >= _DISK_WANTED
+
     ready = bool(list_environments(sizes=False)) and free >= FLOOR_BYTES
     return Part(
         name="disk",
@@ -436,5 +443,6 @@ def _version(command: list[str]) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"does not answer: {error}"
+
     lines = (done.stdout or done.stderr).strip().splitlines()
     return lines[0] if lines else "no version given"

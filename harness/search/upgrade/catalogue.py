@@ -17,7 +17,7 @@ from mmrepro.search.oracle.loud import GRAMMARS
 from mmrepro.search.upgrade.failures import difference
 from mmrepro.tools.catalogue.find import entries
 from mmrepro.tools.catalogue.recorded import load
-from mmrepro.tools.catalogue.standing import Known, known
+from mmrepro.tools.catalogue.standing import RecordedScenario, known
 from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import Case, Operation, ServerWanted
 from packaging.version import InvalidVersion, Version
@@ -100,7 +100,7 @@ def _listed(
             )
 
 
-def _has(one: Known, server: ServerWanted) -> tuple[bool, str]:
+def _has(one: RecordedScenario, server: ServerWanted) -> tuple[bool, str]:
     """Whether a release has the failure, and by what that is known."""
     outcomes = {run.outcome for run in one.at(server.release)}
     if RunOutcome.REPRODUCED in outcomes:

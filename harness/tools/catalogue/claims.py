@@ -101,6 +101,7 @@ def judged(incidents: Iterable[tuple[str, Incident]]) -> list[JudgedClaim]:
             key = (run.scenario, claim.id, claim.text)
             said = _Said(told, run.variant, claim.source, plain=run.plain, own=own)
             claims.setdefault(key, []).append(said)
+
     return [
         _of(*key, alike)
         for key, said in sorted(claims.items())

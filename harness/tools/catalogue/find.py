@@ -82,7 +82,7 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Entry:
+class IndexEntry:
     """One thing that a text may belong to."""
 
     kind: Literal["scenario", "class", "finding"]
@@ -113,8 +113,8 @@ class Matched(NamedTuple):
 
 
 @dataclass
-class Found:
-    entry: Entry
+class IndexHit:
+    entry: IndexEntry
     sure: _Sure
     because: list[str] = field(default_factory=list)
     score: float = 0.0
@@ -133,18 +133,20 @@ class Found:
 # ------------------------------------------------------------------ the index
 
 
-def _entry_of(made: Mapping[str, Any]) -> Entry:
+def _entry_of(made: Mapping[str, Any]) -> IndexEntry:
     patterns = tuple(
         Pattern(p["name"], p["regex"], tuple(p["texts"]), p["sure"], p["rank"])
         for p in made["patterns"]
     )
     references = tuple((r[0], r[1], r[2]) for r in made["references"])
     lists = {name: tuple(made[name]) for name in ("workarounds", "frames", "see")}
-    return Entry(**{**made, **lists, "patterns": patterns, "references": references})
+    return IndexEntry(
+        **{**made, **lists, "patterns": patterns, "references": references}
+    )
 
 
 @lru_cache(maxsize=1)
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[IndexEntry, ...]:
     """All that the index holds."""
     return tuple(
         _entry_of(one) for one in json.loads(INDEX.read_text(encoding="utf-8"))
@@ -156,10 +158,10 @@ def entries() -> tuple[Entry, ...]:
 
 def find(
     text: str,
-    among: Sequence[Entry] = (),
+    among: Sequence[IndexEntry] = (),
     *,
     matched: Mapping[str, Matched] | None = None,
-) -> list[Found]:
+) -> list[IndexHit]:
     """What ``text`` belongs to, surest and best first; []: nothing is known of it.
 
     Args:
@@ -183,7 +185,7 @@ def find(
     return [*ordered, *perhaps]
 
 
-def _order(found: Found) -> tuple[int, float, str]:
+def _order(found: IndexHit) -> tuple[int, float, str]:
     """A known failure is more precise than its class."""
     planted = (
         found.entry.engine == "minivllm"
@@ -205,6 +207,7 @@ def references_in(text: str) -> list[str]:
             match["number"] or match["number2"],
         )
         found.append(f"{owner}/{name}#{number}".lstrip("/").lower())
+
     return list(dict.fromkeys(found))
 
 
@@ -231,7 +234,7 @@ def _names(reference: tuple[str, str, str]) -> set[str]:
     return names
 
 
-def _by_reference(text: str, known: Iterable[Entry]) -> list[Found]:
+def _by_reference(text: str, known: Iterable[IndexEntry]) -> list[IndexHit]:
     asked = references_in(text)
     bare = _BARE.fullmatch(text.strip())
     found = []
@@ -239,17 +242,18 @@ def _by_reference(text: str, known: Iterable[Entry]) -> list[Found]:
         for reference in entry.references:
             names = _names(reference)
             if hits := [one for one in asked if one in names]:
-                found.append(Found(entry, "this", [f"it names {hits[0]}"], 10.0))
+                found.append(IndexHit(entry, "this", [f"it names {hits[0]}"], 10.0))
                 break
             if bare and any(one.endswith(f"#{bare[1]}") for one in names):
                 found.append(
-                    Found(entry, "perhaps", [f"{reference[0]} has that number"], 2.0)
+                    IndexHit(entry, "perhaps", [f"{reference[0]} has that number"], 2.0)
                 )
                 break
+
     return found
 
 
-def _by_pattern(text: str, known: Iterable[Entry]) -> list[Found]:
+def _by_pattern(text: str, known: Iterable[IndexEntry]) -> list[IndexHit]:
     lines = [line[:_MAX_LINE] for line in text.splitlines()]
     whole = _plain(text)
     fragment = (
@@ -275,16 +279,18 @@ def _by_pattern(text: str, known: Iterable[Entry]) -> list[Found]:
             sure = sure or bool(hits)
         if because:
             found.append(_counted(entry, because, sure=sure or len(hits) > 1))
+
     return found
 
 
-def _deciding(lines: Sequence[str], known: Iterable[Entry]) -> set[int]:
+def _deciding(lines: Sequence[str], known: Iterable[IndexEntry]) -> set[int]:
     """Ranks of the rules that fit a line first."""
     rules = []
     for entry in known:
         for pattern in entry.patterns:
             if pattern.rank is not None:
                 rules.append((pattern.rank, pattern))
+
     rules.sort(key=lambda rule: rule[0])
     deciding = set()
     for line in lines:
@@ -292,6 +298,7 @@ def _deciding(lines: Sequence[str], known: Iterable[Entry]) -> set[int]:
             if _matches(pattern, line):
                 deciding.add(rank)
                 break
+
     return deciding
 
 
@@ -302,7 +309,9 @@ def _matches(pattern: Pattern, line: str) -> bool:
     return re.search(pattern.regex, line) is not None
 
 
-def _of_lines(matched: Mapping[str, Matched], known: Iterable[Entry]) -> list[Found]:
+def _of_lines(
+    matched: Mapping[str, Matched], known: Iterable[IndexEntry]
+) -> list[IndexHit]:
     found = []
     for entry in known:
         hits = [pattern for pattern in entry.patterns if pattern.regex in matched]
@@ -315,6 +324,7 @@ def _of_lines(matched: Mapping[str, Matched], known: Iterable[Entry]) -> list[Fo
         # Two patterns that are not sure by themselves are together.
         sure = len(hits) > 1 or hits[0].sure
         found.append(_counted(entry, because, sure=sure))
+
     return found
 
 
@@ -327,8 +337,8 @@ def _first(pattern: Pattern, lines: Matched) -> str:
     return f"line {lines.number}{more}: {words[:100]}"
 
 
-def _counted(entry: Entry, because: list[str], *, sure: bool) -> Found:
-    return Found(entry, "this" if sure else "perhaps", because, 1.0 + len(because))
+def _counted(entry: IndexEntry, because: list[str], *, sure: bool) -> IndexHit:
+    return IndexHit(entry, "this" if sure else "perhaps", because, 1.0 + len(because))
 
 
 def _shows(pattern: Pattern, lines: Sequence[str], fragment: str) -> str:
@@ -343,7 +353,7 @@ def _shows(pattern: Pattern, lines: Sequence[str], fragment: str) -> str:
     return ""
 
 
-def _stands(entry: Entry, functions: Sequence[str]) -> str:
+def _stands(entry: IndexEntry, functions: Sequence[str]) -> str:
     """The innermost functions of its stack, where the text holds them next to each
     other."""
     wanted = entry.frames[:3]
@@ -384,7 +394,7 @@ def _stem(word: str) -> str:
     return word
 
 
-def _by_words(text: str, known: Sequence[Entry]) -> list[Found]:
+def _by_words(text: str, known: Sequence[IndexEntry]) -> list[IndexHit]:
     asked = set(_tokens(text))
     if not asked or len(asked) > _LONG or is_reference(text):
         return []
@@ -404,7 +414,8 @@ def _by_words(text: str, known: Sequence[Entry]) -> list[Found]:
         score = cover + 0.5 * sum(weight[token] for token in heading) / total
         shown = set(sorted(shared, key=lambda token: -weight[token])[:6])
         because = f"words: {', '.join(_words_of(text, shown)[:8])}"
-        found.append(Found(entry, "perhaps", [because], score))
+        found.append(IndexHit(entry, "perhaps", [because], score))
+
     found.sort(key=lambda hit: (-hit.score, hit.entry.name))
     best = found[0].score if found else 0.0
     near = [hit for hit in found if hit.score >= _LEAST_SHARE * best]
@@ -433,9 +444,9 @@ def _words_of(text: str, tokens: set[str]) -> list[str]:
     return [word for word in words if not tokens.isdisjoint(_tokens(word))]
 
 
-def _merged(found: Iterable[Found]) -> list[Found]:
+def _merged(found: Iterable[IndexHit]) -> list[IndexHit]:
     """Each entry once, with all that speaks for it."""
-    by_entry: dict[tuple[str, str], Found] = {}
+    by_entry: dict[tuple[str, str], IndexHit] = {}
     for one in found:
         key = (one.entry.kind, one.entry.name)
         if key not in by_entry:

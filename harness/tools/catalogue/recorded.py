@@ -96,6 +96,7 @@ def shipped(path: Path, of: type[_R], what: str) -> _R:
         why = f"{path.name} cannot be read: {error.strerror or error}."
     except Unfit as error:
         why = f"{path.name} holds no {what}: {error}."
+
     raise InfrastructureError(f"The list of {what} in {why}", hint=hint)
 
 
@@ -127,6 +128,7 @@ def of_incident(incident: Incident, source: str) -> RecordedRun | None:
         or "--commit" in command
     ):
         return None
+
     if ".py" in "".join(command[2:3]) or TreeLabel.of(engine.release):
         return None
     applied = [m for m in incident.mitigations if m.applied]

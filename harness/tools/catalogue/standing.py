@@ -41,7 +41,7 @@ class _Cured:
 
 
 @dataclass(frozen=True)
-class Known:
+class RecordedScenario:
     scenario: Scenario
     runs: tuple[RecordedRun, ...] = field(repr=False)
 
@@ -94,11 +94,13 @@ class Known:
             later = [run for run in self.plain if run.version >= Version(release)]
             helped, failed = _split(later)
             return _Cured(name, _releases(helped), (), _releases(failed), release)
+
         alone = []
         for run in self.runs:
             by_itself = run.mitigations == [name] and not run.changes
             if by_itself and not self._spared(run):
                 alone.append(run)
+
         alone.sort(key=lambda run: (run.version, run.at))
         good, failed = _split(alone)
 
@@ -108,6 +110,7 @@ class Known:
         for run in good:
             if run.helped or (run.helped is None and run.release in ill):
                 helped.append(run)
+
         works_on = _releases(helped)
         hidden = tuple(other for other in _releases(good) if other not in works_on)
         return _Cured(name, works_on, hidden, _releases(failed))
@@ -127,7 +130,7 @@ def _releases(runs: Iterable[RecordedRun]) -> tuple[str, ...]:
 
 def known(
     runs: Iterable[RecordedRun], names: Sequence[str] = (), *, trust: bool = False
-) -> tuple[list[Known], dict[str, BrokenScenario]]:
+) -> tuple[list[RecordedScenario], dict[str, BrokenScenario]]:
     """The registered scenarios, each variant by itself, and those that cannot be
     loaded.
 
@@ -149,11 +152,16 @@ def known(
             broken[name] = error
             continue
         for one in loaded.variants or (loaded,):
-            found.append(Known(one, tuple(by_name.get((one.name, one.variant), ()))))
+            found.append(
+                RecordedScenario(one, tuple(by_name.get((one.name, one.variant), ())))
+            )
+
     return found, broken
 
 
-def strangers(runs: Iterable[RecordedRun], scenarios: Iterable[Known]) -> list[str]:
+def strangers(
+    runs: Iterable[RecordedRun], scenarios: Iterable[RecordedScenario]
+) -> list[str]:
     """Names of recorded failures that no scenario here has any more."""
     there = {(k.scenario.name, k.scenario.variant) for k in scenarios}
     missing = {(r.scenario, r.variant) for r in runs} - there
@@ -237,6 +245,7 @@ def newest_of(
         why = "The package index lists no release for this machine"
     except MmreproError as error:
         why = error.message.rstrip(".")
+
     known = {r.release for r in runs if r.engine == engine and r.plain} | {release}
     whole = {one for one in known if not Version(one).is_prerelease} or known
     return Newest(
@@ -244,12 +253,14 @@ def newest_of(
     )
 
 
-def standings(failures: Sequence[Known], newest: Iterable[Newest]) -> list[Standing]:
+def standings(
+    failures: Sequence[RecordedScenario], newest: Iterable[Newest]
+) -> list[Standing]:
     by_engine = {one.engine: one.release for one in newest}
     return [_standing(one, by_engine[one.scenario.engine]) for one in failures]
 
 
-def _standing(one: Known, newest: str) -> Standing:
+def _standing(one: RecordedScenario, newest: str) -> Standing:
     scenario, there = one.scenario, one.at(newest)
     made = Standing(
         scenario=scenario.name,
@@ -269,11 +280,13 @@ def _standing(one: Known, newest: str) -> Standing:
         made.alive = True
     elif made.outcome == Outcome.NOT_REPRODUCED:
         made.alive = False
+
     if one.plain:
         last = one.plain[-1]
         ends = one.at(last.release)
         made.last_release, made.last_outcome = last.release, _outcome(ends)
         made.last_at = max(r.at for r in ends)
+
     return made
 
 
@@ -321,7 +334,7 @@ _SEEN: Final = (
 )
 
 
-def page(failures: Sequence[Known]) -> str:
+def page(failures: Sequence[RecordedScenario]) -> str:
     """The catalogue in Markdown: a row for each failure, then what the words mean."""
     lines = [_HEAD, _table_row(_COLUMNS), _table_row(["---"] * len(_COLUMNS))]
     days = set()
@@ -330,11 +343,13 @@ def page(failures: Sequence[Known]) -> str:
         lines.append(_table_row(_cells(failure)))
         runs += len(failure.runs)
         days.update(run.at.date().isoformat() for run in failure.runs)
+
     when = ""
     if days:
         # One day alone is no range.
         ends = dict.fromkeys((min(days), max(days)))
         when = f", {' to '.join(ends)}"
+
     lines += ["", f"{len(failures)} failures; {runs} recorded runs{when}."]
     lines += ["", "## Words", "", "| class | what a user observes |", "|---|---|"]
     lines += [f"| {name.words} | {meaning} |" for name, meaning in SEES.items()]
@@ -343,7 +358,7 @@ def page(failures: Sequence[Known]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cells(failure: Known) -> list[str]:
+def _cells(failure: RecordedScenario) -> list[str]:
     scenario = failure.scenario
     kind, severity = scenario.failure_class, scenario.severity
     name = f"`{scenario.name}`"
@@ -361,7 +376,7 @@ def _cells(failure: Known) -> list[str]:
     ]
 
 
-def releases(failure: Known) -> str:
+def releases(failure: RecordedScenario) -> str:
     """``>=0.14.0, <0.24.0`` and the outcomes of its runs."""
     seen = []
     for words, outcome in _SEEN:
