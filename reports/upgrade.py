@@ -7,7 +7,6 @@ from typing import Final
 
 from markupsafe import Markup
 from mmrepro.base.units import duration, size
-from mmrepro.failure.documents.replay import ServerWanted
 from mmrepro.failure.documents.upgrade import (
     UPGRADE_FILE,
     Area,
@@ -19,6 +18,7 @@ from mmrepro.failure.documents.upgrade import (
 from mmrepro.reports import blocks as b, svg, words
 from mmrepro.reports.documents import How, JunitCase, Suite, kind
 from mmrepro.reports.replay import origin
+from mmrepro.traffic.case.model import ServerWanted
 
 _TITLES: Final = {
     Area.START: "Start and options",

@@ -234,8 +234,7 @@ class _NightComparison:
             return [self._boundary(EventKind.BUG_RETURNED, job, text, well, line)]
 
         text = f"{subject}, a new release, is {state}; {_expectation(job.expected)}"
-        other_branch = last is not None and last is not well
-        if other_branch and _is(last, JobState.NOT_REPRODUCED):
+        if last is not None and last is not well and _is(last, JobState.NOT_REPRODUCED):
             text += f"; {_name(last.cell)}, of another branch, has it no more"
         return [self._event(EventKind.NEW_RELEASE_AFFECTED, job, f"{text}.")]
 

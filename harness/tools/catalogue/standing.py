@@ -337,7 +337,7 @@ _SEEN: Final = (
 def page(failures: Sequence[RecordedScenario]) -> str:
     """The catalogue in Markdown: a row for each failure, then what the words mean."""
     lines = [_HEAD, _table_row(_COLUMNS), _table_row(["---"] * len(_COLUMNS))]
-    days = set()
+    days: set[str] = set()
     runs = 0
     for failure in failures:
         lines.append(_table_row(_cells(failure)))
