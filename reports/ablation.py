@@ -162,31 +162,28 @@ def _counted(given: Sequence[str]) -> str:
 def _card(ablation: Ablation) -> Iterator[b.Block]:
     if ablation.explanation:
         yield b.p(b.strong(words.capital(words.sentence(ablation.explanation))))
-    told = [
-        f
-        for f in ablation.factors
-        if f.factor_class not in (None, FactorClass.IRRELEVANT)
-    ]
-    rows = [_alone(ablation, f) for f in told[:_FOUND]]
-    yield from b.table(_ALONE, rows, "factors that matter")
-    if len(told) > _FOUND:
-        yield b.p(f"{len(told) - _FOUND} more factors matter.", tone="soft")
+    unimportant = (None, FactorClass.IRRELEVANT)
+    rows = []
+    for factor in ablation.factors:
+        if factor.factor_class not in unimportant:
+            rows.append(_alone(ablation, factor))
+
+    yield from b.table(_ALONE, rows[:_FOUND], "factors that matter")
+    more = len(rows) - _FOUND
+    if more > 0:
+        yield b.p(f"{more} more factors matter.", tone="soft")
 
 
 def _counts(ablation: Ablation) -> Iterator[str]:
+    cells = b.count(len(ablation.cells), "cell")
     reused = f", {ablation.reused} of them reused" if ablation.reused else ""
-    yield (
-        f"{b.count(ablation.runs, 'run')} in "
-        f"{b.count(len(ablation.cells), 'cell')}{reused}"
-    )
-    classes = Counter(f.factor_class for f in ablation.factors)
-    for unimportant, word in (
-        (FactorClass.IRRELEVANT, "irrelevant"),
-        (None, "not judged"),
-    ):
-        if classes[unimportant]:
-            yield f"{b.count(classes[unimportant], 'factor')} {word}"
-
+    yield f"{b.count(ablation.runs, 'run')} in {cells}{reused}"
+    classes = Counter(factor.factor_class for factor in ablation.factors)
+    irrelevant, unjudged = classes[FactorClass.IRRELEVANT], classes[None]
+    if irrelevant:
+        yield f"{b.count(irrelevant, 'factor')} irrelevant"
+    if unjudged:
+        yield f"{b.count(unjudged, 'factor')} not judged"
     yield from words.claim_counts(ablation.hypotheses, "hypothesis", "hypotheses")
 
 

@@ -206,13 +206,40 @@ def upstream_test(
 def _parted(words: list[str], options: Sequence[str]) -> tuple[list[str], list[str]]:
     """``words`` without those options and their values; and these, but for
     ``--device``."""
-    parts: tuple[list[str], list[str], list[str]] = ([], [], [])
-    place = 0
+    kept: list[str] = []
+    taken: list[str] = []
+    left_out: list[str] = []
+    place = kept
     for word in words:
-        if word.startswith("--"):
-            place = 2 if word == "--device" else 1 if word in options else 0
-        parts[place].append(word)
-    return parts[0], parts[1]
+        # An option's values follow it: they go where it goes.
+        if word == "--device":
+            place = left_out
+        elif word.startswith("--"):
+            place = taken if word in options else kept
+        place.append(word)
+    return kept, taken
+
+
+def _request(
+    op: Operation,
+    made: Mapping[str, Picture],
+    urls: Mapping[str, str],
+    *,
+    concurrent: bool,
+) -> dict[str, Any]:
+    """How the script has a request; what is empty is left out."""
+    more: dict[str, Any] = {
+        "after": op.after if concurrent else None,
+        "leave": op.leave,
+        "values": op.values,
+        "method": op.method if op.method != "POST" else None,
+    }
+    target = f"{op.path}?{op.query}" if op.query else op.path
+    request = {"id": op.id, "path": target, **_body(op, made, urls, more)}
+    for name, value in more.items():
+        if value:
+            request[name] = value
+    return request
 
 
 def _facts(
@@ -224,17 +251,9 @@ def _facts(
     concurrent = not in_order(case)
     requests: list[dict[str, Any]] = []
     for op in case.operations:
-        more = {
-            "after": op.after if concurrent else None,
-            "leave": op.leave,
-            "values": op.values,
-        }
-        more |= {"method": op.method} if op.method != "POST" else {}
-        target = op.path + (f"?{op.query}" if op.query else "")
-        one = {"id": op.id, "path": target, **_body(op, made, urls, more)}
-        requests.append(one | {key: value for key, value in more.items() if value})
+        requests.append(_request(op, made, urls, concurrent=concurrent))
 
-    common = _common([one["body"] for one in requests if "body" in one])
+    common = _common([request["body"] for request in requests if "body" in request])
     images = _images(case, made)
     kinds = {facts[0] for facts in images.values()}
     model = _model(case.server.model)
@@ -263,8 +282,8 @@ def _facts(
         "leaving": any(op.leave for op in case.operations),
         "clocked": any(LEAVE_S.match(op.leave) for op in case.operations),
         "valued": any(op.values for op in case.operations),
-        "raw": any("raw" in one for one in requests),
-        "named": any("model" in one for one in requests),
+        "raw": any("raw" in request for request in requests),
+        "named": any("model" in request for request in requests),
         "marker": _MODEL,
         "images": literal({name: tuple(facts) for name, facts in images.items()})
         if images
@@ -465,32 +484,40 @@ def _short(value: Any, urls: Mapping[str, str]) -> Any:
         return value
     if value.keys() == {"type", "text"} and value["type"] == "text" and urls:
         return {"text": value["text"]}
-    if {*value} - {"uuid"} == {"type", "image_url"} and isinstance(
-        value["image_url"], dict
-    ):
-        url = str(value["image_url"].get("url"))
-        if value["image_url"].keys() == {"url"} and url in urls:
-            named = {"uuid": value["uuid"]} if "uuid" in value else {}
-            return {"image": urls[url], **named}
-
+    image = _short_image(value, urls)
+    if image is not None:
+        return image
     return {key: _short(item, urls) for key, item in value.items()}
+
+
+def _short_image(part: dict[str, Any], urls: Mapping[str, str]) -> Any:
+    """A part of a message that is one of the case's images; None: it is none."""
+    if set(part) - {"uuid"} != {"type", "image_url"}:
+        return None
+    address = part["image_url"]
+    if not isinstance(address, dict) or address.keys() != {"url"}:
+        return None
+    url = str(address.get("url"))
+    if url not in urls:
+        return None
+    uuid = {"uuid": part["uuid"]} if "uuid" in part else {}
+    return {"image": urls[url], **uuid}
 
 
 def _common(bodies: list[dict[str, Any]]) -> dict[str, Any]:
     """The fields that all bodies have alike, taken out of them."""
     if len(bodies) < 2:
         return {}
-    first = bodies[0]
-    alike = {
-        key: value
-        for key, value in first.items()
-        if key not in ("messages", "prompt")
-        and all(b.get(key, ...) == value for b in bodies)
-    }
-    for one in bodies:
+    alike = {}
+    for key, value in bodies[0].items():
+        if key in ("messages", "prompt"):
+            continue
+        # No body has an ellipsis: it stands for a field that is not there.
+        if all(body.get(key, ...) == value for body in bodies):
+            alike[key] = value
+    for body in bodies:
         for key in alike:
-            one.pop(key)
-
+            body.pop(key)
     return alike
 
 
@@ -531,11 +558,18 @@ def _shortened(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_shortened(item) for item in value)
     if isinstance(value, str) and len(value) > 120:
-        for size in range(1, 33):
-            times, rest = divmod(len(value), size)
-            if value == value[:size] * times + value[:rest]:
-                return _Product(value[:size], times, value[:rest])
+        return _product(value)
     return value
+
+
+def _product(text: str) -> str | _Product:
+    """As a repetition of one to 32 characters; the text itself if it is none."""
+    for size in range(1, 33):
+        unit = text[:size]
+        times, rest = divmod(len(text), size)
+        if text == unit * times + text[:rest]:
+            return _Product(unit, times, text[:rest])
+    return text
 
 
 def _comment(text: str) -> str:
