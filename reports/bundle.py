@@ -70,6 +70,7 @@ class _Packer:
     ) -> None:
         """``document``: as it is; ``max_bytes``: of the finished file."""
         if is_there(target):
+            # A link may lead into what is packed: real paths are compared.
             real, home = Path(os.path.realpath(target)), Path(os.path.realpath(source))
             if real.is_relative_to(home) and (
                 real.parent != home or real.suffix != ".zip"
@@ -96,6 +97,7 @@ class _Packer:
         try:
             with replacing(target) as file, zipfile.ZipFile(file, "w") as self.archive:
                 yield
+                # Last: it lists what was written before it.
                 self._entry(
                     MANIFEST_FILE, self.manifest.model_dump_json(indent=1) + "\n"
                 )
@@ -209,12 +211,12 @@ def _add_incident(
 
 def _add_replay(packer: _Packer, directory: Path, replay: Replay) -> None:
     with packer.writing(replay.id, "replay"):
-        everything = [
-            finding_of(replay, finding, directory) for finding in replay.findings
-        ]
-        for loaded in (
-            everything
-        ):  # all words first: one finding's may stand in another's sentences
+        everything = []
+        for finding in replay.findings:
+            everything.append(finding_of(replay, finding, directory))
+
+        # All words first: one finding's may stand in another's sentences.
+        for loaded in everything:
             if loaded.case is not None:
                 register(loaded.case, packer.redactor)
         shown: list[Finding] = []
@@ -268,6 +270,7 @@ def _bounded(incident: Incident) -> tuple[Incident, str]:
     for name in Evidence.model_fields:
         value = getattr(incident.evidence, name)
         if isinstance(value, list) and len(value) > MAX_ITEMS:
+            # The beginning and the end tell most: how it was set up, how it failed.
             changes[name] = value[: MAX_ITEMS // 2] + value[-MAX_ITEMS // 2 :]
             cut.append(f"{len(value) - MAX_ITEMS} of {len(value)} {name}")
 

@@ -99,14 +99,15 @@ class _Walk:
                 settled[name], _ = track.add(runs.night.id, attempts)
 
         # A night that was killed told nothing of what it found.
-        told = events(history, runs) if running else runs.events
-        for event in told:
+        found = events(history, runs) if running else runs.events
+        for event in found:
             self._begin(event, runs)
         for concern in self.concerns.values():
             if not concern.over:
                 self._follow(concern, runs, settled)
 
-        for event in told:
+        # After all verdicts: a release that is fixed ends what earlier ones have.
+        for event in found:
             if event.what is EventKind.FIXED_IN:
                 self._fix(event, runs)
 
@@ -126,14 +127,14 @@ class _Walk:
         self, concern: Concern, runs: NightRuns, settled: dict[str, Settled]
     ) -> None:
         name, night = concern.event.cell, runs.night.id
-        if name not in runs.planned:  # there is no more to be said of it
+        # What is not planned has no runs to follow it by.
+        if name not in runs.planned:
             return
-        tonight, track = (
-            settled.get(name, Settled(JobState.MISSING, why="no run")),
-            self._tracks[name],
-        )
+        tonight = settled.get(name, Settled(JobState.MISSING, why="no run"))
+        track = self._tracks[name]
         concern.night, concern.tonight = night, tonight
         attempts = runs.attempts_of(name)
+        # Until there is a verdict, the newest runs are all that can be shown.
         if not concern.seen:
             concern.runs = attempts or concern.runs or track.attempts
         if name not in settled or not track.covered:
@@ -172,7 +173,8 @@ def _over(concern: Concern, runs: NightRuns, now: Settled, *, shaky: bool) -> st
     what = concern.event.what
     if what is EventKind.COVERAGE_LOST:
         return f"{told}: it has a verdict again."
-    if shaky:  # nothing is over out of a flake
+    # A flaky cell shows either verdict: neither ends anything.
+    if shaky:
         return ""
     as_expected = _as_expected(runs, concern.event.cell)
     if what is EventKind.FLAKY and as_expected is not False:
@@ -271,10 +273,14 @@ class QuarantineEntry(Record):
 
     @property
     def what(self) -> str:
-        name = f"{self.scenario} ({self.variant})" if self.variant else self.scenario
-        return " ".join(
-            filter(None, [name, self.engine and f"on {self.engine}", self.releases])
-        )
+        text = self.scenario
+        if self.variant:
+            text += f" ({self.variant})"
+        if self.engine:
+            text += f" on {self.engine}"
+        if self.releases:
+            text += f" {self.releases}"
+        return text
 
     @property
     def says(self) -> str:
@@ -295,9 +301,10 @@ class Quarantine:
 
     def entry_for(self, cell: Cell, when: date | datetime) -> QuarantineEntry | None:
         """The first entry that covers ``cell`` and has not expired."""
-        return next(
-            (e for e in self.entries if e.covers(cell) and not e.expired(when)), None
-        )
+        for entry in self.entries:
+            if entry.covers(cell) and not entry.expired(when):
+                return entry
+        return None
 
     def warnings(self, cells: Iterable[Cell], when: date | datetime) -> list[str]:
         """A sentence for each entry that has expired, and for each that covers no

@@ -116,10 +116,9 @@ class History:
             raise ValueError(why)
         if isinstance(record, Night):
             known = self._nights.setdefault(record.id, NightRuns(record))
-            if (
-                record.state is NightState.RUNNING
-                and known.night.state is not NightState.RUNNING
-            ):
+            was_over = known.night.state is not NightState.RUNNING
+            # A night that is gone on with finds its events anew at its end.
+            if was_over and record.state is NightState.RUNNING:
                 known.events.clear()
             known.night = record
             return
@@ -149,6 +148,7 @@ def _attempt_refusal(attempt: Attempt, night: NightRuns) -> str:
         return f"a second attempt number {attempt.index} at {attempt.cell!r}"
     if (attempt.outcome is None) == (attempt.lost is None):
         return f"an attempt at {attempt.cell!r} that is not either lost or decided"
+    # A ledger may come from elsewhere: no path of it leads out of its folder.
     path = PurePosixPath(attempt.incident)
     if path.is_absolute() or ".." in path.parts:
         return (
@@ -188,6 +188,7 @@ class Ledger:
         try:
             self.history = _parsed(self.lines.content, self.path)
         except BaseException:
+            # The lock is held until the file is closed.
             self.close()
             raise
 
@@ -202,6 +203,7 @@ class Ledger:
                 is private: redacted it would be another one.
             NoSpace: the disk is full; the file is as it was.
         """
+        # Checked and written under one lock: the file has the history's order.
         with self._mutex:
             line, kept = self._line(record)
             try:
@@ -259,6 +261,7 @@ def read(folder: Path) -> History:
     except OSError as error:
         raise BadLedger(f"{path} cannot be read: {error.strerror or error}.") from error
 
+    # What follows the last newline was torn by a kill, or is just being written.
     return _parsed(content[: content.rfind(b"\n") + 1], path)
 
 

@@ -315,8 +315,10 @@ class CellTrack:
         decided = [a for a in attempts if a.outcome in _CONCLUSIVE]
         changes = self._under_one_key(decided)
         flaky = any(len(self.pools[a.key]) > 1 for a in decided)
+        # That it is flaky was told when it began to be.
         if flaky and self.shaky:
             changes = [c for c in changes if c.kind is not EventKind.FLAKY]
+        # Under one key first: where that tells of a change, another key explains none.
         if not changes and not flaky:
             changes = self._under_another_key(settled, decided)
         self.shaky, self.ever_flaky = flaky, self.ever_flaky or flaky
