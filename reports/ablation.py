@@ -89,6 +89,7 @@ _BASELINE: Final = "(the failing baseline)"
 
 
 def compose(ablation: Ablation) -> b.Page:
+    """Compose the page of an ablation."""
     where = (
         f"{words.scenario_name(ablation.scenario)} on {ablation.engine} "
         f"{ablation.release}"

@@ -42,6 +42,7 @@ _LEGEND: Final = (
 
 
 def compose(bisection: Bisection) -> b.Page:
+    """Compose the page of a bisection."""
     answers = []
     for direction, side in bisection.sides:
         answers.append(_answer(bisection, direction, side))

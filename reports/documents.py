@@ -65,6 +65,8 @@ class JunitCase:
 
 @dataclass(frozen=True)
 class Suite:
+    """Test cases of one run, with what is known of it."""
+
     name: str
     when: datetime
     cases: Sequence[JunitCase]

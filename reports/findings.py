@@ -256,6 +256,7 @@ def _standing(finding: Finding) -> str:
 
 
 def tone(finding: Finding) -> b.Tone:
+    """Choose the colour of a finding: bad where it is confirmed and unknown."""
     if not finding.confirmed:
         return "unsure"
     return "soft" if finding.known else "bad"
@@ -304,6 +305,7 @@ _MESSAGE: Final = re.compile(r'"message": ?"((?:[^"\\]|\\.)*)')
 
 
 def stack(finding: Finding, most: int = b.FRAMES) -> b.Stack:
+    """Show the frames of a finding, the innermost ``most`` of them."""
     frames = [b.Frame(frame) for frame in finding.stack[:most]]
     return b.Stack("where it stands, innermost first", frames)
 

@@ -51,6 +51,7 @@ def code(value: str, limit: int = _CELL) -> str:
 
 
 def cell(value: str) -> str:
+    """Escape the text of a table cell; an empty one becomes a dash."""
     return text(value, _CELL) or "–"
 
 

@@ -79,11 +79,13 @@ def _subject(incident: Incident) -> str:
 
 
 def warning(incident: Incident) -> b.Warning | None:
+    """Warn of a run that is not whole; None: it is."""
     note = _partial_note(incident)
     return b.Warning(note, incident.failure_detail) if note else None
 
 
 def footer(incident: Incident) -> b.Inline:
+    """Say when and by which mmrepro it was made, and where the evidence lies."""
     made = f"UTC, made by mmrepro {incident.mmrepro_version} from "
     name = f"Incident {incident.id}, {incident.created.wall:%Y-%m-%d %H:%M:%S} {made}"
     beside = "; the raw evidence lies in "
@@ -666,6 +668,7 @@ def _badge(incident: Incident) -> b.Badge:
 
 
 def engine_name(incident: Incident) -> str:
+    """Name the engine and its release."""
     return f"{incident.engine.name} {incident.engine.release}".strip()
 
 

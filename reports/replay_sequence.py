@@ -58,6 +58,8 @@ class Lane:
 
 @dataclass(frozen=True)
 class RequestSequence:
+    """The requests of a case that are drawn, a lane each."""
+
     lanes: list[Lane]
     columns: int
     letters: dict[str, str]

@@ -66,6 +66,7 @@ def text(x: float, y: float, words: str, classes: str) -> Markup:
 
 
 def path(classes: str, d: str, tip: str = "", **more: object) -> Markup:
+    """Draw a path. ``tip``: what a pointer on it shows."""
     return tag("path", *_title(tip), cls=classes, **more, d=d)
 
 
@@ -78,11 +79,13 @@ def rect(
     tip: str = "",
     **more: object,
 ) -> Markup:
+    """Draw a rectangle. ``tip``: what a pointer on it shows."""
     place = {"x": x, "y": y, "width": width, "height": height}
     return tag("rect", *_title(tip), cls=classes, **place, **more)
 
 
 def circle(classes: str, x: float, y: float, radius: float, tip: str = "") -> Markup:
+    """Draw a circle. ``tip``: what a pointer on it shows."""
     return tag("circle", *_title(tip), cls=classes, cx=x, cy=y, r=radius)
 
 

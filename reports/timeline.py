@@ -64,6 +64,7 @@ def _group_line(group: _RequestGroup, began: float) -> TimelineLine:
 
 
 def status_words(request: RequestRecord) -> str:
+    """Say how a request was answered: its HTTP status, or that it was not."""
     if request.timed_out:
         return "no answer"
     return "failed" if request.status is None else str(request.status)
@@ -138,10 +139,12 @@ class SampledTrack:
 
 
 def cpu_tracks(evidence: Evidence) -> list[SampledTrack]:
+    """Read the CPU share of each process, in percent of one core."""
     return _tracks(evidence, "cpu_pct")
 
 
 def metric_tracks(evidence: Evidence) -> list[SampledTrack]:
+    """Read the engine's own metrics of requests."""
     return _tracks(evidence, "metrics")
 
 

@@ -39,6 +39,8 @@ _VERSION = re.compile(rb'"schema_version"\s*:\s*(\d{1,9})')
 
 @dataclass
 class NightRuns:
+    """One night: what it planned, its attempts and its events."""
+
     night: Night
     planned: dict[str, Planned] = field(default_factory=dict)
     """By the cell's id, in the order of the plan."""

@@ -353,6 +353,7 @@ def _grid(engine: str, rows: dict[str, ScenarioRow]) -> Grid:
 
 
 def importance(event: Event) -> int:
+    """Rank an event by its kind; the most important has the lowest number."""
     return [*EVENTS].index(event.what)
 
 

@@ -57,6 +57,8 @@ def fisher(first: tuple[int, int], second: tuple[int, int]) -> float:
 
 
 class JobState(StrEnum):
+    """What the attempts at one cell come to."""
+
     REPRODUCED = "reproduced"
     NOT_REPRODUCED = "not-reproduced"
     DIFFERENT_FAILURE = "different-failure"

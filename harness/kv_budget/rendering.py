@@ -213,6 +213,8 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class CurvePoint:
+    """A setting, and the tokens of the longest prompt that it holds."""
+
     setting: Decimal
     tokens: int
 

@@ -108,6 +108,7 @@ def out_folder(config: pytest.Config) -> Path:
 
 
 def skips_inconclusive(config: pytest.Config) -> bool:
+    """Tell whether an inconclusive run is skipped; else it is an error."""
     said = config.getoption("mmrepro_inconclusive") or config.getini(
         "mmrepro_inconclusive"
     )

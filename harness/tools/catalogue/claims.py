@@ -165,4 +165,5 @@ def _of(scenario: str, id: str, text: str, said: Sequence[_Said]) -> JudgedClaim
 
 
 def words(status: ClaimStatus) -> str:
+    """Write a claim's status in words."""
     return status.value.replace("-", " ")

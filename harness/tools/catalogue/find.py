@@ -114,6 +114,8 @@ class Matched(NamedTuple):
 
 @dataclass
 class IndexHit:
+    """An entry that the text may be about, and what speaks for it."""
+
     entry: IndexEntry
     sure: _Sure
     because: list[str] = field(default_factory=list)

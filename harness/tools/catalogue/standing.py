@@ -42,6 +42,8 @@ class _Cured:
 
 @dataclass(frozen=True)
 class RecordedScenario:
+    """A scenario, and the recorded runs of it."""
+
     scenario: Scenario
     runs: tuple[RecordedRun, ...] = field(repr=False)
 
@@ -256,6 +258,7 @@ def newest_of(
 def standings(
     failures: Sequence[RecordedScenario], newest: Iterable[Newest]
 ) -> list[Standing]:
+    """Judge where each failure stands."""
     by_engine = {one.engine: one.release for one in newest}
     return [_standing(one, by_engine[one.scenario.engine]) for one in failures]
 
