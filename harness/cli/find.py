@@ -131,7 +131,7 @@ def _in_file(path: Path) -> list[IndexHit]:
     from mmrepro.probes.data import DumpKind, LogPattern
     from mmrepro.probes.dumps import kind_of, text_of
     from mmrepro.probes.log_files import kept
-    from mmrepro.tools.catalogue.find import find as search
+    from mmrepro.tools.catalogue.find import IndexHit, find as search
 
     entries = known()
     classes = {entry.name: entry for entry in entries if entry.kind == "class"}
