@@ -173,12 +173,14 @@ def write_bundle(
     unless those were random already; its script, its reports and its issue are made
     anew from that.
 
-    Args: max_bytes: of the finished file; evidence that does not fit is left out and
-        listed. secrets: further texts to be replaced wherever they occur.
+    Args:
+        max_bytes: of the finished file; evidence that does not fit is left out and
+            listed.
+        secrets: further texts to be replaced wherever they occur.
 
-    Raises: UsageError: ``target`` is there already, or a file of what is packed; or
-        what has to be in
-            it is larger than the limit.
+    Raises:
+        UsageError: ``target`` is there already, or a file of what is packed; or what
+            has to be in it is larger than the limit.
         UnwritableOutput: it cannot be written.
     """
     cut = ""

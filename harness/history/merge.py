@@ -51,9 +51,9 @@ def merge(
     there. A second merge of the same adds nothing. Without ``incidents`` no attempt
     names one.
 
-    Raises: BadLedger: one cannot be read, or two say different things of one attempt;
-        nothing was
-            written then.
+    Raises:
+        BadLedger: one cannot be read, or two say different things of one attempt;
+            nothing was written then.
         LedgerBusy: ``out`` is being written.
     """
     sources = [(folder, read(folder)) for folder in folders]
@@ -148,9 +148,10 @@ def _events(
 def whole(nights: Sequence[Night], there: Night | None = None) -> Night:
     """One record of a night whose shards these are.
 
-    Args: there: what an earlier merge made; it counts only if it covers a shard that is
-        not given,
-            so that the same shards, gone on with since, are told as they are now.
+    Args:
+        there: what an earlier merge made; it counts only if it covers a shard that is
+            not given, so that the same shards, gone on with since, are told as they are
+            now.
     """
     if there is not None and _covers_more(there, nights):
         nights = [*nights, there]

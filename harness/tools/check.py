@@ -82,8 +82,9 @@ class HostReport(Document, kind="check"):
 def examine(needed: Collection[str] = ()) -> HostReport:
     """Try every part. A part that cannot be examined is one that is missing.
 
-    Args: needed: names of parts that are required here besides those that the main job
-        requires.
+    Args:
+        needed: names of parts that are required here besides those that the main job
+            requires.
 
     Raises:
         UsageError: there is no part of such a name.
