@@ -32,12 +32,10 @@ from pydantic import Field
 
 _TRIAL_TIMEOUT_S = 10.0
 _CAP_SYS_PTRACE = 19  # its bit in /proc/self/status, linux/capability.h
-_MEMORY_WANTED = (
-    6 * units.GIB
-)  # three processes with torch each, and vLLM's smallest KV cache
-_DISK_WANTED = (
-    12 * units.GIB
-)  # one environment without and one with a cold uv cache, in practice
+# Three processes with torch each, and vLLM's smallest KV cache.
+_MEMORY_WANTED = 6 * units.GIB
+# One environment without and one with a cold uv cache, in practice.
+_DISK_WANTED = 12 * units.GIB
 _SHM = "/dev/shm"  # noqa: S108 (asked for its size, nothing is written)
 _SHM_WANTED = 64 * 1024**2
 
