@@ -29,55 +29,61 @@ _TROUBLE: Final = 4
 
 
 def compose(acceptance: Acceptance) -> b.Page:
+    """The page of an acceptance."""
     rows = [row for part in acceptance.parts for row in part.rows]
-    left = sum(not step.whole for part in acceptance.parts for step in part.steps)
-    left += sum(not part.steps for part in acceptance.parts)
-    where = ", ".join(acceptance.host.gpus) or "no GPU"
-    machine = where if acceptance.device == "cuda" else "a CPU"
+    machine = "a CPU"
+    if acceptance.device == "cuda":
+        machine = ", ".join(acceptance.host.gpus) or "no GPU"
     commands = [("to repeat it", acceptance.command)]
+    warning = None
+    left = _left(acceptance)
     if left:
         commands.append(("to try what was not run to its end", acceptance.resume))
+        warning = b.Warning(f"{b.count(left, 'step')} did not come to an end.")
+
+    parts = b.count(len(acceptance.parts), "part")
+    when = f"{acceptance.created.wall:%Y-%m-%d %H:%M:%S} UTC"
+    made = f"{when}, made by mmrepro {acceptance.mmrepro_version} from "
+    beside = "; each part has its own folder beside it."
     return b.Page(
         title=f"Acceptance on {machine}",
         badge=_badge(rows),
-        subject=(
-            f"{b.count(len(acceptance.parts), 'part')} on {machine}: {counts(rows)}"
-        ),
-        warning=b.Warning(f"{b.count(left, 'step')} did not come to an end.")
-        if left
-        else None,
+        subject=f"{parts} on {machine}: {counts(rows)}",
+        warning=warning,
         card=[*_card(acceptance)],
-        counts=[
-            (
-                f"{duration(sum(part.seconds for part in acceptance.parts))} in child "
-                "processes"
-            )
-        ],
+        counts=[f"{duration(_seconds(acceptance))} in child processes"],
         commands=commands,
         sections=[
             *(b.Section(part.part, [*_part(part)], 90) for part in acceptance.parts),
             b.Section("Set-up", [b.Facts(_setup(acceptance))], 50),
         ],
-        footer=(
-            f"{acceptance.created.wall:%Y-%m-%d %H:%M:%S} UTC, made by mmrepro "
-            f"{acceptance.mmrepro_version} from ",
-            b.code(SUMMARY_FILE),
-            "; each part has its own folder beside it.",
-        ),
+        footer=(made, b.code(SUMMARY_FILE), beside),
     )
+
+
+def _left(acceptance: Acceptance) -> int:
+    """How many steps did not come to an end; a part without any counts as one."""
+    left = 0
+    for part in acceptance.parts:
+        left += sum(not step.whole for step in part.steps)
+        if not part.steps:
+            left += 1
+    return left
+
+
+def _seconds(acceptance: Acceptance) -> float:
+    return sum(part.seconds for part in acceptance.parts)
 
 
 def _badge(rows: list[Asked]) -> b.Badge:
-    found = {row.status for row in rows}
-    if Status.FAILED in found:
+    statuses = {row.status for row in rows}
+    if Status.FAILED in statuses:
         return b.Badge("Failed", "bad")
-    if Status.PASSED not in found:
+    if Status.PASSED not in statuses:
         return b.Badge("Not tested", "unsure")
-    return (
-        b.Badge("Not whole", "unsure")
-        if Status.BROKEN_OFF in found
-        else b.Badge("Passed", "good")
-    )
+    if Status.BROKEN_OFF in statuses:
+        return b.Badge("Not whole", "unsure")
+    return b.Badge("Passed", "good")
 
 
 def _status(status: Status) -> b.Span:
@@ -88,21 +94,21 @@ def _status(status: Status) -> b.Span:
 
 
 def _card(acceptance: Acceptance) -> Iterator[b.Block]:
-    every = [row for part in acceptance.parts for row in part.rows]
-    bad = [
-        r for s in (Status.FAILED, Status.BROKEN_OFF) for r in every if r.status is s
-    ]
-    yield from b.bullets(
-        [(b.toned(f"{r.asked}: ", "bad"), r.seen) for r in bad[:_TROUBLE]]
-    )
-    rows = []
+    failed = []
+    broken_off = []
+    parts = []
     for part in acceptance.parts:
-        name, status = b.link(part.part, f"#{b.slug(part.part)}"), _status(part.status)
-        rows.append(
-            (name, status, counts(part.rows), duration(part.seconds), part.title)
-        )
+        failed += [row for row in part.rows if row.status is Status.FAILED]
+        broken_off += [row for row in part.rows if row.status is Status.BROKEN_OFF]
+        name = b.link(part.part, f"#{b.slug(part.part)}")
+        took = duration(part.seconds)
+        parts.append((name, _status(part.status), counts(part.rows), took, part.title))
+    trouble = []
+    for row in (failed + broken_off)[:_TROUBLE]:
+        trouble.append((b.toned(f"{row.asked}: ", "bad"), row.seen))
+    yield from b.bullets(trouble)
     heads = "part:name | status:name | rows:name | time:number | shows that"
-    yield from b.table(heads, rows, "parts")
+    yield from b.table(heads, parts, "parts")
 
 
 # ----------------------------------------------------------------------------- sections
@@ -111,79 +117,84 @@ def _card(acceptance: Acceptance) -> Iterator[b.Block]:
 def _part(part: PartRecord) -> Iterator[b.Block]:
     """What did not pass, what passed, the GPUs' use and the commands."""
     yield b.p(f"Shows that {words.sentence(part.title)}")
-    for passed in (False, True):
-        rows = [
-            _row(row, step)
-            for step in part.steps
-            for row in step.rows
-            if (row.status is Status.PASSED) is passed
-        ]
-        names = "status:name | observed | asked | expected | source | seconds:number"
-        shown = b.table(names, rows, part.part)
-        yield from (
-            b.folded(f"{b.count(len(rows), 'row')} passed", shown) if passed else shown
-        )
-    uses = []
+    passed: list[b.Row] = []
+    others: list[b.Row] = []
+    commands = []
+    for step in part.steps:
+        for asked in step.rows:
+            rows = passed if asked.status is Status.PASSED else others
+            rows.append(_row(asked, step))
+        if step.exit_code is not None:
+            commands.append(_ran(step))
+
+    heads = "status:name | observed | asked | expected | source | seconds:number"
+    yield from b.table(heads, others, part.part)
+    shown = b.table(heads, passed, part.part)
+    yield from b.folded(f"{b.count(len(passed), 'row')} passed", shown)
+    yield from b.folded("Use of the GPUs", _gpu_use(part))
+    yield from b.bullets(commands)
+
+
+def _gpu_use(part: PartRecord) -> list[b.Block]:
+    rows = []
     for use in part.gpu:
         busy, held = use.utilisation_pct, use.memory_bytes
         share = f"{busy.least:.0f} to {busy.most:.0f} %" if busy else "unknown"
         memory = f"{size(held.least, 2)} to {size(held.most, 2)}" if held else "unknown"
-        uses.append((use.step, str(use.gpu), str(use.readings), share, memory))
-    heads = (
-        "step:name | GPU:number | readings:number | utilisation:name | memory "
-        "in use:name"
-    )
-    yield from b.folded("Use of the GPUs", b.table(heads, uses, "use of the GPUs"))
-    yield from b.bullets(
-        [_ran(step) for step in part.steps if step.exit_code is not None]
-    )
+        rows.append((use.step, str(use.gpu), str(use.readings), share, memory))
+    heads = "step:name | GPU:number | readings:number | utilisation:name"
+    return b.table(f"{heads} | memory in use:name", rows, "use of the GPUs")
 
 
-def _row(row: Asked, step: StepRecord) -> b.Row:
-    seconds = row.seconds if row.seconds is not None else step.seconds
-    alone = row.seconds is not None or len(step.rows) == 1
-    took = f"{seconds:.1f}" if alone and seconds else "–"
-    cells = (_status(row.status), row.seen, row.asked, row.expected, row.source, took)
-    return b.row(*cells, status=row.status.value)
+def _row(asked: Asked, step: StepRecord) -> b.Row:
+    # The step's time is a row's where it has no other.
+    seconds = asked.seconds
+    if seconds is None and len(step.rows) == 1:
+        seconds = step.seconds
+    return b.row(
+        _status(asked.status),
+        asked.seen,
+        asked.asked,
+        asked.expected,
+        asked.source,
+        f"{seconds:.1f}" if seconds else "–",
+        status=asked.status.value,
+    )
 
 
 def _ran(step: StepRecord) -> b.Inline:
-    told = (b.code(step.command), f", {duration(step.seconds)}")
+    command = (b.code(step.command), f", {duration(step.seconds)}")
     if not step.incident:
-        return told
+        return command
     report = f"{step.incident.partition('/')[2]}/report.md"
-    return (*told, ": ", b.code(report, f"{step.incident}/report.html"))
+    return (*command, ": ", b.code(report, f"{step.incident}/report.html"))
 
 
 def _setup(acceptance: Acceptance) -> list[tuple[str, b.Inline]]:
     host = acceptance.host
+    gpus = [(f"GPU {gpu.index}", _gpu_facts(gpu)) for gpu in host.gpu_facts]
+    took, budget = duration(_seconds(acceptance)), duration(acceptance.budget_s)
     return [
         ("device", acceptance.device),
-        *((f"GPU {one.index}", _gpu_facts(one)) for one in host.gpu_facts),
+        *gpus,
         ("machine", f"{host.cpu}, {host.cores} cores, {size(host.memory_bytes)}"),
         ("system", f"{host.os}, kernel {host.kernel}, Python {host.python}"),
         ("mmrepro", acceptance.mmrepro_version),
         ("begun", f"{acceptance.created.wall:%Y-%m-%d %H:%M} UTC"),
-        (
-            "time",
-            f"{duration(sum(part.seconds for part in acceptance.parts))} in children, "
-            f"budget {duration(acceptance.budget_s)}",
-        ),
+        ("time", f"{took} in children, budget {budget}"),
     ]
 
 
-def _gpu_facts(one: GpuFacts) -> str:
-    memory = size(one.memory_bytes) if one.memory_bytes else "memory unknown"
+def _gpu_facts(gpu: GpuFacts) -> str:
     facts = [
-        one.name,
-        memory,
-        f"driver {one.driver}",
-        f"CUDA {one.cuda}",
-        "MIG" * bool(one.mig),
+        gpu.name,
+        size(gpu.memory_bytes) if gpu.memory_bytes else "memory unknown",
+        f"driver {gpu.driver}",
+        f"CUDA {gpu.cuda}",
+        "MIG" if gpu.mig else "",
+        "taken" if gpu.taken else gpu.users or "not taken",
     ]
-    return ", ".join(
-        [*filter(None, facts), "taken" if one.taken else one.users or "not taken"]
-    )
+    return ", ".join(filter(None, facts))
 
 
 KIND: Final = kind(Acceptance, SUMMARY_FILE, compose)

@@ -51,13 +51,13 @@ from mmrepro.traffic.case.files import case_text, read_contents
 from mmrepro.traffic.case.model import CASE_FILE, IMAGES_DIR, SCRIPT_FILE
 from mmrepro.traffic.evidence import Evidence
 
-DEFAULT_MAX_BYTES: Final = 10 << 20
+_DEFAULT_MAX_BYTES: Final = 10 << 20
 """GitHub takes ZIP files of up to 25 MB."""
 
 MAX_FILES: Final = 5000
 MAX_ITEMS: Final = 20_000
 """Of one kind of evidence: a run has some hundreds of requests and events."""
-ISSUE_FILE: Final = "issue.md"
+_ISSUE_FILE: Final = "issue.md"
 _ORDER: Final = ("log", "metrics", "json", "txt", "lock", "stacks")
 
 
@@ -78,6 +78,7 @@ class _Packer:
     ) -> None:
         """``document``: as it is; ``max_bytes``: of the finished file."""
         if is_there(target):
+            # A link may lead into what is packed: real paths are compared.
             real, home = Path(os.path.realpath(target)), Path(os.path.realpath(source))
             if real.is_relative_to(home) and (
                 real.parent != home or real.suffix != ".zip"
@@ -88,6 +89,7 @@ class _Packer:
             if not force:
                 hint = "--force, or --out another name"
                 raise UsageError(f"{target} is there already.", hint=hint)
+
         self.target, self.redactor, self.max_bytes = target, Public(), max_bytes
         self.redactor.reserve(document)
         for secret in secrets:
@@ -103,6 +105,7 @@ class _Packer:
         try:
             with replacing(target) as file, zipfile.ZipFile(file, "w") as self.archive:
                 yield
+                # Last: it lists what was written before it.
                 self._entry(
                     MANIFEST_FILE, self.manifest.model_dump_json(indent=1) + "\n"
                 )
@@ -171,7 +174,7 @@ def write_bundle(
     made: Incident | Replay,
     target: Path,
     *,
-    max_bytes: int = DEFAULT_MAX_BYTES,
+    max_bytes: int = _DEFAULT_MAX_BYTES,
     secrets: Sequence[str] = (),
     force: bool = False,
     sign: Path | None = None,
@@ -202,6 +205,7 @@ def write_bundle(
         raise UsageError("--sign is for incidents: a replay has no record of hashes.")
     else:
         _add_replay(packer, directory, made)
+
     return packer.manifest
 
 
@@ -235,9 +239,10 @@ def _add_incident(
 
 def _add_replay(packer: _Packer, directory: Path, replay: Replay) -> None:
     with packer.writing(replay.id, "replay"):
-        everything = [
-            finding_of(replay, finding, directory) for finding in replay.findings
-        ]
+        everything = []
+        for finding in replay.findings:
+            everything.append(finding_of(replay, finding, directory))
+
         # All words first: one finding's may stand in another's sentences.
         for loaded in everything:
             if loaded.case is not None:
@@ -270,7 +275,7 @@ def _add_replay(packer: _Packer, directory: Path, replay: Replay) -> None:
 def _add_finding(packer: _Packer, loaded: LoadedFinding) -> None:
     texts = {
         **documents.rendered(one.KIND, loaded),
-        ISSUE_FILE: issue_form.public_issue(loaded),
+        _ISSUE_FILE: issue_form.public_issue(loaded),
     }
     images: dict[str, bytes] = {}
     if loaded.case is not None:
@@ -278,6 +283,7 @@ def _add_finding(packer: _Packer, loaded: LoadedFinding) -> None:
         texts[CASE_FILE] = case_text(loaded.case)
         if loaded.case.operations:
             texts[SCRIPT_FILE] = one.script_of(loaded)
+
     below = loaded.finding.folder
     for name, text in texts.items():
         packer.add(f"{below}/{name}", text)
@@ -292,8 +298,10 @@ def _bounded(incident: Incident) -> tuple[Incident, str]:
     for name in Evidence.model_fields:
         value = getattr(incident.evidence, name)
         if isinstance(value, list) and len(value) > MAX_ITEMS:
+            # The beginning and the end tell most: how it was set up, how it failed.
             changes[name] = value[: MAX_ITEMS // 2] + value[-MAX_ITEMS // 2 :]
             cut.append(f"{len(value) - MAX_ITEMS} of {len(value)} {name}")
+
     if not cut:
         return incident, ""
     evidence = incident.evidence.model_copy(update=changes)
@@ -344,10 +352,12 @@ def _named(folder: Path, packer: _Packer) -> Iterator[tuple[Path, str]]:
     if folder.is_symlink():
         packer.leave_out(EVIDENCE_DIR, 0, "a link: it may lead anywhere")
         return
+
     paths = list(_evidence(folder))
     if more := paths[MAX_FILES:]:
         name = f"{EVIDENCE_DIR}: {len(more)} of {len(paths)} files"
         packer.leave_out(name, sum(map(_size_of, more)), "too many files")
+
     taken = {path.name for path in paths}
     for path in paths[:MAX_FILES]:
         packer.redactor.name_file(path.name)
@@ -370,6 +380,7 @@ def _evidence(folder: Path) -> Iterator[Path]:
         paths = sorted(folder.iterdir())
     except OSError:
         return
+
     stacks = [path for path in paths if "-stacks-" in path.name]
     ends = {*stacks[:3], *stacks[-1:]}
 

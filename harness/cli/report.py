@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mmrepro.failure.documents import Incident
     from mmrepro.failure.documents.hashes import HashCheck
     from mmrepro.failure.documents.stored import BundleManifest
-    from mmrepro.reports.documents import Kind
+    from mmrepro.reports.documents import ReportKind
     from mmrepro.runs.judge import Rejudged
 
 
@@ -122,7 +122,7 @@ def report(asked: ReportCommand) -> None:
     typer.echo(text.rstrip("\n"))
 
 
-def _issue(kind: Kind[Any], loaded: object, folder: Path) -> str:
+def _issue(kind: ReportKind[Any], loaded: object, folder: Path) -> str:
     """The engine's own form, filled in. Raises UsageError: ``loaded`` is no single
     failure."""
     from mmrepro.base.errors import UsageError

@@ -43,7 +43,7 @@ from mmrepro.failure.documents.ledger import (
 )
 from mmrepro.history.events import ALARMS, events
 from mmrepro.history.ledger import Ledger, NightRuns
-from mmrepro.history.states import Settled, State as CellState, settle
+from mmrepro.history.states import JobState as CellState, Settled, settle
 from mmrepro.runs.options import StartMode
 
 

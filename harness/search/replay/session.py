@@ -567,7 +567,7 @@ class Replaying(CaseSearch[Replay]):
                 hint="leave --no-box out (docs/box.md)",
             )
         left = case.keeping(kept)
-        gone = {ELSEWHERE: len(case.operations) - len(left.operations)}
+        gone = {_ELSEWHERE: len(case.operations) - len(left.operations)}
         origin = case.origin
         told = origin.model_copy(update={"left_out": {**origin.left_out, **gone}})
         return left.model_copy(update={"origin": told})

@@ -17,7 +17,7 @@ from mmrepro.search.oracle.loud import GRAMMARS
 from mmrepro.search.upgrade.failures import difference
 from mmrepro.tools.catalogue.find import entries
 from mmrepro.tools.catalogue.recorded import load
-from mmrepro.tools.catalogue.standing import Known, known
+from mmrepro.tools.catalogue.standing import RecordedScenario, known
 from mmrepro.traffic.case.bodies import opened
 from mmrepro.traffic.case.model import Case, Operation, ServerWanted
 from packaging.version import InvalidVersion, Version
@@ -64,7 +64,7 @@ def compare(case: Case, new: ServerWanted, device: str = "") -> list[Difference]
     return [*differences.values(), *listed]
 
 
-def _failures(engine: str, device: str) -> Iterator[Known]:
+def _failures(engine: str, device: str) -> Iterator[RecordedScenario]:
     """Known failures of an engine that the device does not spare."""
     every, _ = known(load(recorded_runs()))
     for failure in every:
@@ -121,7 +121,7 @@ def _listed(is_of_new: bool, names: Sequence[str]) -> Iterator[Difference]:
     )
 
 
-def _has(failure: Known, server: ServerWanted) -> tuple[bool, str]:
+def _has(failure: RecordedScenario, server: ServerWanted) -> tuple[bool, str]:
     """Whether a release has the failure, and by what that is known."""
     # What was seen counts before what was declared.
     outcomes = {run.outcome for run in failure.at(server.release)}

@@ -23,13 +23,13 @@ from mmrepro.reports import (
     incident as runs,
     replay as replays,
 )
-from mmrepro.reports.documents import Kind, keep, kind_of, render
+from mmrepro.reports.documents import ReportKind, keep, kind_of, render
 from mmrepro.reports.terminal import LINES
 from rendered import printed
 from sample import sample_incident
 from strict_html import Html
 
-KINDS: dict[str, tuple[Kind[Any], Callable[[], Any]]] = {
+KINDS: dict[str, tuple[ReportKind[Any], Callable[[], Any]]] = {
     "replay": (replays.KIND, whole_replay),
     "fuzz": (fuzzing.KIND, whole_fuzz),
     "ablation": (ablations.KIND, ablation),
