@@ -33,7 +33,6 @@ PAGES = {
     "check": "why.md",
     "list": "catalogue.md",
     "show": "catalogue.md",
-    "claims": "catalogue.md",
     "judge": "verdicts.md",
     "new": "first-scenario.md",
     "env": "wheelhouse.md",

@@ -36,10 +36,6 @@ COMMANDS = {
     "accept": ("accept:accept", "Try all that only this machine can show."),
     "resume": ("incidents:resume", "Continue the campaign in a folder."),
     "list": ("scenarios:list_scenarios", "List the known failure modes."),
-    "claims": (
-        "scenarios:claims",
-        "List each report's claims, and what runs show of them.",
-    ),
     "show": ("scenarios:show", "Show one failure mode: symptom, cause, mitigations."),
     "collide": ("collide:collide", "Find two pictures that an engine takes for one."),
     "incidents": ("incidents:incidents", "List what ran here, newest first."),
@@ -81,7 +77,6 @@ GROUPS = {
         "run",
         "list",
         "show",
-        "claims",
     ),
     "Releases to guard": (
         "upgrade",
@@ -103,6 +98,14 @@ GROUPS = {
     "Tools": ("new", "kv-budget", "collide", "env", "warm", "mcp"),
 }
 """The commands by what brings a person here."""
+FOLDED = {
+    "claims": (
+        "The claims of a report are part of mmrepro show.",
+        "mmrepro show SCENARIO --claims",
+    ),
+}
+"""Commands that became an option of another one: a sentence, and what is typed
+instead."""
 START_ENGINES = frozenset(
     {
         "run",
@@ -130,6 +133,9 @@ class Root(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in FOLDED:
+            sentence, instead = FOLDED[args[0]]
+            raise UsageError(sentence, hint=instead)
         if (
             args
             and args[0] not in COMMANDS

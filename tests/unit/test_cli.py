@@ -468,7 +468,7 @@ RECORDED = Path(__file__).parents[1] / "evidence" / "uuid-alias-0.23.0.zip"
         ("list", ["list"]),
         ("alive", ["list", "--alive"]),
         ("scenario", ["show", "ghost-key-eviction"]),
-        ("claims", ["claims"]),
+        ("claims", ["show", "--claims"]),
         ("judge", ["judge", RECORDED]),
         ("accept-list", ["accept", "--list", "--device", "cpu"]),
         ("incidents", ["incidents"]),

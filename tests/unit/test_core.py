@@ -43,7 +43,7 @@ NEEDLESS: dict[tuple[str, ...], int] = {
     ("watch", "http://127.0.0.1:1", "--once"): 1,
     ("list",): 0,
     ("show", "ghost-key-eviction"): 0,
-    ("claims",): 0,
+    ("show", "--claims"): 0,
     ("incidents",): 0,
     ("schema",): 0,
     ("kv-budget", "--help"): 0,
