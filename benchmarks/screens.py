@@ -152,7 +152,7 @@ def _screens(place: Path, *, engine: bool) -> Iterator[Screen]:
     yield Screen(("diagnose", "http://127.0.0.1:9"), "DEAD", (), (1,))
     yield Screen(("check",))
     yield Screen(("env", "list"))
-    yield Screen(("warm", "status"))
+    yield Screen(("env", "warm", "status"))
     dry = ("bisect", "ghost-key-eviction", "--dry-run")
     yield Screen(dry, "", ("0.24.0",))
     yield Screen(("ablate", "ghost-key-eviction", "--dry-run"), "", ("prefix-caching",))

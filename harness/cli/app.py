@@ -53,7 +53,6 @@ COMMANDS = {
         "Compute an engine's KV cache from its setting.",
     ),
     "env": ("env:app", "The cached environments of engines."),
-    "warm": ("warm:app", "Keep engines imported between commands."),
     "mcp": ("mcp:mcp", "Serve these commands as tools for an agent."),
 }
 """By name: where a command is (``module:name`` below ``mmrepro.cli``), and what it
@@ -95,13 +94,17 @@ GROUPS = {
         "resume",
         "schema",
     ),
-    "Tools": ("new", "kv-budget", "collide", "env", "warm", "mcp"),
+    "Tools": ("new", "kv-budget", "collide", "env", "mcp"),
 }
 """The commands by what brings a person here."""
 FOLDED = {
     "claims": (
         "The claims of a report are part of mmrepro show.",
         "mmrepro show SCENARIO --claims",
+    ),
+    "warm": (
+        "Engines are kept imported by mmrepro env warm, with the same words.",
+        "mmrepro env warm --help",
     ),
 }
 """Commands that became an option of another one: a sentence, and what is typed
@@ -116,7 +119,7 @@ START_ENGINES = frozenset(
         "ablate",
         "bisect",
         "bisect-run",
-        "warm",
+        "env warm",
     }
 )
 """Commands that ask for the extra before they do anything: a server would start in
@@ -144,7 +147,8 @@ class Root(TyperGroup):
             ctx.fail(
                 f"No such command {args[0]!r}.{did_you_mean(args[0], [*COMMANDS])}"
             )
-        if args and args[0] in START_ENGINES and {"-h", "--help"}.isdisjoint(args):
+        named = {" ".join(args[:1]), " ".join(args[:2])}  # "env", "env warm"
+        if named & START_ENGINES and {"-h", "--help"}.isdisjoint(args):
             # uv may be a program of the system's.
             for module in (
                 one for one in RUN_MODULES if one != "uv" and find_spec(one) is None

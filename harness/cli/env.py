@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 from mmrepro.base import common_options as common, units
 from mmrepro.base.options import Command, option
+from mmrepro.cli import warm
 from mmrepro.cli.options import DeclaredCommand, command
 
 # What is heavy (pydantic, rich, the environments) is imported by the command that needs
@@ -28,10 +29,11 @@ app = typer.Typer(
     name="env",
     help=(
         "List, build and remove the cached environments (one engine at one "
-        "release each)."
+        "release each), and keep their engines imported."
     ),
     no_args_is_help=True,
 )
+app.add_typer(warm.app)
 
 
 @dataclass(frozen=True)

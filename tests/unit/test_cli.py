@@ -494,7 +494,7 @@ START = Path(__file__).parent / "starts" / "lmdeploy-port-taken.log"
 PRINTED = {
     "check": ("check",),
     "environments": ("env", "list"),
-    "kept-warm": ("warm", "status"),
+    "kept-warm": ("env", "warm", "status"),
     "find": ("find", "Expected a cached item"),
     "kv-budget": (
         "kv-budget",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import typer.main
 from markdown_it import MarkdownIt
-from mmrepro.cli.app import COMMANDS, GROUPS, app
+from mmrepro.cli.app import COMMANDS, FOLDED, GROUPS, app
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -136,6 +136,8 @@ def test_the_commands_it_names_exist(page: Path) -> None:
             below = getattr(command, "commands", None)
             if below is None:
                 break
+            if command is root and page.name == "CHANGELOG.md" and word in FOLDED:
+                break  # what went is named there, with what to type instead
             if word not in below:
                 unknown.append(" ".join(words))
                 break

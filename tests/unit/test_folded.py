@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from in_process import mmrepro
+from mmrepro.runs.starter import ROOT_VARIABLE
 
 FOLDED = {
     ("claims",): "mmrepro show SCENARIO --claims",
     ("claims", "ghost-key-eviction", "--json"): "mmrepro show SCENARIO --claims",
     ("claims", "--help"): "mmrepro show SCENARIO --claims",
+    ("warm",): "mmrepro env warm --help",
+    ("warm", "start", "ghost-key-eviction"): "mmrepro env warm --help",
 }
 """By what is typed: the command to type instead."""
 
@@ -52,3 +56,21 @@ def test_claims_of_several_scenarios_are_shown_together() -> None:
     names = ("ghost-key-eviction", "mm-cache-desync")
     document = json.loads(mmrepro("show", *names, "--claims", "--json")[1])
     assert {claim["scenario"] for claim in document["claims"]} == set(names)
+
+
+# ---------------------------------------------------------------- env warm
+
+
+def test_what_is_kept_warm_is_shown_below_env(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path))
+    code, printed, complaint = mmrepro("env", "warm", "status")
+    assert (code, complaint) == (0, "")
+    assert "mmrepro env warm start" in printed
+    assert mmrepro("env", "warm", "stop", "0123")[0] == 2
+
+
+@pytest.mark.parametrize("name", ["start", "status", "stop"])
+def test_help_of_env_warm_has_an_example(name: str) -> None:
+    assert f"Example:  mmrepro env warm {name}" in mmrepro("env", "warm", name, "-h")[1]
