@@ -29,7 +29,6 @@ PAGES = {
     "find": "logs.md",
     "watch": "live-servers.md",
     "bundle": "live-servers.md",
-    "probe": "diagnose.md",
     "check": "why.md",
     "list": "catalogue.md",
     "show": "catalogue.md",

@@ -47,7 +47,6 @@ COMMANDS = {
     "bundle": ("report:bundle", "Pack an incident for an upstream issue."),
     "schema": ("report:schema", "Print the JSON Schema of incident.json."),
     "check": ("check:check", "Show what this machine can do."),
-    "probe": ("check:probe", "Collect one kind of evidence."),
     "kv-budget": (
         "kv_budget:kv_budget",
         "Compute an engine's KV cache from its setting.",
@@ -65,7 +64,6 @@ GROUPS = {
         "why",
         "find",
         "watch",
-        "probe",
         "check",
     ),
     "A bug report, or traffic that breaks a server": (
@@ -101,6 +99,10 @@ FOLDED = {
     "claims": (
         "The claims of a report are part of mmrepro show.",
         "mmrepro show SCENARIO --claims",
+    ),
+    "probe": (
+        "One kind of evidence is collected by mmrepro diagnose.",
+        "mmrepro diagnose URL --only KIND",
     ),
     "warm": (
         "Engines are kept imported by mmrepro env warm, with the same words.",

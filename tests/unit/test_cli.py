@@ -144,7 +144,7 @@ def test_a_name_that_no_file_can_have(here: Here, command: tuple[str, ...]) -> N
         ("logs", "{}", "--json"),
         ("logs", "{}", "server.log", "--json"),
         ("bisect", "mm-prefill-contract", "--mitigation", "{}"),
-        ("probe", "logs", "--log", "{}"),
+        ("diagnose", "--only", "logs", "--log", "{}"),
     ],
 )
 def test_a_word_that_is_no_utf8(
@@ -395,7 +395,7 @@ def test_every_command_has_help_with_an_example(here: Here) -> None:
         "report",
         "schema",
         "check",
-        "probe",
+        "diagnose",
         "kv-budget",
         "env",
     ):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from fake_server import answering, completion, http, in_turn, serving
 from in_process import mmrepro
 from mmrepro.runs.starter import ROOT_VARIABLE
 
@@ -15,6 +19,7 @@ FOLDED = {
     ("claims", "--help"): "mmrepro show SCENARIO --claims",
     ("warm",): "mmrepro env warm --help",
     ("warm", "start", "ghost-key-eviction"): "mmrepro env warm --help",
+    ("probe", "stacks", "--pid", "4576"): "mmrepro diagnose URL --only KIND",
 }
 """By what is typed: the command to type instead."""
 
@@ -74,3 +79,57 @@ def test_what_is_kept_warm_is_shown_below_env(
 @pytest.mark.parametrize("name", ["start", "status", "stop"])
 def test_help_of_env_warm_has_an_example(name: str) -> None:
     assert f"Example:  mmrepro env warm {name}" in mmrepro("env", "warm", name, "-h")[1]
+
+
+# ---------------------------------------------------------------- diagnose --only
+
+
+def test_one_kind_of_evidence_is_collected_by_diagnose(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("INFO 11-28 10:00:00 [core.py:1] up\n")
+    words = ("diagnose", "--only", "logs", "--log", log, "--out", tmp_path / "raw")
+    code, printed, complaint = mmrepro(*words)
+    document = json.loads(printed)
+    assert (code, complaint) == (0, "")
+    assert (document["$id"], document["probe"]) == ("urn:mmrepro:probe:1", "logs")
+    assert not list(tmp_path.glob("incidents"))
+
+
+def test_the_model_of_an_inference_is_the_one_that_the_server_lists(
+    tmp_path: Path,
+) -> None:
+    models = http(200, json.dumps({"data": [{"id": "theirs"}]}).encode())
+    replies = in_turn(answering(models), answering(http(200, completion())))
+
+    async def asked() -> tuple[int, list[bytes]]:
+        async with serving(replies) as server:
+            words = [server.url, "--only", "inference", "--out", str(tmp_path)]
+            command = [sys.executable, "-m", "mmrepro", "diagnose", *words]
+            done = await asyncio.to_thread(subprocess.run, command, check=False)
+            return done.returncode, server.requests
+
+    code, requests = asyncio.run(asked())
+    assert (code, len(requests)) == (0, 2)
+    assert b"theirs" in requests[1]
+
+
+def test_what_cannot_be_collected_is_inconclusive(tmp_path: Path) -> None:
+    gone = ("diagnose", "--only", "processes", "--pid", str(2**22), "--out", tmp_path)
+    assert mmrepro(*gone)[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (("--only", "stacks"), "mmrepro diagnose --pid PID --only stacks"),
+        (("--only", "http"), "mmrepro diagnose URL --only http"),
+        (("--only", "logs"), "mmrepro diagnose --log FILE --only logs"),
+        (("http://a", "http://b", "--only", "gpu"), "mmrepro diagnose URL --only gpu"),
+    ],
+)
+def test_what_a_kind_of_evidence_needs_is_said(
+    words: tuple[str, ...], instead: str
+) -> None:
+    code, printed, complaint = mmrepro("diagnose", *words)
+    assert (code, printed) == (2, "")
+    assert complaint.splitlines()[1] == f"Next: {instead}"
