@@ -41,7 +41,6 @@ PAGES = {
     "incidents": "options.md",
     "open": "options.md",
     "report": "options.md",
-    "schema": "options.md",
 }
 """Where a command is described that has no page of its own name."""
 TITLE = """# Commands

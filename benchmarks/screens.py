@@ -156,7 +156,6 @@ def _screens(place: Path, *, engine: bool) -> Iterator[Screen]:
     dry = ("bisect", "ghost-key-eviction", "--dry-run")
     yield Screen(dry, "", ("0.24.0",))
     yield Screen(("ablate", "ghost-key-eviction", "--dry-run"), "", ("prefix-caching",))
-    yield Screen(("accept", "--list", "--device", "cpu"))
     for kind, folder, verdict in _campaigns(place):
         yield Screen(("report", str(folder), "--format", "text"), verdict, (), (0,))
         del kind

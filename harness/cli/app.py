@@ -33,7 +33,6 @@ COMMANDS = {
     "bisect": ("bisect:bisect", "Find the release that brought or fixed a failure."),
     "bisect-run": ("bisect:bisect_run", "Test one source tree, for git bisect run."),
     "matrix": ("matrix:app", "Scenarios × releases, night after night."),
-    "accept": ("accept:accept", "Try all that only this machine can show."),
     "resume": ("incidents:resume", "Continue the campaign in a folder."),
     "list": ("scenarios:list_scenarios", "List the known failure modes."),
     "show": ("scenarios:show", "Show one failure mode: symptom, cause, mitigations."),
@@ -45,7 +44,6 @@ COMMANDS = {
     "new": ("new:new", "Write a scenario for you to fill in."),
     "watch": ("live:watch", "Check a live server's health at an interval."),
     "bundle": ("report:bundle", "Pack an incident for an upstream issue."),
-    "schema": ("report:schema", "Print the JSON Schema of incident.json."),
     "check": ("check:check", "Show what this machine can do."),
     "kv-budget": (
         "kv_budget:kv_budget",
@@ -81,7 +79,6 @@ GROUPS = {
         "bisect",
         "bisect-run",
         "ablate",
-        "accept",
     ),
     "What ran here": (
         "incidents",
@@ -90,12 +87,15 @@ GROUPS = {
         "judge",
         "bundle",
         "resume",
-        "schema",
     ),
     "Tools": ("new", "kv-budget", "collide", "env", "mcp"),
 }
 """The commands by what brings a person here."""
 FOLDED = {
+    "accept": (
+        "What only a GPU can show is a nightly run's file and a recipe in docs/gpu.md.",
+        "mmrepro matrix run docs/gpu.toml --out accepted",
+    ),
     "claims": (
         "The claims of a report are part of mmrepro show.",
         "mmrepro show SCENARIO --claims",
@@ -103,6 +103,10 @@ FOLDED = {
     "probe": (
         "One kind of evidence is collected by mmrepro diagnose.",
         "mmrepro diagnose URL --only KIND",
+    ),
+    "schema": (
+        "Each command that prints JSON prints its schema.",
+        "mmrepro run --json-schema",
     ),
     "warm": (
         "Engines are kept imported by mmrepro env warm, with the same words.",

@@ -292,7 +292,7 @@ def _trusting(written: Sequence[str], asked: ResumeCommand) -> list[str]:
 
 @command(ResumeCommand)
 def resume(asked: ResumeCommand) -> None:
-    """Continue a campaign: a matrix, bisection, ablation, acceptance, replay or fuzz
+    """Continue a campaign: a matrix, bisection, ablation, replay or fuzz
     session. No run that has ended is repeated.
 
     Example:  mmrepro resume nights -- --budget 1h

@@ -27,9 +27,11 @@ from mmrepro.base.options import (
     Origin,
     declared,
 )
+from mmrepro.cli.json_schema import DOCUMENTS, json_schema
 from typer.core import TyperCommand
 
 C = TypeVar("C", bound=Command)
+JSON_SCHEMA = "json_schema"
 AFTER_DASHES = "after --"
 """Where a command keeps what follows ``--``, if it has a plain field ``child``: another
 command."""
@@ -44,6 +46,7 @@ def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None
     def decorate(execute: Callable[[C], None]) -> Callable[..., None]:
         @wraps(execute)
         def call(ctx: typer.Context, **values: Any) -> None:
+            values.pop(JSON_SCHEMA, None)
             asked = _options(made, ctx, values)
             try:
                 execute(asked)
@@ -57,6 +60,8 @@ def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None
             "ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
         )
         parameters = [context, *(_parameter(one) for one in declared(made))]
+        if made.COMMAND in DOCUMENTS:
+            parameters.append(_json_schema(made.COMMAND))
         del call.__wrapped__
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -64,6 +69,33 @@ def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None
         return call
 
     return decorate
+
+
+def _json_schema(name: str) -> inspect.Parameter:
+    """The option ``--json-schema`` of the command ``name``.
+
+    It is eager: what the command requires need not be given with it."""
+
+    def show(value: bool) -> None:
+        if value:
+            from mmrepro.cli.console import emit
+
+            emit(json_schema(name))
+            raise typer.Exit
+
+    info = typer.Option(
+        "--json-schema",
+        callback=show,
+        is_eager=True,
+        help="Print the JSON Schema of what is printed as JSON, and end.",
+        rich_help_panel=OUTPUT,
+    )
+    return inspect.Parameter(
+        JSON_SCHEMA,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[bool, info],
+    )
 
 
 def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:

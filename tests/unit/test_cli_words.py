@@ -232,7 +232,7 @@ def test_help_is_as_wide_as_the_terminal(
 def test_short_options(here: Here) -> None:
     assert here("-V").stdout == here("--version").stdout != ""
     assert here("matrix", "run", "-h").returncode == 0
-    for command in ("run", "ablate", "bisect", "replay", "fuzz", "accept", "diagnose"):
+    for command in ("run", "ablate", "bisect", "replay", "fuzz", "diagnose"):
         text = here(command, "-h").stdout
         assert "-q, --quiet" in text, command
         assert "-v, --verbose" in text, command

@@ -11,15 +11,22 @@ from pathlib import Path
 import pytest
 from fake_server import answering, completion, http, in_turn, serving
 from in_process import mmrepro
+from jsonschema import Draft202012Validator
+from mmrepro.base.options import Command, declared
+from mmrepro.cli.json_schema import DOCUMENTS
 from mmrepro.runs.starter import ROOT_VARIABLE
+from test_options import BY_NAME
 
 FOLDED = {
+    ("accept", "--device", "cuda"): "mmrepro matrix run docs/gpu.toml --out accepted",
     ("claims",): "mmrepro show SCENARIO --claims",
     ("claims", "ghost-key-eviction", "--json"): "mmrepro show SCENARIO --claims",
     ("claims", "--help"): "mmrepro show SCENARIO --claims",
     ("warm",): "mmrepro env warm --help",
     ("warm", "start", "ghost-key-eviction"): "mmrepro env warm --help",
     ("probe", "stacks", "--pid", "4576"): "mmrepro diagnose URL --only KIND",
+    ("schema",): "mmrepro run --json-schema",
+    ("schema", "--of", "fuzz"): "mmrepro run --json-schema",
 }
 """By what is typed: the command to type instead."""
 
@@ -133,3 +140,39 @@ def test_what_a_kind_of_evidence_needs_is_said(
     code, printed, complaint = mmrepro("diagnose", *words)
     assert (code, printed) == (2, "")
     assert complaint.splitlines()[1] == f"Next: {instead}"
+
+
+# ---------------------------------------------------------------- --json-schema
+
+UNDESCRIBED = {
+    "bisect-run",
+    "bundle",
+    "capture",
+    "env list",
+    "env warm start",
+    "env warm status",
+    "env wheelhouse",
+    "find",
+    "kv-budget",
+    "new",
+    "watch",
+}
+"""Commands whose JSON no schema describes."""
+
+
+@pytest.mark.parametrize("command", DOCUMENTS)
+def test_each_command_prints_the_schema_of_its_json(command: str) -> None:
+    code, printed, complaint = mmrepro(*command.split(), "--json-schema")
+    schema = json.loads(printed)
+    assert (code, complaint) == (0, "")
+    Draft202012Validator.check_schema(schema)
+    assert ("anyOf" in schema) is (len(DOCUMENTS[command]) > 1)
+
+
+def test_a_command_that_prints_json_has_its_schema() -> None:
+    printing = {name for name, made in BY_NAME.items() if "json" in option_names(made)}
+    assert printing == {*DOCUMENTS, *UNDESCRIBED}
+
+
+def option_names(made: type[Command]) -> set[str]:
+    return {option.field for option in declared(made)}

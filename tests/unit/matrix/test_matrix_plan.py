@@ -92,6 +92,25 @@ def test_the_catalogues_night_has_every_scenario() -> None:
                     )
 
 
+def test_the_gpus_file_has_what_only_a_gpu_shows() -> None:
+    loaded = load(Path(__file__).parents[3] / "docs/gpu.toml")
+    assert (loaded.matrix.device, loaded.matrix.start_mode) == ("cuda", "cold")
+    rows = {
+        (name, *(row.releases or ())) for row in loaded.cell for name in row.scenario
+    }
+    assert {
+        ("ghost-key-eviction", "0.23.0"),
+        ("mm-cache-desync", "0.23.0"),
+        ("undersized-kv-budget", "0.18.0"),
+        ("pad-value-collision", "0.5.17"),
+    } <= rows
+    made = planning.plan(
+        "n", loaded.cell, MatrixRunCommand(), loaded.matrix, listing=listing
+    )
+    masks = [p for p in made.cells if p.cell.variant == "reused-mask"]
+    assert [p.cell.mitigations for p in masks] == [(), ("fix",)]
+
+
 def _behind(one: Scenario) -> set[str]:
     there = [
         release.version for release in listing(spec_for(one.engine, one.release, "cpu"))
