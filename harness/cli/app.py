@@ -36,7 +36,6 @@ COMMANDS = {
     "resume": ("incidents:resume", "Continue the campaign in a folder."),
     "list": ("scenarios:list_scenarios", "List the known failure modes."),
     "show": ("scenarios:show", "Show one failure mode: symptom, cause, mitigations."),
-    "collide": ("collide:collide", "Find two pictures that an engine takes for one."),
     "incidents": ("incidents:incidents", "List what ran here, newest first."),
     "open": ("incidents:open_", "Open the page of an incident or a campaign."),
     "report": ("report:report", "Make a report again."),
@@ -88,7 +87,7 @@ GROUPS = {
         "bundle",
         "resume",
     ),
-    "Tools": ("new", "kv-budget", "collide", "env", "mcp"),
+    "Tools": ("new", "kv-budget", "env", "mcp"),
 }
 """The commands by what brings a person here."""
 FOLDED = {
@@ -99,6 +98,10 @@ FOLDED = {
     "claims": (
         "The claims of a report are part of mmrepro show.",
         "mmrepro show SCENARIO --claims",
+    ),
+    "collide": (
+        "The search for two pictures of one pad value is a script of its scenario.",
+        "python -m mmrepro.scenarios.pad_value_collision.collide --help",
     ),
     "probe": (
         "One kind of evidence is collected by mmrepro diagnose.",

@@ -50,6 +50,7 @@ from mmrepro.scenario.more import (
 from mmrepro.scenario.silent import Pair, explained, may_show, pairs, whole_prompt
 from mmrepro.scenarios.data import pad_value_pair
 from mmrepro.scenarios.pad_value_collision import report, traffic
+from mmrepro.scenarios.pad_value_collision.collide.options import SCRIPT
 from mmrepro.scenarios.pad_value_collision.report import (
     FROM_HASH,
     FULL_HASH,
@@ -60,7 +61,7 @@ from mmrepro.scenarios.pad_value_collision.report import (
 
 if TYPE_CHECKING:
     from mmrepro.scenario.more import Exhibit
-    from mmrepro.tools.collide.pair import Identity
+    from mmrepro.scenarios.pad_value_collision.collide.pair import Identity
 
 BATCH = "sglang/srt/managers/schedule_batch.py"
 KEYED = (*SALTS, FROM_HASH)
@@ -109,7 +110,7 @@ class PadValueCollision(sglang.PictureAlias):
         "search": (
             "search a new pair in this run's environment first (half a minute or so)"
         ),
-        "pair": "PAIR=FOLDER: use the pair that mmrepro collide wrote there",
+        "pair": "PAIR=FOLDER: use the pair that its script collide wrote there",
         "traffic": (
             "afterwards other questions and texts, later requests, pictures of "
             "two sizes"
@@ -397,8 +398,8 @@ def identities(
 ) -> dict[str, Identity]:
     """What the engine makes of the pictures, by name. Raises as the search does."""
     from mmrepro.base.machine.files import cache_root
-    from mmrepro.tools.collide.search import identify
-    from mmrepro.tools.collide.worker import place_for
+    from mmrepro.scenarios.pad_value_collision.collide.search import identify
+    from mmrepro.scenarios.pad_value_collision.collide.worker import place_for
 
     server = failure.case.server
     tiny = TINY.get(server.model)
@@ -416,7 +417,7 @@ def identities(
 def read_pair(folder: Path) -> dict[str, Picture]:
     """The three pictures of a pair's folder. Raises UsageError: one is missing or no
     picture."""
-    hint = "mmrepro collide --engine sglang --release 0.5.6 --out PAIR"
+    hint = f"{SCRIPT} --release 0.5.6 --out PAIR"
     return {
         name: read_picture(folder / f"{name}.png", hint)
         for name in ("A", "B", sglang.CONTROL)

@@ -391,7 +391,6 @@ def test_what_is_there_is_not_announced(
         "run ghost-key-eviction --device cpu",
         "fuzz vllm",
         "replay t.jsonl --engine vllm",
-        "collide",
         "upgrade 0.23.0 0.24.0 --engine vllm --traffic t.jsonl --device cpu",
     ],
 )
@@ -410,7 +409,7 @@ def test_a_command_asks_before_it_begins(
     assert said.returncode == ExitCode.INFRASTRUCTURE, said.stderr
     assert said.stderr.splitlines()[-1] == "Next: --yes downloads without asking"
     assert not list(tmp_path.glob("incidents/*")), "nothing was begun"
-    for folder in ("fuzz", "replays", "collisions", "upgrades"):
+    for folder in ("fuzz", "replays", "upgrades"):
         assert not list(tmp_path.glob(f"{folder}/*"))
     assert len(asked) == 1
 

@@ -60,7 +60,6 @@ NEEDING = (
     "ablate ghost-key-eviction",
     "bisect ghost-key-eviction",
     "matrix run --scenario all --releases newest --out nights",
-    "collide",
     "check --for vllm==0.23.0",
     "new odd --engine vllm",
 )

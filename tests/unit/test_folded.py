@@ -24,6 +24,9 @@ FOLDED = {
     ("claims", "--help"): "mmrepro show SCENARIO --claims",
     ("warm",): "mmrepro env warm --help",
     ("warm", "start", "ghost-key-eviction"): "mmrepro env warm --help",
+    ("collide", "--bits", "30"): (
+        "python -m mmrepro.scenarios.pad_value_collision.collide --help"
+    ),
     ("probe", "stacks", "--pid", "4576"): "mmrepro diagnose URL --only KIND",
     ("schema",): "mmrepro run --json-schema",
     ("schema", "--of", "fuzz"): "mmrepro run --json-schema",

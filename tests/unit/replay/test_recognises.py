@@ -15,9 +15,9 @@ from mmrepro.scenario.more import Failure
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenario.sglang import patches
 from mmrepro.scenarios.borrowed_faults import PAD_RANGE, digest
-from mmrepro.tools.collide import worker
-from mmrepro.tools.collide.search import identify
-from mmrepro.tools.collide.worker import Place
+from mmrepro.scenarios.pad_value_collision.collide import worker
+from mmrepro.scenarios.pad_value_collision.collide.search import identify
+from mmrepro.scenarios.pad_value_collision.collide.worker import Place
 from mmrepro.traffic.case.files import pictures
 from mmrepro.traffic.case.model import (
     Case,

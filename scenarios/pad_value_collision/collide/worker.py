@@ -31,7 +31,12 @@ from mmrepro.engines.environments.spec import Environment
 from mmrepro.engines.models.qwen import TinyQwen2VL
 from mmrepro.failure.documents import Setting, StandIn
 from mmrepro.reproducers import reproducer_path
-from mmrepro.tools.collide.pair import EngineFacts, Identity, Searched
+from mmrepro.scenarios.pad_value_collision.collide.options import SCRIPT
+from mmrepro.scenarios.pad_value_collision.collide.pair import (
+    EngineFacts,
+    Identity,
+    Searched,
+)
 from pydantic import ValidationError
 
 ENGINES = ("sglang",)
@@ -83,7 +88,7 @@ def place_for(
         raise UsageError(
             f"There is no collision search for the engine {engine!r}; there is one for "
             f"{', '.join(ENGINES)}.",
-            hint="mmrepro collide --engine sglang --release 0.5.6",
+            hint=f"{SCRIPT} --engine sglang --release 0.5.6",
         )
     if model is not None and not (model / "preprocessor_config.json").is_file():
         raise UsageError(

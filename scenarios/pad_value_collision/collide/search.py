@@ -19,8 +19,12 @@ from mmrepro import __version__
 from mmrepro.base.errors import InfrastructureError, UnwritableOutput, UsageError
 from mmrepro.base.machine.files import open_to_read, refuse_other_kinds, write_file
 from mmrepro.failure.documents.model import cross_probability
-from mmrepro.tools.collide.options import CollideCommand
-from mmrepro.tools.collide.pair import (
+from mmrepro.scenarios.pad_value_collision.collide.options import (
+    PAD_BITS,
+    SCRIPT,
+    PairSearch,
+)
+from mmrepro.scenarios.pad_value_collision.collide.pair import (
     NAMES,
     PAIR_FILE,
     EngineFacts,
@@ -31,7 +35,7 @@ from mmrepro.tools.collide.pair import (
     SearchFacts,
     equal_low_bits,
 )
-from mmrepro.tools.collide.worker import Place, Progress, ask
+from mmrepro.scenarios.pad_value_collision.collide.worker import Place, Progress, ask
 from PIL import Image, ImageDraw, UnidentifiedImageError
 
 MIN_BITS, MAX_BITS = 8, 40
@@ -50,7 +54,7 @@ FILES = (*(f"{name}.png" for name in NAMES), PAIR_FILE)
 Pictures = tuple[Image.Image, Image.Image]
 
 
-def pictures_of(asked: CollideCommand) -> Pictures:
+def pictures_of(asked: PairSearch) -> Pictures:
     """The families' common pictures. Raises UsageError for any argument that cannot be
     used."""
     if (asked.first is None) != (asked.second is None):
@@ -60,7 +64,7 @@ def pictures_of(asked: CollideCommand) -> Pictures:
     if not MIN_BITS <= asked.bits <= MAX_BITS:
         raise UsageError(
             f"--bits must be between {MIN_BITS} and {MAX_BITS}.",
-            hint="mmrepro collide --bits 30",
+            hint=f"{SCRIPT} --bits {PAD_BITS}",
         )
     for side in (0 if asked.first else asked.size, asked.second_size or 0):
         if side and (side % FACTOR or not LEAST_SIDE <= side <= MAX_SIDE):
@@ -147,7 +151,7 @@ def _chance(bits: int, images: int) -> float:
 
 
 def find_pair(
-    place: Place, out: Path, asked: CollideCommand, progress: Progress | None = None
+    place: Place, out: Path, asked: PairSearch, progress: Progress | None = None
 ) -> Pair:
     """Search two pictures whose hashes agree in their ``bits`` low bits; write them to
     ``out``.
@@ -317,7 +321,7 @@ def _output(out: Path) -> Iterator[Path]:
         where = error.filename or out
         raise UnwritableOutput(
             f"The output folder {out} cannot be written: {error.strerror} ({where}).",
-            hint="mmrepro collide … --out DIR, with a DIR that you may write",
+            hint=f"{SCRIPT} --out DIR, with a DIR that you may write",
         ) from error
     try:
         yield folder
