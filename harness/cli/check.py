@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class CheckCommand(Command):
     COMMAND: ClassVar[str] = "check"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.tools.check:HostReport",
+        "mmrepro.engines.environments.fit:FitReport",
+    )
     need: tuple[str, ...] = option(
         (),
         "A part that this machine must have as well, e.g. gpu. May be repeated.",

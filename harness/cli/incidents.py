@@ -44,6 +44,9 @@ class Ended(StrEnum):
 @dataclass(frozen=True)
 class IncidentsCommand(Command):
     COMMAND: ClassVar[str] = "incidents"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.failure.documents.listing:IncidentsDocument",
+    )
     roots: tuple[Path, ...] = option(
         (),
         "Folders to look below.",

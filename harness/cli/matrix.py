@@ -331,6 +331,7 @@ def report(asked: MatrixReportCommand) -> None:
 @dataclass(frozen=True)
 class MatrixDiffCommand(Command):
     COMMAND: ClassVar[str] = "matrix diff"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.history.nightly:DiffDocument",)
     ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
     before: str = option(
         "",
@@ -386,6 +387,7 @@ def diff(asked: MatrixDiffCommand) -> None:
 @dataclass(frozen=True)
 class MatrixHistoryCommand(Command):
     COMMAND: ClassVar[str] = "matrix history"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.history.nightly:NightsDocument",)
     ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
     scenario: str = option(
         "",

@@ -27,7 +27,6 @@ from mmrepro.base.options import (
     Origin,
     declared,
 )
-from mmrepro.cli.json_schema import DOCUMENTS, json_schema
 from typer.core import TyperCommand
 
 C = TypeVar("C", bound=Command)
@@ -60,8 +59,8 @@ def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None
             "ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
         )
         parameters = [context, *(_parameter(one) for one in declared(made))]
-        if made.COMMAND in DOCUMENTS:
-            parameters.append(_json_schema(made.COMMAND))
+        if made.DOCUMENTS:
+            parameters.append(_json_schema(made))
         del call.__wrapped__
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -71,16 +70,17 @@ def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None
     return decorate
 
 
-def _json_schema(name: str) -> inspect.Parameter:
-    """The option ``--json-schema`` of the command ``name``.
+def _json_schema(made: type[Command]) -> inspect.Parameter:
+    """The option ``--json-schema`` of a command.
 
     It is eager: what the command requires need not be given with it."""
 
     def show(value: bool) -> None:
         if value:
             from mmrepro.cli.console import emit
+            from mmrepro.cli.json_schema import json_schema
 
-            emit(json_schema(name))
+            emit(json_schema(made.DOCUMENTS))
             raise typer.Exit
 
     info = typer.Option(

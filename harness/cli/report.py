@@ -202,6 +202,7 @@ STYLES = {"met": "green", "confirmed": "green", "not-met": "red", "refuted": "re
 @dataclass(frozen=True)
 class JudgeCommand(Command):
     COMMAND: ClassVar[str] = "judge"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.runs.judge:JudgeDocument",)
     incidents: tuple[Path, ...] = common.PLACE(
         (),
         help="Incidents: their folders, numbers, ids, or last; or bundles.",

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ListCommand(Command):
     COMMAND: ClassVar[str] = "list"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.tools.catalogue.documents:ListDocument",
+        "mmrepro.tools.catalogue.documents:AliveDocument",
+    )
     scenarios: tuple[str, ...] = common.SCENARIOS(())
     trust: bool = common.TRUST(False)
     alive: bool = option(
@@ -255,6 +259,10 @@ STATUSES = ("confirmed", "refuted", "not-tested")
 @dataclass(frozen=True)
 class ShowCommand(Command):
     COMMAND: ClassVar[str] = "show"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.tools.catalogue.documents:ScenarioDocument",
+        "mmrepro.tools.catalogue.claims:Claims",
+    )
     scenarios: tuple[str, ...] = common.SCENARIOS(
         (),
         help="Name of a scenario, NAME:VARIANT, or a FILE.py with one; with --claims "

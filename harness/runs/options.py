@@ -74,6 +74,7 @@ class RunCommand(ScenarioCommand):
     """Options of ``mmrepro run``, checked by the runner."""
 
     COMMAND: ClassVar[str] = "run"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.failure.documents:Incident",)
     release: str = common.RELEASE("")
     tree: str = common.SOURCE("")
     kernels: str = common.KERNELS("")

@@ -13,7 +13,6 @@ from fake_server import answering, completion, http, in_turn, serving
 from in_process import mmrepro
 from jsonschema import Draft202012Validator
 from mmrepro.base.options import Command, declared
-from mmrepro.cli.json_schema import DOCUMENTS
 from mmrepro.runs.starter import ROOT_VARIABLE
 from test_options import BY_NAME
 
@@ -147,6 +146,7 @@ def test_what_a_kind_of_evidence_needs_is_said(
 
 # ---------------------------------------------------------------- --json-schema
 
+DOCUMENTS = {name: made.DOCUMENTS for name, made in BY_NAME.items() if made.DOCUMENTS}
 UNDESCRIBED = {
     "bisect-run",
     "bundle",

@@ -148,6 +148,10 @@ class DiagnoseCommand(LiveCommand):
     """
 
     COMMAND: ClassVar[str] = "diagnose"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.failure.documents.diagnosis:Diagnosis",
+        "mmrepro.failure.documents.fleet:Fleet",
+    )
     pid: int = option(
         0, "A process of the server.", "PID", shown="who listens there", least=0
     )
