@@ -31,7 +31,7 @@ STYLES = {
 }
 
 
-class Ended(StrEnum):
+class RunEnding(StrEnum):
     REPRODUCED = "reproduced"
     NOT_REPRODUCED = "not-reproduced"
     DIFFERENT_FAILURE = "different-failure"
@@ -63,8 +63,10 @@ class IncidentsCommand(Command):
         shown="",
         configurable=False,
     )
-    outcome: tuple[Ended, ...] = option(
-        (), f"Only those that ended so: {', '.join(Ended)}. May be repeated.", "OUTCOME"
+    outcome: tuple[RunEnding, ...] = option(
+        (),
+        f"Only those that ended so: {', '.join(RunEnding)}. May be repeated.",
+        "OUTCOME",
     )
     since: str = option(
         "", "Only those since then: 90m, 12h, 2d, 3w, or a date (UTC).", "TIME"

@@ -19,5 +19,6 @@ def json_schema(documents: Sequence[str]) -> dict[str, Any]:
     for place in documents:
         module, _, name = place.partition(":")
         classes.append(getattr(import_module(module), name))
-    schema = TypeAdapter(Union[tuple(classes)]).json_schema()  # noqa: UP007
+    any_of_them: Any = Union[tuple(classes)]  # noqa: UP007
+    schema = TypeAdapter(any_of_them).json_schema()
     return {**schema, "$schema": DRAFT}

@@ -47,7 +47,13 @@ from mmrepro.scenario.more import (
     checks,
     read_picture,
 )
-from mmrepro.scenario.silent import Pair, explained, may_show, pairs, whole_prompt
+from mmrepro.scenario.silent import (
+    PicturePair,
+    explained,
+    may_show,
+    pairs,
+    whole_prompt,
+)
 from mmrepro.scenarios.data import pad_value_pair
 from mmrepro.scenarios.pad_value_collision import report, traffic
 from mmrepro.scenarios.pad_value_collision.collide.options import SCRIPT
@@ -356,7 +362,7 @@ class PadValueCollision(sglang.PictureAlias):
         except MmreproError as error:
             return Finding.unknown(f"the engine could not be asked: {error.message}")
 
-        def collide(pair: Pair) -> bool:
+        def collide(pair: PicturePair) -> bool:
             mine, other = known[pair.mine.name], known[pair.other.name]
             return mine.pad_value == other.pad_value and mine.hash != other.hash
 
@@ -394,7 +400,7 @@ class PadValueCollision(sglang.PictureAlias):
 
 
 def identities(
-    failure: Failure, found: Mapping[str, list[Pair]]
+    failure: Failure, found: Mapping[str, list[PicturePair]]
 ) -> dict[str, Identity]:
     """What the engine makes of the pictures, by name. Raises as the search does."""
     from mmrepro.base.machine.files import cache_root

@@ -38,7 +38,7 @@ from mmrepro.scenarios.pad_value_collision.collide.pair import (
     equal_low_bits,
 )
 from mmrepro.scenarios.pad_value_collision.collide.search import find_pair, verify_pair
-from mmrepro.scenarios.pad_value_collision.collide.worker import Place
+from mmrepro.scenarios.pad_value_collision.collide.worker import EnginePlace
 from PIL import Image
 from rich.console import Console
 
@@ -63,10 +63,12 @@ def asked(**options: Any) -> PairSearch:
     return PairSearch(**{"bits": 16, **options})
 
 
-def place(folder: Path, **changes: Any) -> Place:
+def place(folder: Path, **changes: Any) -> EnginePlace:
     engine = write_engine(folder / "engine", **changes)
     env = {"PYTHONPATH": str(engine), "PYTHONDONTWRITEBYTECODE": "1"}
-    return Place("sglang", "0.0", "cpu", Path(sys.executable), env, engine / "model")
+    return EnginePlace(
+        "sglang", "0.0", "cpu", Path(sys.executable), env, engine / "model"
+    )
 
 
 # ------------------------------------------------------------------ the worker's parts

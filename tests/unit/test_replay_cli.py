@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 from mmrepro.base.errors import ExitCode, InfrastructureError, MmreproError, UsageError
 from mmrepro.base.records import FindingClass
-from mmrepro.campaign.campaign import Campaign, State
-from mmrepro.campaign.work import Began
+from mmrepro.campaign.campaign import Campaign, CampaignState
+from mmrepro.campaign.work import StartedRun
 from mmrepro.cli.app import app
 from mmrepro.cli.campaign import CampaignProgress
 from mmrepro.engines import ENGINES
@@ -69,7 +69,7 @@ class FakeReplaying:
         made = self.result
         for play in made.plays:
             name = name_of(play, made.budget)
-            self.campaign.began(Began("x", 1, what=name))
+            self.campaign.began(StartedRun("x", 1, what=name))
             self.campaign.emit(attempt_ended(name, play, kept=play.number == 1))
         for one in made.findings:
             self.campaign.emit(found(one.id, one))
@@ -80,8 +80,8 @@ class FakeReplaying:
     def waits(self) -> bool:
         return False
 
-    def end(self, state: State, failure: str) -> Replay:
-        if state is State.COMPLETE:
+    def end(self, state: CampaignState, failure: str) -> Replay:
+        if state is CampaignState.COMPLETE:
             self.write(self.result, self.folder)
         return self.result
 

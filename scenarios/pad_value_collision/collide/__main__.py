@@ -118,7 +118,7 @@ def check(given: argparse.Namespace) -> int:
     return ExitCode.AS_EXPECTED if same else ExitCode.NOT_AS_EXPECTED
 
 
-def place_of(given: argparse.Namespace) -> worker.Place:
+def place_of(given: argparse.Namespace) -> worker.EnginePlace:
     return worker.place_for(
         given.engine,
         given.release,

@@ -35,7 +35,11 @@ from mmrepro.scenarios.pad_value_collision.collide.pair import (
     SearchFacts,
     equal_low_bits,
 )
-from mmrepro.scenarios.pad_value_collision.collide.worker import Place, Progress, ask
+from mmrepro.scenarios.pad_value_collision.collide.worker import (
+    EnginePlace,
+    Progress,
+    ask,
+)
 from PIL import Image, ImageDraw, UnidentifiedImageError
 
 MIN_BITS, MAX_BITS = 8, 40
@@ -151,7 +155,7 @@ def _chance(bits: int, images: int) -> float:
 
 
 def find_pair(
-    place: Place, out: Path, asked: PairSearch, progress: Progress | None = None
+    place: EnginePlace, out: Path, asked: PairSearch, progress: Progress | None = None
 ) -> Pair:
     """Search two pictures whose hashes agree in their ``bits`` low bits; write them to
     ``out``.
@@ -227,7 +231,7 @@ def require_pictures(folder: Path) -> None:
 
 
 def verify_pair(
-    place: Place, folder: Path, progress: Progress | None = None
+    place: EnginePlace, folder: Path, progress: Progress | None = None
 ) -> tuple[SearchedEngine, dict[str, PairImage]]:
     """What the engine at ``place`` makes of the pictures in ``folder``, whoever found
     them.
@@ -244,7 +248,7 @@ def verify_pair(
 
 
 def identify(
-    place: Place, files: Mapping[str, Path], progress: Progress | None = None
+    place: EnginePlace, files: Mapping[str, Path], progress: Progress | None = None
 ) -> tuple[SearchedEngine, dict[str, Identity]]:
     """The hash and the pad value that the engine at ``place`` gives to each picture.
 
@@ -271,7 +275,7 @@ def _confirm(pair: Pair, bits: int) -> None:
         raise InfrastructureError("The control collides as well; try another --seed.")
 
 
-def _engine(place: Place, facts: EngineFacts) -> SearchedEngine:
+def _engine(place: EnginePlace, facts: EngineFacts) -> SearchedEngine:
     preprocessor = place.model / "preprocessor_config.json"
     digest = (
         hashlib.sha256(preprocessor.read_bytes()).hexdigest()

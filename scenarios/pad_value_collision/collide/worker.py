@@ -47,7 +47,7 @@ below 10."""
 
 
 @dataclass(frozen=True)
-class Place:
+class EnginePlace:
     """Where the engine's own code is run: an interpreter and its variables.
 
     Attributes: env: what the server itself is given, besides the harness's own
@@ -73,7 +73,7 @@ def place_for(
     device: str = "auto",
     model: Path | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Place:
+) -> EnginePlace:
     """Return the environment of ``engine`` at ``release``, built if it is not there.
 
     ``model``: folder of a model whose image processor is used; default: a tiny
@@ -113,7 +113,7 @@ def place_for(
     # Options are the server's alone; the worker asks for the same image processor
     # itself.
     settings = [one for one in plan.settings if not one.name.startswith("-")]
-    return Place(
+    return EnginePlace(
         engine,
         spec.release,
         spec.device,
@@ -158,7 +158,7 @@ Progress = Callable[[str, str], None]
 
 
 def ask(
-    place: Place,
+    place: EnginePlace,
     request: Mapping[str, Any],
     progress: Progress | None,
     chance: Callable[[int], float] = lambda images: 0.0,
@@ -206,7 +206,7 @@ def ask(
     return result
 
 
-def _events(place: Place, request: Mapping[str, Any]) -> Generator[Event]:
+def _events(place: EnginePlace, request: Mapping[str, Any]) -> Generator[Event]:
     with tempfile.TemporaryDirectory(prefix="mmrepro-collide-") as folder:
         file = Path(folder, "request.json")
         file.write_text(json.dumps(request))
