@@ -25,9 +25,10 @@ StartRule = Callable[[Sequence[LogLine], Raised | None, str], StartCause | None]
 def _start(
     lines: Sequence[LogLine], one: Raised | None, engine: str
 ) -> StartCause | None:
+    # What it needs is half of the harness.
     from mmrepro.live.diagnose.starts import (
         below,
-    )  # what it needs is half of the harness
+    )
 
     return below(lines, one, engine)
 
@@ -40,11 +41,15 @@ START_RULES: list[StartRule] = [_start]
 class Rule:
     """What a text means.
 
-    Attributes: name: the class. expression: searched in an exception's type and
-        message, or in a line's own words. sure: at most so sure; a class that is often
-        the effect of another is never certain. alone: a line without an exception says
-        it too. effect: it follows from what happened elsewhere, as a rule: what says
-        more goes before it.
+    Attributes:
+        name: the class.
+        expression: searched in an exception's type and message, or in a line's own
+            words.
+        sure: at most so sure; a class that is often the effect of another is never
+            certain.
+        alone: a line without an exception says it too.
+        effect: it follows from what happened elsewhere, as a rule: what says more goes
+            before it.
     """
 
     name: C
