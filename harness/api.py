@@ -1,7 +1,7 @@
 """The Python API: what the commands do, as functions that return documents.
 
 They print nothing and never exit. Progress comes as events, to a function that is
-given. Options have the names of the command's fields (``mmrepro schema`` has the
+given. Options have the names of the command's fields (``--json-schema`` has the
 documents, and ``mmrepro COMMAND --help`` the options): ``timeout_s=60``,
 ``mitigations=["fix"]``. Each error is a :class:`~mmrepro.base.errors.MmreproError` with
 a sentence, a hint and an exit code.

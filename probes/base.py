@@ -82,8 +82,8 @@ class RawSink:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a probe that works alone is told (``mmrepro probe``). ``deadline_s``: in
-    seconds."""
+    """What a probe that works alone is told (``mmrepro diagnose --only``).
+    ``deadline_s``: in seconds."""
 
     url: str = ""
     pid: int = 0

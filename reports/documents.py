@@ -39,7 +39,6 @@ _MODULES: Final = {
     "upgrade.json": "upgrade",
     "ablation.json": "ablation",
     "bisection.json": "bisection",
-    "summary.json": "acceptance",
     "fleet.json": "fleet",
     "incident.json": "incident",
     "ledger.jsonl": "nightly",

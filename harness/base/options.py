@@ -211,6 +211,9 @@ class Command:
     """
 
     COMMAND: ClassVar[str] = ""
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ()
+    """Where the classes of what it prints as JSON are (``module:name``); (): no schema
+    describes that."""
     _: KW_ONLY
     origins: Mapping[str, OptionOrigin] = field(
         default_factory=dict, compare=False, repr=False

@@ -16,7 +16,7 @@ from mmrepro.campaign.events import (
     CampaignBegan,
     CampaignEnded,
     CampaignEvent,
-    Found,
+    Established,
     Note,
     RunBegan,
     RunEnded,
@@ -194,7 +194,7 @@ class CampaignProgress(LiveView):
                     }
                     self._counts[event.outcome] += 1
                 self._line(_ended(event))
-            case Found():
+            case Established():
                 self._line(Text(one_line(event.text, 400), style=TONES[event.tone]))
             case Note() if (
                 event.passing and self.console.is_terminal and not self._verbose

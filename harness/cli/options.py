@@ -30,6 +30,7 @@ from mmrepro.base.options import (
 from typer.core import TyperCommand
 
 C = TypeVar("C", bound=Command)
+JSON_SCHEMA = "json_schema"
 AFTER_DASHES = "after --"
 """Where a command keeps what follows ``--``, if it has a plain field ``child``: another
 command."""
@@ -44,6 +45,7 @@ def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None
     def decorate(execute: Callable[[C], None]) -> Callable[..., None]:
         @wraps(execute)
         def call(ctx: typer.Context, **values: Any) -> None:
+            values.pop(JSON_SCHEMA, None)
             asked = _options(made, ctx, values)
             try:
                 execute(asked)
@@ -57,6 +59,8 @@ def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None
             "ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
         )
         parameters = [context, *(_parameter(one) for one in declared(made))]
+        if made.DOCUMENTS:
+            parameters.append(_json_schema(made))
         del call.__wrapped__
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -64,6 +68,34 @@ def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None
         return call
 
     return decorate
+
+
+def _json_schema(made: type[Command]) -> inspect.Parameter:
+    """The option ``--json-schema`` of a command.
+
+    It is eager: what the command requires need not be given with it."""
+
+    def show(value: bool) -> None:
+        if value:
+            from mmrepro.cli.console import emit
+            from mmrepro.cli.json_schema import json_schema
+
+            emit(json_schema(made.DOCUMENTS))
+            raise typer.Exit
+
+    info = typer.Option(
+        "--json-schema",
+        callback=show,
+        is_eager=True,
+        help="Print the JSON Schema of what is printed as JSON, and end.",
+        rich_help_panel=OUTPUT,
+    )
+    return inspect.Parameter(
+        JSON_SCHEMA,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[bool, info],
+    )
 
 
 def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:

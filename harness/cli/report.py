@@ -1,10 +1,8 @@
-"""What is made again of records on disk: ``mmrepro report``, ``judge``, ``bundle``,
-``schema``."""
+"""What is made again of records on disk: ``mmrepro report``, ``judge``, ``bundle``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -43,7 +41,7 @@ def page_of(place: Path) -> Path:
     return page if is_file(page) else write_reports(place)[1]
 
 
-# ------------------------------------------------------- mmrepro report, mmrepro schema
+# --------------------------------------------------------------- mmrepro report
 
 
 UPSTREAM = "upstream-test"
@@ -197,53 +195,6 @@ def _upstream(asked: ReportCommand, loaded: object) -> str:
         return confirmed(write, finding.finding_class, finding.server, asked.good, say)
 
 
-DOCUMENTS = {
-    "incident": "mmrepro.failure.documents:Incident",
-    "diagnosis": "mmrepro.failure.documents.diagnosis:Diagnosis",
-    "fleet": "mmrepro.failure.documents.fleet:Fleet",
-    "logs": "mmrepro.failure.documents.cause:LogReading",
-    "ablation": "mmrepro.failure.documents.searches:Ablation",
-    "bisection": "mmrepro.failure.documents.searches:Bisection",
-    "acceptance": "mmrepro.failure.documents.acceptance:Acceptance",
-    "replay": "mmrepro.failure.documents.replay:Replay",
-    "fuzz": "mmrepro.failure.documents.replay:Fuzz",
-    "upgrade": "mmrepro.failure.documents.upgrade:Upgrade",
-    "fit": "mmrepro.engines.environments.fit:FitReport",
-    "start": "mmrepro.live.diagnose.starts:StartReading",
-    "nightly-history": "mmrepro.history.nightly:NightsDocument",
-    "nightly-diff": "mmrepro.history.nightly:DiffDocument",
-    "nightly": "mmrepro.history.nightly:NightDocument",
-    "case": "mmrepro.traffic.case.model:Case",
-    "list": "mmrepro.tools.catalogue.documents:ListDocument",
-    "alive": "mmrepro.tools.catalogue.documents:AliveDocument",
-    "scenario": "mmrepro.tools.catalogue.documents:ScenarioDocument",
-    "claims": "mmrepro.tools.catalogue.claims:Claims",
-    "judge": "mmrepro.runs.judge:JudgeDocument",
-    "accept-list": "mmrepro.campaign.accept.judging:PartsDocument",
-    "incidents": "mmrepro.failure.documents.listing:IncidentsDocument",
-}
-
-
-@dataclass(frozen=True)
-class SchemaCommand(Command):
-    COMMAND: ClassVar[str] = "schema"
-    of: str = option(
-        "incident", "Which document.", group=OUTPUT, choices=tuple(DOCUMENTS)
-    )
-
-
-@command(SchemaCommand)
-def schema(asked: SchemaCommand) -> None:
-    """Print the JSON Schema of incident.json, of a case, or of another document of
-    mmrepro's.
-
-    Example:  mmrepro schema > incident.schema.json
-    """
-    module, _, name = DOCUMENTS[asked.of].partition(":")
-    document = getattr(import_module(module), name).model_json_schema()
-    emit({**document, "$schema": "https://json-schema.org/draft/2020-12/schema"})
-
-
 # ---------------------------------------------------------------- mmrepro judge
 
 STYLES = {"met": "green", "confirmed": "green", "not-met": "red", "refuted": "red"}
@@ -252,6 +203,7 @@ STYLES = {"met": "green", "confirmed": "green", "not-met": "red", "refuted": "re
 @dataclass(frozen=True)
 class JudgeCommand(Command):
     COMMAND: ClassVar[str] = "judge"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.runs.judge:JudgeDocument",)
     incidents: tuple[Path, ...] = common.PLACE(
         (),
         help="Incidents: their folders, numbers, ids, or last; or bundles.",

@@ -27,7 +27,7 @@ from mmrepro.campaign.matrix.options import (
 )
 from mmrepro.campaign.matrix.plan import plan, planned
 from mmrepro.campaign.matrix.session import night_options
-from mmrepro.campaign.schedule import CONFIRM, REPEAT, Group, groups_of
+from mmrepro.campaign.schedule import CONFIRM, REPEAT, EnvironmentGroup, groups_of
 from mmrepro.campaign.trial import TIMEOUT_S, TrialOptions, cell_of, incident_in
 from mmrepro.campaign.work import INCIDENTS
 from mmrepro.failure.documents import Incident
@@ -96,7 +96,7 @@ class MatrixToml(pytest.File):
         )
 
     @cached_property
-    def selected(self) -> dict[EnvironmentCells, Group]:
+    def selected(self) -> dict[EnvironmentCells, EnvironmentGroup]:
         """Its cells that this pytest run is to run, by environment."""
         cells: dict[EnvironmentCells, list[Planned]] = {}
         for item in self.session.items:
@@ -104,7 +104,7 @@ class MatrixToml(pytest.File):
                 cells.setdefault(item.environment, []).append(item.planned)
         return {one: groups_of(some)[0] for one, some in cells.items()}
 
-    def after(self, environment: EnvironmentCells) -> Group | None:
+    def after(self, environment: EnvironmentCells) -> EnvironmentGroup | None:
         groups = list(self.selected.items())
         at = [one for one, _ in groups].index(environment) + 1
         return groups[at][1] if at < len(groups) else None
@@ -124,7 +124,7 @@ class EnvironmentCells(pytest.Collector):
     A scope of its own, so that ``--dist loadscope`` of pytest-xdist gives them to one
     worker."""
 
-    def __init__(self, *, group: Group, **rest: Any) -> None:
+    def __init__(self, *, group: EnvironmentGroup, **rest: Any) -> None:
         super().__init__(**rest)
         self.group = group
 

@@ -22,9 +22,9 @@ from mmrepro.base.text.redact import Redactor
 from mmrepro.base.text.sanitize import clip, one_line, plain
 from mmrepro.base.units import duration
 from mmrepro.campaign.provisions import Bound, Provisions
-from mmrepro.campaign.schedule import Estimates, Group
+from mmrepro.campaign.schedule import EnvironmentGroup, Estimates
 from mmrepro.campaign.trial import TrialOptions, Trials
-from mmrepro.campaign.work import CellsUntilWhole, Here, LocalPlaces
+from mmrepro.campaign.work import CellsUntilWhole, LocalPlaces, Workplace
 from mmrepro.failure.documents.ledger import Attempt, Planned
 from mmrepro.failure.signature import Outcome
 from mmrepro.history.ledger import History
@@ -241,7 +241,10 @@ class Runs:
         self._places: LocalPlaces | None = None
 
     def run(
-        self, group: Group, planned: Planned, ahead: Group | None = None
+        self,
+        group: EnvironmentGroup,
+        planned: Planned,
+        ahead: EnvironmentGroup | None = None,
     ) -> list[Attempt]:
         """Run the cell until it is whole: planned runs, a retry, those that confirm a
         surprise.
@@ -305,7 +308,11 @@ class Runs:
                 places.join()
 
     def _work(
-        self, here: Here, group: Group, planned: Planned, ahead: Group | None
+        self,
+        here: Workplace,
+        group: EnvironmentGroup,
+        planned: Planned,
+        ahead: EnvironmentGroup | None,
     ) -> Iterator[Attempt]:
         how, provisions = self.how, here.provisions
         seconds = self._estimates.of(planned.cell)[0]

@@ -56,7 +56,7 @@ def ran(folder: Path) -> bool:
         ("show", "./theirs.py", "--full"),
         ("list", "./theirs.py"),
         ("list", "./theirs.py", "--json"),
-        ("claims", "./theirs.py"),
+        ("show", "--claims", "./theirs.py"),
         ("find", "./theirs.py"),
     ],
 )
@@ -64,7 +64,7 @@ def test_a_file_is_parsed_and_not_run(theirs: Path, words: tuple[str, ...]) -> N
     code, said, told = mmrepro(*words)
     assert (code, told) in ((0, ""), (1, ""))
     assert not ran(theirs.parent)
-    if words[0] in ("show", "list"):
+    if words[0] in ("show", "list") and "--claims" not in words:
         assert "odd-image" in said.lower()
         assert "gets HTTP 500" in said
         assert "declared_only" in said or "eclared, not run" in said

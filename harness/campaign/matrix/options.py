@@ -99,6 +99,7 @@ class MatrixRunCommand(Command):
     """Options of ``mmrepro matrix run``. None and what is empty: not said."""
 
     COMMAND: ClassVar[str] = "matrix run"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.history.nightly:NightDocument",)
     file: Path | None = option(
         None, "FILE.toml with the rows; see docs/matrix.md.", "FILE", argument=True
     )

@@ -245,6 +245,7 @@ class FuzzCommand(ServerCommand):
     """Options of ``mmrepro fuzz``; its ``server`` has the options of the profile."""
 
     COMMAND: ClassVar[str] = "fuzz"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.failure.documents.replay:Fuzz",)
     engine: str = common.ENGINE_NAME("", argument=True, required=True)
     release: str = common.RELEASE("", shown="the known scenarios' last")
     tree: str = common.SOURCE("")

@@ -13,7 +13,7 @@ from mmrepro.base.machine.host import host_facts
 from mmrepro.base.machine.journal import Head, Journal
 from mmrepro.base.records import Moment
 from mmrepro.base.text.redact import Redactor
-from mmrepro.campaign.campaign import Campaign, State
+from mmrepro.campaign.campaign import Campaign, CampaignState
 from mmrepro.campaign.events import RunEnded
 from mmrepro.engines.models.tiny import TINY
 from mmrepro.failure.documents import Fidelity
@@ -268,7 +268,7 @@ class Fuzzing(CaseSearch[Fuzz]):
             if isinstance(line, KeptLine):
                 self._take(line)
 
-    def end(self, state: State, failure: str) -> Fuzz:
+    def end(self, state: CampaignState, failure: str) -> Fuzz:
         self.break_off()
         with self.journal:
             self.fuzz.state, self.fuzz.failure = ENDINGS[state], failure

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from mmrepro.base.errors import InfrastructureError, UnwritableOutput, UsageError
 from mmrepro.base.machine.journal import JournalKind
 from mmrepro.base.records import FindingClass, Record
-from mmrepro.campaign.campaign import State
-from mmrepro.campaign.events import Found, RunEnded
+from mmrepro.campaign.campaign import CampaignState
+from mmrepro.campaign.events import Established, RunEnded
 from mmrepro.campaign.search import Search, Spent
-from mmrepro.campaign.work import Began, Here, OnServers, Order, Working
+from mmrepro.campaign.work import OnServers, Order, StartedRun, Working, Workplace
 from mmrepro.engines import get_engine
 from mmrepro.failure.documents.folder import new_folder, refuse_taken
 from mmrepro.failure.documents.replay import Finding, PlayFacts, bucket_words
@@ -50,11 +50,11 @@ from mmrepro.traffic.case.sending import Played
 if TYPE_CHECKING:
     pass
 
-ENDINGS: dict[State, Literal["complete", "interrupted", "failed"]] = {
-    State.COMPLETE: "complete",
-    State.OUT_OF_TIME: "complete",
-    State.INTERRUPTED: "interrupted",
-    State.FAILED: "failed",
+ENDINGS: dict[CampaignState, Literal["complete", "interrupted", "failed"]] = {
+    CampaignState.COMPLETE: "complete",
+    CampaignState.OUT_OF_TIME: "complete",
+    CampaignState.INTERRUPTED: "interrupted",
+    CampaignState.FAILED: "failed",
 }
 """The state of a campaign, as its document has it."""
 _LookAt = Callable[[str, int, Path], LiveLook]
@@ -118,7 +118,7 @@ class CaseRun(OnServers):
         """Without its log nothing can be judged."""
         raise InfrastructureError(why)
 
-    def carry_out(self, here: Here, root: Path) -> Working:
+    def carry_out(self, here: Workplace, root: Path) -> Working:
         yield self.began
         made = CaseResult(id=self.id, place=self.place, machine=here.machine)
         player, began = here.players.of(self.servers, root), time.monotonic()
@@ -227,7 +227,7 @@ class CaseSearch(Search[DocumentT, CaseResult]):
 
     # ------------------------------------------------------------ asked by the campaign
 
-    def order_of(self, want: Began) -> Order:
+    def order_of(self, want: StartedRun) -> Order:
         return self._orders[want.id]
 
     def keep(self, line: CaseResult) -> tuple[str, int]:
@@ -534,7 +534,7 @@ def attempt_ended(name: str, facts: PlayFacts, *, kept: bool) -> RunEnded:
     )
 
 
-def found(name: str, finding: Finding) -> Found:
+def found(name: str, finding: Finding) -> Established:
     """The event of a finding that is new, or has more to say."""
     known = f"known: {finding.known}" if finding.known else "unknown"
     confirmed = "confirmed" if finding.confirmed else "not confirmed"
@@ -542,4 +542,4 @@ def found(name: str, finding: Finding) -> Found:
     rate = f"{finding.rate.failed} of {finding.rate.plays} attempts"
     words = f"{finding.finding_class}, {known}, {confirmed}{shrunk}, {rate}"
     text = f"{name}: {words}, {requests(finding.requests)}: {finding.said}"
-    return Found(text=text, tone="bad" if finding.confirmed else "unsure")
+    return Established(text=text, tone="bad" if finding.confirmed else "unsure")

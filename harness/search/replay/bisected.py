@@ -16,7 +16,7 @@ from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.bisect.plan import Field
 from mmrepro.campaign.bisect.session import Bisecting
 from mmrepro.campaign.trial import TrialOptions, incident_in
-from mmrepro.campaign.work import Began
+from mmrepro.campaign.work import StartedRun
 from mmrepro.failure.documents import INCIDENT_FILE, Incident
 from mmrepro.failure.documents.finding import load as load_finding
 from mmrepro.failure.documents.here import FINDING, LAST, names, place
@@ -301,7 +301,7 @@ class BisectingCase(Bisecting):
         """By the case's place: the name is of this bisection only."""
         return super().command(**{"scenario": os.fspath(self.subject.place), **changed})
 
-    def attempt(self, want: Began) -> Attempt:
+    def attempt(self, want: StartedRun) -> Attempt:
         """Of a case alone, the first run that shows a failure says which one is looked
         for."""
         attempt = super().attempt(want)

@@ -127,6 +127,11 @@ class ReplayCommand(TrafficCommand):
     ``resume``."""
 
     COMMAND: ClassVar[str] = "replay"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.failure.documents.replay:Replay",
+        # Nothing prints a case, which people write by hand: it is what is read here.
+        "mmrepro.traffic.case.model:Case",
+    )
     file: Path = option(
         Path(),
         "A HAR, an OpenAI Batch JSONL, a Mooncake trace, a log of vLLM or SGLang, or a "

@@ -13,7 +13,7 @@ import psutil
 from mmrepro.base.errors import UsageError
 from mmrepro.base.machine.files import is_there
 from mmrepro.base.records import FindingClass
-from mmrepro.campaign.campaign import Campaign, State
+from mmrepro.campaign.campaign import Campaign, CampaignState
 from mmrepro.campaign.events import Note
 from mmrepro.campaign.search import Spent
 from mmrepro.failure.documents.folder import prepared
@@ -524,7 +524,7 @@ class Replaying(CaseSearch[Replay]):
         assert self._files is not None
         Rounds(self, self._files).run()
 
-    def end(self, state: State, failure: str) -> Replay:
+    def end(self, state: CampaignState, failure: str) -> Replay:
         assert self._files is not None
         self.break_off()
         with self._files as files:

@@ -19,6 +19,7 @@ class ReproCommand(ReplayCommand):
     """A bug report to a verdict; a replay otherwise."""
 
     COMMAND: ClassVar[str] = "repro"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = ("mmrepro.failure.documents.replay:Replay",)
     file: Path | None = option(  # type: ignore[assignment]
         None,
         "The report, as Markdown: its server, client and release are taken from it.",

@@ -13,17 +13,17 @@ from mmrepro.base.errors import BadIncident, ExitCode, UsageError
 from mmrepro.campaign.bisect.measured import (
     CERTAIN,
     NOTHING,
-    Reading,
+    MeanChange,
     differ,
     is_step,
     reading,
 )
 from mmrepro.campaign.bisect.options import BisectCommand
 from mmrepro.campaign.bisect.plan import Field
-from mmrepro.campaign.bisect.search import CLEAR, Found, SearchOptions
+from mmrepro.campaign.bisect.search import CLEAR, SearchOptions, SideFinding
 from mmrepro.campaign.bisect.session import Bisecting
 from mmrepro.campaign.trial import TrialOptions
-from mmrepro.campaign.work import Began
+from mmrepro.campaign.work import StartedRun
 from mmrepro.failure.documents import Incident
 from mmrepro.failure.documents.ledger import Attempt, Cell, Lost, Measured
 from mmrepro.failure.documents.searches import (
@@ -163,7 +163,7 @@ class BisectingMetric(BisectingCase):
         write: Callable[[Bisection, Path], object],
     ) -> None:
         self.metric = options.metric
-        self._moved: Reading | None = None
+        self._moved: MeanChange | None = None
         self._why, self._untold = "", False
         """Why there is nothing to search for; whether it could not be told."""
         super().__init__(subject, options, field, write=write)
@@ -265,7 +265,7 @@ class BisectingMetric(BisectingCase):
         if abs(odds) < CLEAR:
             point.verdict = PointVerdict.BOTH
 
-    def adjust(self, side: Side, found: Found | None) -> None:
+    def adjust(self, side: Side, found: SideFinding | None) -> None:
         """In the words of a metric."""
         if self._moved is None:
             side.explanation = self._why
@@ -295,13 +295,13 @@ class BisectingMetric(BisectingCase):
                 "that has come"
             )
 
-    def _reading(self, number: int) -> Reading:
+    def _reading(self, number: int) -> MeanChange:
         known = reading(self.field.points[number].runs)
         return NOTHING if known is None or number == self.good else known
 
     # ------------------------------------------------------------------ a run
 
-    def attempt(self, want: Began) -> Attempt:
+    def attempt(self, want: StartedRun) -> Attempt:
         return Bisecting.attempt(self, want)
 
     def incident(self, attempt: Attempt) -> Incident | None:

@@ -24,6 +24,9 @@ class UpgradeCommand(TrafficCommand):
     in ``resume``."""
 
     COMMAND: ClassVar[str] = "upgrade"
+    DOCUMENTS: ClassVar[tuple[str, ...]] = (
+        "mmrepro.failure.documents.upgrade:Upgrade",
+    )
     old: str = option(
         "",
         "The release that runs.",

@@ -25,11 +25,11 @@ from mmrepro.base.machine.host import child_environment, host_facts
 from mmrepro.base.machine.journal import Journal, JournalKind, Line
 from mmrepro.base.records import Moment, Record
 from mmrepro.base.text.redact import Redactor
-from mmrepro.campaign.campaign import Campaign, State
-from mmrepro.campaign.events import Found, RunEnded
-from mmrepro.campaign.measure import Measured, MeasureRun
+from mmrepro.campaign.campaign import Campaign, CampaignState
+from mmrepro.campaign.events import Established, RunEnded
+from mmrepro.campaign.measure import MeasuredBlock, MeasureRun
 from mmrepro.campaign.search import Search, Spent
-from mmrepro.campaign.work import Began, Order
+from mmrepro.campaign.work import Order, StartedRun
 from mmrepro.engines import get_engine, spec_for
 from mmrepro.engines.environments.build import existing
 from mmrepro.failure.documents.folder import prepared
@@ -366,7 +366,7 @@ class Upgrading(Search[Upgrade, Record]):
                 if block is None:
                     order = self._block(index)
                     made = self._made(order, order.began)
-                    assert isinstance(made, Measured)
+                    assert isinstance(made, MeasuredBlock)
                     block = self._append(MeasuredLine(block=made.block)).block
                 self._took(block, kept=index in kept)
                 # A block may fail by chance; several in a row do not.
@@ -459,7 +459,9 @@ class Upgrading(Search[Upgrade, Record]):
         )
         for item in self.document.matter:
             if item.subject not in before:
-                self.campaign.emit(Found(text=f"{item.subject}: {item.statement}"))
+                self.campaign.emit(
+                    Established(text=f"{item.subject}: {item.statement}")
+                )
         self.write()
 
     def compared(self) -> list[Difference]:
@@ -559,21 +561,21 @@ class Upgrading(Search[Upgrade, Record]):
         assert self._journal is not None
         return self._journal.append(line)
 
-    def _made(self, order: CaseRun | MeasureRun, began: Began) -> Record:
+    def _made(self, order: CaseRun | MeasureRun, began: StartedRun) -> Record:
         self._orders[began.key] = order
         made = self.result(began)
         del self.done[began.key], self._orders[began.key]
         return made
 
-    def order_of(self, want: Began) -> Order:
+    def order_of(self, want: StartedRun) -> Order:
         return self._orders[want.key]
 
     def keep(self, line: Record) -> tuple[str, int]:
         """Whoever asked for it writes it down."""
-        assert isinstance(line, CaseResult | Measured)
-        return line.id, line.block.index if isinstance(line, Measured) else 1
+        assert isinstance(line, CaseResult | MeasuredBlock)
+        return line.id, line.block.index if isinstance(line, MeasuredBlock) else 1
 
-    def affords(self, want: Began) -> bool:
+    def affords(self, want: StartedRun) -> bool:
         order, took = self.order_of(want), [block.seconds for block in self.blocks[-3:]]
         if not took and isinstance(order, MeasureRun):
             starts_s = 0.0
@@ -585,11 +587,11 @@ class Upgrading(Search[Upgrade, Record]):
         took = took or [run.seconds for run in self.document.runs]
         return self.campaign.fits(max(took, default=0.0))
 
-    def end(self, state: State, failure: str) -> Upgrade:
+    def end(self, state: CampaignState, failure: str) -> Upgrade:
         self.break_off()
         document = self.document
         try:
-            if state is not State.FAILED:
+            if state is not CampaignState.FAILED:
                 self._conclude()
             document.state, document.failure = ENDINGS[state], failure
             document.finished = Moment.now()

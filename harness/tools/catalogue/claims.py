@@ -2,7 +2,7 @@
 
 ``tests/evidence/record.py --table`` makes the shipped file
 (``scenarios/data/claims.json``) from the recordings in ``tests/evidence``. ``mmrepro
-claims`` prints it."""
+show --claims`` prints it."""
 
 from __future__ import annotations
 

@@ -143,5 +143,5 @@ def test_a_folder_of_neither_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_its_schema_is_there() -> None:
-    done = CliRunner().invoke(app, ["schema", "--of", "fuzz"])
+    done = CliRunner().invoke(app, ["fuzz", "--json-schema"])
     assert "episodes" in json.loads(done.stdout)["properties"]

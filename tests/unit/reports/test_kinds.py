@@ -10,14 +10,13 @@ from typing import Any
 
 import jsonschema
 import pytest
-from campaign_samples import ablation, acceptance, bisection
+from campaign_samples import ablation, bisection
 from finding_samples import whole_fuzz, whole_replay
 from grids import grid
 from hostile import ACTIVE, HOSTILE, markdown_tokens, plant, shape
 from mmrepro.base.errors import BadIncident, UsageError
 from mmrepro.reports import (
     ablation as ablations,
-    acceptance as acceptances,
     bisection as bisections,
     fuzz as fuzzing,
     incident as runs,
@@ -33,7 +32,6 @@ KINDS: dict[str, tuple[ReportKind[Any], Callable[[], Any]]] = {
     "replay": (replays.KIND, whole_replay),
     "fuzz": (fuzzing.KIND, whole_fuzz),
     "ablation": (ablations.KIND, ablation),
-    "acceptance": (acceptances.KIND, acceptance),
     "bisection": (bisections.KIND, bisection),
     "incident": (runs.KIND, sample_incident),
 }

@@ -31,7 +31,12 @@ from mmrepro.engines.environments.spec import Environment
 from mmrepro.engines.models.qwen import TinyQwen2VL
 from mmrepro.failure.documents import Setting, StandIn
 from mmrepro.reproducers import reproducer_path
-from mmrepro.tools.collide.pair import EngineFacts, Identity, Searched
+from mmrepro.scenarios.pad_value_collision.collide.options import SCRIPT
+from mmrepro.scenarios.pad_value_collision.collide.pair import (
+    EngineFacts,
+    Identity,
+    Searched,
+)
 from pydantic import ValidationError
 
 ENGINES = ("sglang",)
@@ -42,7 +47,7 @@ below 10."""
 
 
 @dataclass(frozen=True)
-class Place:
+class EnginePlace:
     """Where the engine's own code is run: an interpreter and its variables.
 
     Attributes:
@@ -69,7 +74,7 @@ def place_for(
     device: str = "auto",
     model: Path | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Place:
+) -> EnginePlace:
     """Return the environment of ``engine`` at ``release``, built if it is not there.
 
     ``model``: folder of a model whose image processor is used; default: a tiny
@@ -84,7 +89,7 @@ def place_for(
         raise UsageError(
             f"There is no collision search for the engine {engine!r}; there is one for "
             f"{', '.join(ENGINES)}.",
-            hint="mmrepro collide --engine sglang --release 0.5.6",
+            hint=f"{SCRIPT} --engine sglang --release 0.5.6",
         )
     if model is not None and not (model / "preprocessor_config.json").is_file():
         raise UsageError(
@@ -109,7 +114,7 @@ def place_for(
     # Options are the server's alone; the worker asks for the same image processor
     # itself.
     settings = [one for one in plan.settings if not one.name.startswith("-")]
-    return Place(
+    return EnginePlace(
         engine,
         spec.release,
         spec.device,
@@ -154,7 +159,7 @@ Progress = Callable[[str, str], None]
 
 
 def ask(
-    place: Place,
+    place: EnginePlace,
     request: Mapping[str, Any],
     progress: Progress | None,
     chance: Callable[[int], float] = lambda images: 0.0,
@@ -203,7 +208,7 @@ def ask(
     return result
 
 
-def _events(place: Place, request: Mapping[str, Any]) -> Generator[Event]:
+def _events(place: EnginePlace, request: Mapping[str, Any]) -> Generator[Event]:
     with tempfile.TemporaryDirectory(prefix="mmrepro-collide-") as folder:
         file = Path(folder, "request.json")
         file.write_text(json.dumps(request))

@@ -19,8 +19,12 @@ from mmrepro import __version__
 from mmrepro.base.errors import InfrastructureError, UnwritableOutput, UsageError
 from mmrepro.base.machine.files import open_to_read, refuse_other_kinds, write_file
 from mmrepro.failure.documents.model import cross_probability
-from mmrepro.tools.collide.options import CollideCommand
-from mmrepro.tools.collide.pair import (
+from mmrepro.scenarios.pad_value_collision.collide.options import (
+    PAD_BITS,
+    SCRIPT,
+    PairSearch,
+)
+from mmrepro.scenarios.pad_value_collision.collide.pair import (
     NAMES,
     PAIR_FILE,
     EngineFacts,
@@ -31,7 +35,11 @@ from mmrepro.tools.collide.pair import (
     SearchFacts,
     equal_low_bits,
 )
-from mmrepro.tools.collide.worker import Place, Progress, ask
+from mmrepro.scenarios.pad_value_collision.collide.worker import (
+    EnginePlace,
+    Progress,
+    ask,
+)
 from PIL import Image, ImageDraw, UnidentifiedImageError
 
 MIN_BITS, MAX_BITS = 8, 40
@@ -50,7 +58,7 @@ FILES = (*(f"{name}.png" for name in NAMES), PAIR_FILE)
 Pictures = tuple[Image.Image, Image.Image]
 
 
-def pictures_of(asked: CollideCommand) -> Pictures:
+def pictures_of(asked: PairSearch) -> Pictures:
     """The families' common pictures. Raises UsageError for any argument that cannot be
     used."""
     if (asked.first is None) != (asked.second is None):
@@ -60,7 +68,7 @@ def pictures_of(asked: CollideCommand) -> Pictures:
     if not MIN_BITS <= asked.bits <= MAX_BITS:
         raise UsageError(
             f"--bits must be between {MIN_BITS} and {MAX_BITS}.",
-            hint="mmrepro collide --bits 30",
+            hint=f"{SCRIPT} --bits {PAD_BITS}",
         )
     for side in (0 if asked.first else asked.size, asked.second_size or 0):
         if side and (side % FACTOR or not LEAST_SIDE <= side <= MAX_SIDE):
@@ -147,7 +155,7 @@ def _chance(bits: int, images: int) -> float:
 
 
 def find_pair(
-    place: Place, out: Path, asked: CollideCommand, progress: Progress | None = None
+    place: EnginePlace, out: Path, asked: PairSearch, progress: Progress | None = None
 ) -> Pair:
     """Search two pictures whose hashes agree in their ``bits`` low bits; write them to
     ``out``.
@@ -223,7 +231,7 @@ def require_pictures(folder: Path) -> None:
 
 
 def verify_pair(
-    place: Place, folder: Path, progress: Progress | None = None
+    place: EnginePlace, folder: Path, progress: Progress | None = None
 ) -> tuple[SearchedEngine, dict[str, PairImage]]:
     """What the engine at ``place`` makes of the pictures in ``folder``, whoever found
     them.
@@ -240,7 +248,7 @@ def verify_pair(
 
 
 def identify(
-    place: Place, files: Mapping[str, Path], progress: Progress | None = None
+    place: EnginePlace, files: Mapping[str, Path], progress: Progress | None = None
 ) -> tuple[SearchedEngine, dict[str, Identity]]:
     """The hash and the pad value that the engine at ``place`` gives to each picture.
 
@@ -267,7 +275,7 @@ def _confirm(pair: Pair, bits: int) -> None:
         raise InfrastructureError("The control collides as well; try another --seed.")
 
 
-def _engine(place: Place, facts: EngineFacts) -> SearchedEngine:
+def _engine(place: EnginePlace, facts: EngineFacts) -> SearchedEngine:
     preprocessor = place.model / "preprocessor_config.json"
     digest = (
         hashlib.sha256(preprocessor.read_bytes()).hexdigest()
@@ -317,7 +325,7 @@ def _output(out: Path) -> Iterator[Path]:
         where = error.filename or out
         raise UnwritableOutput(
             f"The output folder {out} cannot be written: {error.strerror} ({where}).",
-            hint="mmrepro collide … --out DIR, with a DIR that you may write",
+            hint=f"{SCRIPT} --out DIR, with a DIR that you may write",
         ) from error
     try:
         yield folder
