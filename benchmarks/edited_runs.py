@@ -329,8 +329,8 @@ def main() -> int:
             if came == SILENT:
                 silent.append(f"{kind}: {done}")
     print(f"{'edit':24}{REFUSED:>9}{TOLD:>6}{SILENT:>16}")
-    for kind, _ in EDITS:
-        name = kind.__name__
+    for edit, _ in EDITS:
+        name = edit.__name__
         counts = [table[name, came] for came in (REFUSED, TOLD, SILENT)]
         print("{:24}{:9}{:6}{:16}".format(name.replace("_", " "), *counts))
     print(f"{asked.edits} edits, {len(silent)} judged without a word")
