@@ -89,11 +89,14 @@ def diagnose(
     Raises:
         UsageError: no address, an unknown engine, or a folder that cannot be used.
     """
+    from mmrepro.live.diagnose.cause_rules import with_rules
     from mmrepro.live.diagnose.options import DiagnoseCommand
     from mmrepro.live.diagnose.session import diagnose as observe
     from mmrepro.reports import write_reports
 
-    diagnosed = observe(_asked(DiagnoseCommand, {"url": url, **options}), events)
+    asked = _asked(DiagnoseCommand, {"url": url, **options})
+    with with_rules(asked.rules):
+        diagnosed = observe(asked, events)
     if diagnosed.folder is not None:
         write_reports(diagnosed.folder)
     return diagnosed.diagnosis
@@ -104,6 +107,7 @@ def logs(
     engine: str = "auto",
     alone: bool = False,
     deadline_s: float = 600.0,
+    rules: str | Path | None = None,
 ) -> LogReading:
     """Read a server's logs and dumps: what ended it, which process first, and when.
 
@@ -111,14 +115,19 @@ def logs(
         files: logs, folders of them, dumps and metrics beside them.
         alone: leave out what was rotated away from them.
         deadline_s: seconds to read.
+        rules: a file with rules of your own (docs/logs.md).
 
     Raises:
-        UsageError: there is no such file.
+        UsageError: there is no such file, or the rules do not load.
     """
     from mmrepro.live.diagnose.log_reading import read_logs
 
     return read_logs(
-        [Path(one) for one in files], engine, alone=alone, deadline_s=deadline_s
+        [Path(one) for one in files],
+        engine,
+        alone=alone,
+        deadline_s=deadline_s,
+        rules=Path(rules) if rules is not None else None,
     )
 
 

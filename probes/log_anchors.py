@@ -59,12 +59,28 @@ def anchors_of(pattern: Pattern) -> tuple[Anchor, ...] | None:
     return _anchors(compiled.pattern, compiled.flags)
 
 
+def words_of(pattern: Pattern) -> list[str]:
+    """Plain words of which each line holds one that ``pattern`` matches; []: there are
+    none."""
+    compiled = re.compile(pattern)
+    found: list[str] = []
+    for alternative in _ways(compiled.pattern, compiled.flags):
+        best = _best(alternative.places())
+        if best is None:
+            return []
+        found += best
+    return found
+
+
+def _ways(expression: str, flags: int) -> Iterator[_Words]:
+    for items in _alternatives(list(sre_parse.parse(expression, flags))):
+        yield _written(items)
+
+
 @lru_cache(maxsize=4096)
 def _anchors(expression: str, flags: int) -> tuple[Anchor, ...] | None:
     found: list[Anchor] = []
-    for alternative in _alternatives(list(sre_parse.parse(expression, flags))):
-        words = _Words()
-        words.add(alternative)
+    for words in _ways(expression, flags):
         anchors = words.anchors()
         if anchors is None:
             return None
@@ -96,7 +112,7 @@ class _Words:
     def anchors(self) -> list[Anchor] | None:
         """The best place's words; where these are short, or stand in ordinary lines,
         all places' in their order; None: there are none."""
-        places = self._ended()
+        places = self.places()
         best = _best(places)
         if best is None:
             return None
@@ -152,7 +168,8 @@ class _Words:
             self._places.append(self._now)
         self._now = [""]
 
-    def _ended(self) -> list[list[str]]:
+    def places(self) -> list[list[str]]:
+        """Each place's words, when all of the expression is added."""
         self._end_place()
         return self._places
 
@@ -164,7 +181,7 @@ class _Words:
                 self._extend(list(dict.fromkeys(ways)))
                 return
         self._gap()
-        best = [_best(words._ended()) for words in inner]
+        best = [_best(words.places()) for words in inner]
         needed = [words for words in best if words is not None]
         if len(needed) == len(best):
             self._places.append([word for words in needed for word in words])

@@ -100,8 +100,8 @@ class LogsProbe(Probe[LogsData]):
         rotated: each file's rotated predecessors are read before it.
         marks: engine -> expression of a line that each of its starts logs; a group
             "release".
-        around: what stands around lines that match it is kept, and its beginning and
-            end.
+        around: by kind, a pattern; what stands around lines that match one is kept,
+            and the log's beginning and end.
     """
 
     name = "logs"
@@ -124,7 +124,7 @@ class LogsProbe(Probe[LogsData]):
         life: Life | None = None,
         rotated: bool = False,
         marks: Mapping[str, Pattern] | None = None,
-        around: Pattern | None = None,
+        around: Mapping[str, Pattern] | None = None,
     ) -> None:
         self.marks = marks
         self.around = around
@@ -329,7 +329,7 @@ class Scanner:
         added: Pattern | None = None,
         life: Life | None = None,
         marks: Mapping[str, Pattern] | None = None,
-        around: Pattern | None = None,
+        around: Mapping[str, Pattern] | None = None,
     ) -> None:
         self.file = file
         self.stream = ""
@@ -343,8 +343,8 @@ class Scanner:
         # Those after the last line of progress: never scheduled, it seems.
         self._stuck = None if added is None else _Search(added, MAX_STUCK, 0)
         self._marks = {name: _Search(p, 1, 1) for name, p in (marks or {}).items()}
-        ends = None if around is None else _Search(around, 0, 0)
-        self._excerpt = ends and Excerpt(ends)
+        ends = [_Search(pattern, 0, 0) for pattern in (around or {}).values()]
+        self._excerpt = None if around is None else Excerpt(ends)
         self._last: dict[bytes, tuple[Block, int] | None] = {}  # by prefix
         self._inside: dict[str, tuple[Block, int]] = {}  # by process
         self._peeler: Peeler | None = None
@@ -359,7 +359,7 @@ class Scanner:
             self._progress,
             self._stuck,
         ]
-        wanted.append(ends)
+        wanted += ends
         anchors = [*_ERROR_TEXTS, *GLUED, *(life.texts if life else ())]
         for search in wanted:
             if search is not None:

@@ -73,7 +73,16 @@ PIECES = st.sampled_from(
     ),
     st.lists(
         st.sampled_from(
-            "cache block 7 Key key full|gone away| is|slot|x|abab|) |free".split("|")
+            [
+                "cache block 7 Key key full",
+                "gone away",
+                " is",
+                "slot",
+                "x",
+                "abab",
+                ") ",
+                "free",
+            ]
         ),
         max_size=8,
     ),
