@@ -8,18 +8,17 @@ list of words beside the expressions would fall behind them: there is none."""
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, Final
 
 import hyperscan
 from mmrepro.probes.data import LogPattern
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import re._constants as sre
-    import re._parser as sre_parse
+# The parser of ``re`` has no stubs: an expression is read as Python itself reads it.
+sre: Any = import_module("re._constants")
+sre_parse: Any = import_module("re._parser")
 
 MIN_CHARS: Final = 3
 """Words of fewer characters stand in too many lines."""

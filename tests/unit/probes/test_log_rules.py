@@ -36,7 +36,9 @@ FILLER = (
     "looked through, row {}.\n"
 )
 LINES = 5000
-LONG = [FILLER.format(row) for row in range(LINES)]
+# The last line of nobody's is always kept: it must not be the example.
+HEALTH = 'INFO:     10.0.0.9:4242 - "GET /health HTTP/1.1" 200 OK\n'
+LONG = [*(FILLER.format(row) for row in range(LINES)), HEALTH]
 AT = {"head": 0, "middle": LINES // 2, "end": LINES}
 
 
