@@ -107,7 +107,6 @@ def logs(
     engine: str = "auto",
     alone: bool = False,
     deadline_s: float = 600.0,
-    rules: str | Path | None = None,
 ) -> LogReading:
     """Read a server's logs and dumps: what ended it, which process first, and when.
 
@@ -115,19 +114,14 @@ def logs(
         files: logs, folders of them, dumps and metrics beside them.
         alone: leave out what was rotated away from them.
         deadline_s: seconds to read.
-        rules: a file with rules of your own (docs/logs.md).
 
     Raises:
-        UsageError: there is no such file, or the rules do not load.
+        UsageError: there is no such file.
     """
     from mmrepro.live.diagnose.log_reading import read_logs
 
     return read_logs(
-        [Path(one) for one in files],
-        engine,
-        alone=alone,
-        deadline_s=deadline_s,
-        rules=Path(rules) if rules is not None else None,
+        [Path(one) for one in files], engine, alone=alone, deadline_s=deadline_s
     )
 
 
