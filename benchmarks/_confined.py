@@ -129,9 +129,8 @@ def serve(folder: Path) -> None:
     ):
         importlib.import_module(name)
     assert not [name for name in sys.modules if name.startswith("mmrepro")]
-    ctypes.CDLL(None).prctl(
-        36, 1, 0, 0, 0
-    )  # PR_SET_CHILD_SUBREAPER: what a child leaves is ours
+    # PR_SET_CHILD_SUBREAPER: what a child leaves is ours.
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     for line in sys.stdin:
         order = json.loads(line)
         started = time.monotonic()
@@ -144,10 +143,11 @@ def serve(folder: Path) -> None:
             code = os.waitstatus_to_exitcode(status) if done else None
             time.sleep(0.01)
             now = time.monotonic()
+            # More: both were stopped.
             seconds, last = (
                 seconds + min(now - last, 1.0),
                 now,
-            )  # more: both were stopped
+            )
         _end_children()
         answer: dict[str, Any] = {"code": code, "seconds": seconds, "known": {}}
         if order["measure"] and code is not None:

@@ -19,13 +19,15 @@ from mmrepro.failure.documents.ledger import Planned
 class Times:
     """What things take.
 
-    Attributes: run: seconds of one run, by the cell's id. build: seconds that a group's
-        environment takes. packages: unpacked bytes of what is in it, by name; a machine
-        has each once. room: bytes that --disk asks for before it is built. repeat: runs
-        of each cell. setup: seconds of each order of an environment that has several
-        runs in the plan: their
-            engine is imported before them. (One that has a single run imports it by
-            itself.)
+    Attributes:
+        run: seconds of one run, by the cell's id.
+        build: seconds that a group's environment takes.
+        packages: unpacked bytes of what is in it, by name; a machine has each once.
+        room: bytes that --disk asks for before it is built.
+        repeat: runs of each cell.
+        setup: seconds of each order of an environment that has several runs in the
+            plan: their engine is imported before them. (One that has a single run
+            imports it by itself.)
     """
 
     run: Mapping[str, float]
@@ -58,13 +60,19 @@ class Fleet:
 class Simulated:
     """A nightly run as it would go.
 
-    Attributes: jobs: orders at a time on each machine. makespan_s: from the start to
-        the end of the last run. efficiency: what one machine takes alone, divided by
-        what all of them have time for. longest_s: the longest order, its environment
-        included. idle_s: of all machines together. builds: environments that were
-        fetched and built. fetched_bytes: unpacked. disk_bytes: added on the fullest
-        machine. dropped: environments, for --disk. again_bytes: of what had been
-        dropped there before. left: cells without time, or without room on the disk.
+    Attributes:
+        jobs: orders at a time on each machine.
+        makespan_s: from the start to the end of the last run.
+        efficiency: what one machine takes alone, divided by what all of them have time
+            for.
+        longest_s: the longest order, its environment included.
+        idle_s: of all machines together.
+        builds: environments that were fetched and built.
+        fetched_bytes: unpacked.
+        disk_bytes: added on the fullest machine.
+        dropped: environments, for --disk.
+        again_bytes: of what had been dropped there before.
+        left: cells without time, or without room on the disk.
     """
 
     machines: int

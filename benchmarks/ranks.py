@@ -248,9 +248,8 @@ def look(server: Server, **more: object) -> Diagnosis:
 def done(server: Server, fault: Fault) -> int:
     pid = server.hurt(fault.deed, fault.role)
     time.sleep(1.0 if fault.ends else 4.0)
-    if (
-        fault.deed == "raise"
-    ):  # an exception in a callback of C code is printed, and ignored
+    # An exception in a callback of C code is printed, and ignored.
+    if fault.deed == "raise":
         log = (server.folder / "server.log").read_text(errors="replace")
         _, ignored, after = log.rpartition("Exception ignored")
         if "raised on purpose" not in log or (

@@ -68,9 +68,8 @@ def main() -> int:
 
 def _row(screen: Screen, place: Path) -> int:
     lines, code = _run(screen.words, place)
-    text = "".join(
-        line.rstrip() for line in lines
-    )  # a long name is wrapped at the edge
+    # A long name is wrapped at the edge.
+    text = "".join(line.rstrip() for line in lines)
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     wrong = [f"{name} is not whole" for name in screen.names if name not in text]
     if len(lines) > screen.limit:

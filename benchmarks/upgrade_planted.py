@@ -32,9 +32,9 @@ SERVER = "--num-blocks 400 --max-num-seqs 8"
 class Plant:
     """A change, and what of the document names it.
 
-    Attributes: area, words: of a difference that names it: its area (or several, by
-        commas), and a part
-            of subject or statement.
+    Attributes:
+        area, words: of a difference that names it: its area (or several, by commas),
+            and a part of subject or statement.
         server: options of both sides; ``new_server``: further ones of NEW.
         matters: whether it must decide the exit code.
     """

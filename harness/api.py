@@ -44,12 +44,15 @@ def run(
 ) -> Incident:
     """Drive a real engine into a known failure, and judge what was observed.
 
-    Args: scenario: a name, ``NAME:VARIANT``, or a ``FILE.py``. events: gets each event
-        of the run as it happens. options: of ``mmrepro run``: ``release``, ``device``,
-        ``mitigations``, ``out``, ….
+    Args:
+        scenario: a name, ``NAME:VARIANT``, or a ``FILE.py``.
+        events: gets each event of the run as it happens.
+        options: of ``mmrepro run``: ``release``, ``device``, ``mitigations``, ``out``,
+            ….
 
-    Returns: The incident, whose ``verdict`` has each condition. Its folder also holds
-        the reports.
+    Returns:
+        The incident, whose ``verdict`` has each condition. Its folder also holds the
+        reports.
 
     Raises:
         MmreproError: the engine could not be had or started, or an option is wrong.
@@ -132,7 +135,8 @@ def judge(incident: Incident | str | Path, *, scenario: str | Path = "") -> Reju
         incident: or its folder, or a bundle.
         scenario: a name or a ``FILE.py``; "": the one that was run.
 
-    Returns: The verdict ``then`` and ``now``, each condition and claim, and whether the
+    Returns:
+        The verdict ``then`` and ``now``, each condition and claim, and whether the
         verdict ``differs``.
 
     Raises:
@@ -202,11 +206,15 @@ def upgrade(
     """Compare two releases of an engine, or two settings of one, under recorded
     traffic.
 
-    Args: old: the release that runs. new: the one that is to run; the same with
-        ``new_server_words="--max-num-seqs 64"``. traffic: what :func:`replay` reads, or
-        a profile: ``chat``, ``code``, ``rag``, ``agents``. events: functions that get
-        each event of the campaign. options: of ``mmrepro upgrade``: ``engine``,
-        ``budget_s``, ``worse``, ``out``, ….
+    Args:
+        old: the release that runs.
+        new: the one that is to run; the same with ``new_server_words="--max-num-seqs
+            64"``.
+        traffic: what :func:`replay` reads, or a profile: ``chat``, ``code``, ``rag``,
+            ``agents``.
+        events: functions that get each event of the campaign.
+        options: of ``mmrepro upgrade``: ``engine``, ``budget_s``, ``worse``, ``out``,
+            ….
 
     Returns:
         The comparison, with its ``differences``, and in ``matter`` those that matter.

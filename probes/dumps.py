@@ -276,9 +276,8 @@ def stacks_in_log(path: Path) -> StacksData | None:
     None: there are none, or it cannot be read. Of a large plain file its end is looked
     at."""
     reader = StackReader(taken=_written(path))
-    with contextlib.suppress(
-        *BROKEN, Unavailable
-    ):  # what came before the damage counts
+    # What came before the damage counts.
+    with contextlib.suppress(*BROKEN, Unavailable):
         peeler = Peeler()
         peeler.learn(_head(path).split(b"\n")[:SAMPLE_LINES])
         head = ""

@@ -393,9 +393,8 @@ def read_completion(body: bytes) -> dict[str, Any]:
         text = message.get("content")
     except (KeyError, IndexError, TypeError, AttributeError):
         return {"error": f"the 200 answer is no chat completion: {_head(body)}"}
-    if (
-        text is None
-    ):  # a reasoning model may not have got as far as content in a few tokens
+    # A reasoning model may not have got as far as content in a few tokens.
+    if text is None:
         text = message.get("reasoning_content") or message.get("reasoning") or ""
     if not isinstance(text, str) or not isinstance(finish, str):
         return {"error": f"the completion is malformed: {_head(body)}"}

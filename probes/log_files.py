@@ -175,9 +175,8 @@ def open_log(path: Path) -> BinaryIO:
         OSError: it cannot be opened.
         Unavailable: no plain file.
     """
-    if not stat.S_ISREG(
-        path.stat().st_mode
-    ):  # a FIFO or a device would block or never end
+    # A FIFO or a device would block or never end.
+    if not stat.S_ISREG(path.stat().st_mode):
         raise Unavailable(f"{path} is not a file")
     with open_to_read(path) as stream:
         head = stream.read(6)

@@ -202,8 +202,9 @@ UNKNOWN = datetime(2000, 1, 1)  # a leap year: each day is in it
 def written(time: str, near: datetime = UNKNOWN) -> datetime | None:
     """What a log's time means, in the log's own zone; None: it is no time of the day.
 
-    Args: near: of what is not printed (year, day) the one that brings it closest to
-        this is taken.
+    Args:
+        near: of what is not printed (year, day) the one that brings it closest to this
+            is taken.
     """
     match = _ISO.match(time) or _NAMED.match(time)
     if match is None:
@@ -368,12 +369,16 @@ _FRAME = re.compile(
 class Reading:
     """One line, read by its form.
 
-    Attributes: head: what stands before the message, as printed. text: the message,
-        whole. spans: what of it is a client's. open: a client's words may go on in the
-        next line. mark: the outermost one of several processes' marks. rest: it goes on
-        with a message of one request's, which was told of in one line. clock: the time
-        of the last line that has one, where it was asked. judging: the innermost frame
-        so far, of a traceback, is of a file that judges requests.
+    Attributes:
+        head: what stands before the message, as printed.
+        text: the message, whole.
+        spans: what of it is a client's.
+        open: a client's words may go on in the next line.
+        mark: the outermost one of several processes' marks.
+        rest: it goes on with a message of one request's, which was told of in one line.
+        clock: the time of the last line that has one, where it was asked.
+        judging: the innermost frame so far, of a traceback, is of a file that judges
+            requests.
     """
 
     line: str
@@ -595,9 +600,8 @@ def quoted(
         begin = own.end() if own else 0
         return ([(begin, end)], True) if begin < end else ([], False)
     match = _ABOUT.match(text)
-    if (
-        match and ": " in text
-    ):  # failed (bad request): the exception's text, which quotes it
+    # Failed (bad request): the exception's text, which quotes it.
+    if match and ": " in text:
         return [(match.end(), end)], False
     if match:
         tails = [tail.start() for tail in _ABOUT_END.finditer(text)]

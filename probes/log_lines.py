@@ -166,9 +166,11 @@ class Block:
     A line is named by the offset of the newline with which it begins. Bytes are counted
     and found with stringzilla, which takes a tenth of the time of ``bytes.count``.
 
-    Attributes: before: how many lines of the log come before it. bares: the lines as
-        their collector's wrappings were taken off; None: they had none. numbers: of
-        each line where it is not counted on from ``before``.
+    Attributes:
+        before: how many lines of the log come before it.
+        bares: the lines as their collector's wrappings were taken off; None: they had
+            none.
+        numbers: of each line where it is not counted on from ``before``.
     """
 
     def __init__(
@@ -420,9 +422,9 @@ class Block:
         """Who wrote the lines, by counting; most blocks have only lines of known
         prefixes.
 
-        Returns: Where the last line of each of the ``known`` prefixes begins, where the
-            last line without any mark does (-1: none), and where lines of other marks
-            do.
+        Returns:
+            Where the last line of each of the ``known`` prefixes begins, where the last
+            line without any mark does (-1: none), and where lines of other marks do.
         """
         data = self.data
         last: dict[bytes, int] = {}
@@ -480,8 +482,10 @@ class Life:
     there, with the first line that is not older than the process. Blocks are given to
     ``begins`` in their order.
 
-    Args: starts: expressions of lines that each start logs, in the order in which it
-        does. since: when the process began, in the log's own zone.
+    Args:
+        starts: expressions of lines that each start logs, in the order in which it
+            does.
+        since: when the process began, in the log's own zone.
     """
 
     def __init__(

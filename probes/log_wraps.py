@@ -38,11 +38,13 @@ TEXT_ANSI_SIGNS = (b"[0m", b"[0;0m")
 class Bare:
     """A line without its wrappings.
 
-    Attributes: stream: whose output it is. time, level, source, pid: what the
-        collector, or a logger that writes JSON, says of it. part: it goes on with the
-        line before it, of the same message. partial: the collector cut it; the next one
-        of the stream goes on with it. logged: ``time`` and ``level`` are the program's
-        own.
+    Attributes:
+        stream: whose output it is.
+        time, level, source, pid: what the collector, or a logger that writes JSON, says
+            of it.
+        part: it goes on with the line before it, of the same message.
+        partial: the collector cut it; the next one of the stream goes on with it.
+        logged: ``time`` and ``level`` are the program's own.
     """
 
     text: bytes

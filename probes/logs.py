@@ -86,9 +86,10 @@ class LogsProbe(Probe[LogsData]):
 
     What cannot be read is named in ``unread`` and does not end the reading.
 
-    Args: paths: one file or several, compressed or not. patterns: name -> expression
-        searched in each line, from its program's own beginning of the
-            line on, a client's words blanked; see
+    Args:
+        paths: one file or several, compressed or not.
+        patterns: name -> expression searched in each line, from its program's own
+            beginning of the line on, a client's words blanked; see
             :class:`mmrepro.probes.data.LogPattern`.
         progress: an expression whose last match is the last sign of work done.
         first, last: how many matching lines of each pattern are kept from either end.
@@ -236,9 +237,11 @@ def identify(
     """Whose log it is, by the form of its lines and by what its last start says; None:
     it cannot be read, or no line has an engine's form.
 
-    Args: marks: engine -> expression of a line that each of its starts logs; a group
-        "release". most_bytes: of its beginning, so much is read. deadline_s: seconds;
-        what was read until then counts.
+    Args:
+        marks: engine -> expression of a line that each of its starts logs; a group
+            "release".
+        most_bytes: of its beginning, so much is read.
+        deadline_s: seconds; what was read until then counts.
     """
     scanner = Scanner({}, None, file=str(path), marks=marks)
     deadline = None if deadline_s is None else time.monotonic() + deadline_s

@@ -437,14 +437,12 @@ class StackReader:
             known = _Thread(tid, "")
             self._add(dump, known)
         if match["number"] == "1" and dump.pid is None and lwp:
-            dump.pid = self._gdb_pid or int(
-                lwp
-            )  # gdb's first thread is the process's own
+            # Gdb's first thread is the process's own.
+            dump.pid = self._gdb_pid or int(lwp)
         if dump.pid == tid:
             known.name = "MainThread"
-            if not dump.title and "::" in (
-                match["name"] or ""
-            ):  # the process's own, cut at 15
+            # The process's own, cut at 15.
+            if not dump.title and "::" in (match["name"] or ""):
                 dump.title = match["name"]
         known.name = known.name or match["name"] or ""
         self._thread, self._native = known, known.native

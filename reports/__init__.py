@@ -23,8 +23,10 @@ def load(place: Path | str) -> Incident:
 def write_reports(place: Path) -> list[Path]:
     """Make the Markdown and HTML of a folder again; returns their paths.
 
-    Raises: BadIncident: it holds no document that can be read. UnwritableOutput: a file
-        could not be written; one that was there before is untouched.
+    Raises:
+        BadIncident: it holds no document that can be read.
+        UnwritableOutput: a file could not be written; one that was there before is
+            untouched.
     """
     from mmrepro.reports.documents import write_reports as write
 

@@ -210,10 +210,11 @@ class Stack:
 class Picture:
     """A drawing, which HTML shows; the others show ``instead``.
 
-    Attributes: drawing: an SVG or a table, safe as it is. timeline: first and last
-        second of its time axis, with the two x of them as shares of the
-            width: a reader may select a span there, and the rows of that time are
-                shown.
+    Attributes:
+        drawing: an SVG or a table, safe as it is.
+        timeline: first and last second of its time axis, with the two x of them as
+            shares of the width: a reader may select a span there, and the rows of that
+            time are shown.
     """
 
     drawing: Markup
@@ -302,11 +303,14 @@ def broken_off(why: str, *, began: bool) -> Warning | None:
 class Page:
     """A report: the first screen, then the sections.
 
-    Attributes: subject: what it is of, in one line: ``ghost-key-eviction on vllm
-        0.23.0, fidelity cpu``. card: the answer, in at most some twelve lines: cause,
-        frames, what to do. counts: what was found in numbers, one fact each. commands:
-        what to type next: why, and the command. footer: where it comes from. wide: the
-        HTML uses the whole width of the screen.
+    Attributes:
+        subject: what it is of, in one line: ``ghost-key-eviction on vllm 0.23.0,
+            fidelity cpu``.
+        card: the answer, in at most some twelve lines: cause, frames, what to do.
+        counts: what was found in numbers, one fact each.
+        commands: what to type next: why, and the command.
+        footer: where it comes from.
+        wide: the HTML uses the whole width of the screen.
     """
 
     title: str

@@ -170,12 +170,14 @@ def write_bundle(
     unless those were random already; its script, its reports and its issue are made
     anew from that.
 
-    Args: max_bytes: of the finished file; evidence that does not fit is left out and
-        listed. secrets: further texts to be replaced wherever they occur.
+    Args:
+        max_bytes: of the finished file; evidence that does not fit is left out and
+            listed.
+        secrets: further texts to be replaced wherever they occur.
 
-    Raises: UsageError: ``target`` is there already, or a file of what is packed; or
-        what has to be in
-            it is larger than the limit.
+    Raises:
+        UsageError: ``target`` is there already, or a file of what is packed; or what
+            has to be in it is larger than the limit.
         UnwritableOutput: it cannot be written.
     """
     cut = ""
@@ -210,9 +212,8 @@ def _add_replay(packer: _Packer, directory: Path, replay: Replay) -> None:
         everything = [
             finding_of(replay, finding, directory) for finding in replay.findings
         ]
-        for loaded in (
-            everything
-        ):  # all words first: one finding's may stand in another's sentences
+        # All words first: one finding's may stand in another's sentences.
+        for loaded in everything:
             if loaded.case is not None:
                 register(loaded.case, packer.redactor)
         shown: list[Finding] = []

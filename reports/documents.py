@@ -75,17 +75,20 @@ class Suite:
 class Kind(Generic[T]):
     """One kind of report.
 
-    Attributes: name: in a sentence, with its article: ``a bisection``. files: the names
-        of its Markdown and its HTML. load: reads it from its folder, its file or a
-        bundle. Raises BadIncident. compose: makes the page. stored: the document
-        itself, as it lies on disk and as ``--json`` prints it. junit: makes the test
-        cases; None: it has no expectation that could fail. markdown_bytes: its
-        Markdown's at most. GitHub refuses comments over 65,536 characters;
-            people add a few lines of their own.
+    Attributes:
+        name: in a sentence, with its article: ``a bisection``.
+        files: the names of its Markdown and its HTML.
+        load: reads it from its folder, its file or a bundle. Raises BadIncident.
+        compose: makes the page.
+        stored: the document itself, as it lies on disk and as ``--json`` prints it.
+        junit: makes the test cases; None: it has no expectation that could fail.
+        markdown_bytes: its Markdown's at most. GitHub refuses comments over 65,536
+            characters; people add a few lines of their own.
         file: the document's name, where ``keep`` writes it; empty: its command writes
             it.
         compose_at: as ``compose``, its commands with the folder, as they are typed
-            elsewhere; None: no command names a place in the folder.
+            elsewhere; None:
+            no command names a place in the folder.
     """
 
     name: str
@@ -188,8 +191,9 @@ def write_reports(place: Path) -> list[Path]:
 def write(kind: Kind[T], loaded: T, folder: Path) -> list[Path]:
     """Write the Markdown and the HTML, each whole or not at all; returns their paths.
 
-    Raises: UnwritableOutput: a file could not be written; one that was there before is
-        untouched.
+    Raises:
+        UnwritableOutput: a file could not be written; one that was there before is
+            untouched.
     """
     texts = rendered(kind, loaded, folder)
     for name, text in texts.items():

@@ -235,9 +235,8 @@ def _curve(axis: _Axis) -> Markup:
 def _marks(axis: _Axis, pools: Sequence[Pool]) -> Iterator[Markup]:
     """A point on the curve, a line to the axis, and a label on the side that the curve
     leaves."""
-    below = (
-        math.inf
-    )  # the curve rises to the right: each label must end above the one before it
+    # The curve rises to the right: each label must end above the one before it.
+    below = math.inf
     for pool in pools:
         chance = axis.chance(pool.images)
         x, y = axis.x(pool.images), axis.y(chance)

@@ -47,8 +47,9 @@ _FOLDER: Final[ContextVar[Path | None]] = ContextVar("folder", default=None)
 def render_html(page: b.Page, folder: Path | None = None) -> str:
     """The whole page; long parts are folded.
 
-    Args: folder: that the page lies in: a link to a file that is not there is plain
-        text. None:
+    Args:
+        folder: that the page lies in: a link to a file that is not there is plain text.
+            None:
             whatever is linked will be there.
     """
     before = _FOLDER.set(folder)

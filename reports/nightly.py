@@ -56,12 +56,13 @@ def write_night(
     """Write ``night.md``, ``junit.xml`` and ``dashboard.html``, each whole or not at
     all.
 
-    Args: folder: the ledger's, so that the dashboard's squares link to the reports
-        below it; in any
-            other folder those squares are no links.
+    Args:
+        folder: the ledger's, so that the dashboard's squares link to the reports below
+            it; in any other folder those squares are no links.
 
-    Raises: UnwritableOutput: a file could not be written; one that was there before is
-        untouched.
+    Raises:
+        UnwritableOutput: a file could not be written; one that was there before is
+            untouched.
     """
     folder.mkdir(parents=True, exist_ok=True)
     view = NightView(history, night, quarantine, folder)

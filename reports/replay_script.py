@@ -140,9 +140,10 @@ def upstream_test(
     Args:
         checked: where it was run, and what came of it: sentences.
 
-    Raises: UsageError: the engine's tests have no such manner, the class says nothing
-        that a test could
-            compare, the model is not one that a file can hold, or a picture is missing.
+    Raises:
+        UsageError: the engine's tests have no such manner, the class says nothing that
+            a test could compare, the model is not one that a file can hold, or a
+            picture is missing.
     """
     kind, engine, name = finding.finding_class, case.server.engine, finding.server.label
     if engine not in _TESTED:

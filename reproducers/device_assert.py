@@ -70,11 +70,14 @@ ASSERTIONS = {
 class Refusal:
     """One child.
 
-    Attributes: raised_by: the call that raised: "launch", "synchronize", "" (nothing
-        was refused). error: type and text of what it raised; ``kinds``: the type and
-        its bases. afterwards: what the next use of the device raised; "" if it went
-        well. exit_code: as of ``subprocess``; a negative one is a signal. output: all
-        that it printed, in order, device and Python, but for its own report.
+    Attributes:
+        raised_by: the call that raised: "launch", "synchronize", "" (nothing was
+            refused).
+        error: type and text of what it raised; ``kinds``: the type and its bases.
+        afterwards: what the next use of the device raised; "" if it went well.
+        exit_code: as of ``subprocess``; a negative one is a signal.
+        output: all that it printed, in order, device and Python, but for its own
+            report.
     """
 
     cause: str
@@ -97,9 +100,8 @@ def child(cause: str, device: str) -> None:
     would."""
     found = Refusal(cause)
     if device == "cuda":
-        torch.zeros(
-            1, device=device
-        )  # what comes up with the first use is no part of it
+        # What comes up with the first use is no part of it.
+        torch.zeros(1, device=device)
         torch.cuda.synchronize()
     raised: BaseException | None = None
     for name, call in (

@@ -194,11 +194,12 @@ def device_of(name: str) -> Cpu:
 class Mask:
     """``is_mm_embed`` of one prompt, step by step, and what is scattered by it.
 
-    Attributes: images: (offset, length) in tokens. prompt: tokens, images included;
-        then two decode steps. order: "0.12.0": the event is recorded before the mask is
-        written and copied; "event": after
-            the copy (vllm#31373); "two-buffers": 0.12.0's event, buffers in turn
-            (vllm#31841).
+    Attributes:
+        images: (offset, length) in tokens.
+        prompt: tokens, images included; then two decode steps.
+        order: "0.12.0": the event is recorded before the mask is written and copied;
+            "event": after the copy (vllm#31373); "two-buffers": 0.12.0's event, buffers
+            in turn (vllm#31841).
         emulation: what the emulated stream makes of the first step: "assert", "silent",
             "right".
     """
@@ -247,10 +248,11 @@ class MaskResult:
     """Of one ``Mask``, in a process of its own: a device-side assert ends what CUDA can
     do there.
 
-    Attributes: outcome: "assert" (masked_scatter refused), "silent" (wrong embeddings,
-        no error), "right". rows: of each step: rows to be put in, and rows that the
-        device's mask marked; None where a
-            failed device tells no more.
+    Attributes:
+        outcome: "assert" (masked_scatter refused), "silent" (wrong embeddings, no
+            error), "right".
+        rows: of each step: rows to be put in, and rows that the device's mask marked;
+            None where a failed device tells no more.
         wrong: of each step, rows of the result that are not what they should be.
         error: what was raised, ``raised_by`` which call; ``stderr``: what the device
             printed.

@@ -54,10 +54,11 @@ passed."""
 class Case:
     """A buffer is written, copied behind some work, and written again.
 
-    Attributes: work: before the copy: "sleep" (one kernel that waits), "matmul" (many
-        that compute), "". event: recorded "after" or "before" the copy (vLLM 0.12.0's
-        place) and waited for before the
-            buffer is written again; "": nothing is waited for.
+    Attributes:
+        work: before the copy: "sleep" (one kernel that waits), "matmul" (many that
+            compute), "".
+        event: recorded "after" or "before" the copy (vLLM 0.12.0's place) and waited
+            for before the buffer is written again; "": nothing is waited for.
         graph: work and copy are captured and replayed.
         early: the buffer is written again before the replay.
         rule: what the device reads by CUDA's rules: "old", "new", "either".
@@ -150,10 +151,11 @@ CASES = (
 class Trial:
     """What ``repetitions`` of a case gave.
 
-    Attributes: old, new, torn: contents that the device read: before the rewriting,
-        after it, some of each. busy: how often the device was still at the work when
-        the buffer had been rewritten, and
-            ``busy_new``, of these, how often it read the new contents.
+    Attributes:
+        old, new, torn: contents that the device read: before the rewriting, after it,
+            some of each.
+        busy: how often the device was still at the work when the buffer had been
+            rewritten, and ``busy_new``, of these, how often it read the new contents.
         waited: how often the call of the copy returned only when the work was done.
         by_rule, as_emulated: whether it is so each time; where "new" is expected, each
             time that the device was busy. None: nothing to judge by.

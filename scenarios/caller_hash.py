@@ -135,9 +135,8 @@ class CallerHash(sglang.PictureAlias):
             "sampling_params": {"max_new_tokens": sglang.TOKENS, "temperature": 0},
             "return_logprob": True,
         }
-        if (
-            name in HASHES and words[-1] != "unnamed"
-        ):  # in the gate the first word is "gate:"
+        # In the gate the first word is "gate:".
+        if name in HASHES and words[-1] != "unnamed":
             body["mm_hashes"] = [hashes[owner]]
         data = json.dumps(body).encode()
         await drive.traffic.raw(
@@ -146,9 +145,8 @@ class CallerHash(sglang.PictureAlias):
 
     async def trigger(self, drive: Drive) -> None:
         await super().trigger(drive)
-        pictures = self.pictures(
-            drive
-        )  # the cache holds now what was taken for the other
+        # The cache holds now what was taken for the other.
+        pictures = self.pictures(drive)
         for label in (*UNNAMED, MALFORMED):
             await self.ask(drive, label, pictures[label[0]])
         await self._read_counter(drive)

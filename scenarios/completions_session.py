@@ -65,10 +65,11 @@ class CompletionsSession(Scenario):
     the loop took before stay taken."""
 
     name, engine = "completions-session", "lmdeploy"
+    # 0.12.3, by source: no ids of users.
     release, affected = (
         "0.14.0",
         ">=0.13.0,<0.15.0",
-    )  # 0.12.3, by source: no ids of users
+    )
     failure_class, severity = FailureClass.REQUESTS_FAIL, Severity.HIGH
     upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-24", "0.15.0")
     model = TinyText()

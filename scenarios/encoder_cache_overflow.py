@@ -260,9 +260,8 @@ class EncoderCacheOverflow(Scenario):
         shown = ", ".join(f"{b} ({n} ×)" for b, n in Counter(budgets).most_common())
         text = f"{name} is {shown}; {small} tokens were answered, {large} were sent"
         between = sum(small <= budget < large for budget in budgets)
-        return Finding.of(
-            between > len(budgets) // 2, text
-        )  # a single reading may be torn
+        # A single reading may be torn.
+        return Finding.of(between > len(budgets) // 2, text)
 
     @cause("EngineCore's busy loop goes round and schedules 0 tokens each time")
     def schedules_nothing(self, stacks: StacksData) -> Finding:

@@ -181,8 +181,9 @@ def watch(
     """A dead man's switch. A clock that is ahead would hide what is missing: it counts
     as overdue.
 
-    Args: absent: a run was begun, and no machine delivered anything: it is missing at
-        any hour.
+    Args:
+        absent: a run was begun, and no machine delivered anything: it is missing at any
+            hour.
     """
     if not document["nights"]:
         return Watch(None, every_h, "No night of this ledger ran anything.")

@@ -181,9 +181,12 @@ def rehearse(
 ) -> Rehearsed:
     """Run `command REPORT` where no box can be had, and look at what was started.
 
-    Args: environment: a name of `ENVIRONMENTS`. command: what reads a report, as
-        `["mmrepro", "repro"]`; the report's path is added. seconds: how long it may
-        take. server: the server command that the report names.
+    Args:
+        environment: a name of `ENVIRONMENTS`.
+        command: what reads a report, as `["mmrepro", "repro"]`; the report's path is
+            added.
+        seconds: how long it may take.
+        server: the server command that the report names.
     """
     with beacon_report(server) as (report, beacons):
         wrapped = ENVIRONMENTS[environment]([*command, str(report)])

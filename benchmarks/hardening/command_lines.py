@@ -315,9 +315,8 @@ def settle(folder: Path) -> None:
         huge.truncate(1 << 40)
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, ADDRESSES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
-    ctypes.CDLL(None).prctl(
-        36, 1, 0, 0, 0
-    )  # PR_SET_CHILD_SUBREAPER: what a line leaves is ours
+    # PR_SET_CHILD_SUBREAPER: what a line leaves is ours.
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
 
 
 def report(ran: list[Ran], began: float) -> int:

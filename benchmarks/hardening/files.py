@@ -158,9 +158,8 @@ def _own(number: int) -> set[str]:
 def warmed(place: Path) -> None:
     """Imports what the commands do, so that a fork has it, and keeps every server from
     starting."""
-    warnings.filterwarnings(
-        "ignore", "Duplicate name"
-    )  # two members of one name are made here
+    # Two members of one name are made here.
+    warnings.filterwarnings("ignore", "Duplicate name")
     from mmrepro.base.errors import EngineStartError
     from mmrepro.cli.app import app
     from mmrepro.runs.play.player import Player

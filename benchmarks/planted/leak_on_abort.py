@@ -17,9 +17,8 @@ def plug(config: EngineConfig) -> EngineConfig:
     kept: dict[int, bytearray] = {}
 
     def abort(self: Engine, seq: Sequence) -> None:
-        kept[seq.id] = (
-            bytearray(b"\1") * SIZE
-        )  # written, so that the pages are really there
+        # Written, so that the pages are really there.
+        kept[seq.id] = bytearray(b"\1") * SIZE
         sound(self, seq)
 
     Engine.abort = abort  # type: ignore[method-assign]

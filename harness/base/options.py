@@ -56,13 +56,17 @@ def text_of(value: Any) -> str:
 class Option:
     """One option, or one argument.
 
-    Attributes: name: ``--release``, ``--shrink/--no-shrink``; "": as the field is
-        called. shown: what the help says of the default, where the value itself does
-        not say it. least, most: bounds of a number. short: its name in one letter.
-        choices: words that are taken, where the type does not list them. argument: it
-        has no name; ``metavar`` stands for it. required: code may leave it out, the
-        command line may not. once: it says where or how one call reports, and is no
-        part of the command that repeats it:
+    Attributes:
+        name: ``--release``, ``--shrink/--no-shrink``; "": as the field is called.
+        shown: what the help says of the default, where the value itself does not say
+            it.
+        least, most: bounds of a number.
+        short: its name in one letter.
+        choices: words that are taken, where the type does not list them.
+        argument: it has no name; ``metavar`` stands for it.
+        required: code may leave it out, the command line may not.
+        once: it says where or how one call reports, and is no part of the command that
+            repeats it:
             :meth:`Command.argv` writes it only where it is asked to.
         private: it is in no command that is written down; it may hold a password.
         attached: write ``--server-arg=VALUE``, since the value may begin with a dash.
@@ -194,8 +198,10 @@ class Declared:
 class Command:
     """Options of one command.
 
-    Attributes: COMMAND: its words after ``mmrepro``. origins: where the fields that are
-        not left to their defaults come from, by name.
+    Attributes:
+        COMMAND: its words after ``mmrepro``.
+        origins: where the fields that are not left to their defaults come from, by
+            name.
     """
 
     COMMAND: ClassVar[str] = ""

@@ -122,9 +122,10 @@ class Campaign(Generic[DocumentT]):
     thread of its own. Where a machine is lost, the run that it had begun is one that
     infrastructure lost, and what it had not begun goes to others.
 
-    Attributes: until: of the campaign's clock; no run is started that is not expected
-        to end by then. alone: there is no other place that could take a second run
-        meanwhile.
+    Attributes:
+        until: of the campaign's clock; no run is started that is not expected to end by
+            then.
+        alone: there is no other place that could take a second run meanwhile.
     """
 
     def __init__(
@@ -156,9 +157,11 @@ class Campaign(Generic[DocumentT]):
     def execute(self) -> DocumentT:
         """Run what is left of it. The journal has all that ended, whatever happens.
 
-        Raises: KeyboardInterrupt: what had ended is on disk, and the document is the
-            partial one. MmreproError: infrastructure that no run can do without, usage,
-            or a full disk.
+        Raises:
+            KeyboardInterrupt: what had ended is on disk, and the document is the
+                partial one.
+            MmreproError: infrastructure that no run can do without, usage, or a full
+                disk.
         """
         policy = self.policy
         policy.begin(self)

@@ -137,9 +137,8 @@ def drop(name: str) -> bool:
     if any(kept == name for kept, _ in done.kept):
         return False
     if packages := sorted({p.partition("==")[0] for p in mine - others}):
-        with contextlib.suppress(
-            UvFailed
-        ):  # that uv keeps the packages shows in the growth
+        # That uv keeps the packages shows in the growth.
+        with contextlib.suppress(UvFailed):
             run_uv(["cache", "clean", *packages])
     return True
 
@@ -194,7 +193,8 @@ class Provisions:
     def prepare(self, group: Group) -> str:
         """Have the environment of ``group``.
 
-        Returns: Why its cells cannot be run; "" else. What uv or the wheel lacks is not
+        Returns:
+            Why its cells cannot be run; "" else. What uv or the wheel lacks is not
             among it: the first run says that itself.
 
         Raises:
@@ -267,9 +267,8 @@ class Provisions:
         within_s: float | None = None,
     ) -> str:
         """Why there is no room for it; "" else, also where its build failed."""
-        with (
-            self._one_by_one
-        ):  # uv's cache is cleaned only while nobody of us builds from it
+        # The cache of uv is cleaned only while nobody of us builds from it.
+        with self._one_by_one:
             folder = _folder(spec)
             if (
                 self._children.stopped

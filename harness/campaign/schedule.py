@@ -121,9 +121,11 @@ class Next(NamedTuple):
 class Schedule:
     """How often the cells of one campaign are run.
 
-    Attributes: repeat: planned runs. confirm: further ones where those surprise.
+    Attributes:
+        repeat: planned runs.
+        confirm: further ones where those surprise.
         before: what a cell settled on in the last night that learnt something of it, by
-        its id.
+            its id.
     """
 
     repeat: int

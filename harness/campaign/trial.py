@@ -245,8 +245,9 @@ class Trials:
         """Run ``cell`` into ``folder``, a new one below ``root``. Never raises for a
         failed run.
 
-        Raises: KeyboardInterrupt: :meth:`stop` was called; the folder holds a partial
-            incident.
+        Raises:
+            KeyboardInterrupt: :meth:`stop` was called; the folder holds a partial
+                incident.
         """
         began, created = time.monotonic(), Moment.now()
         making = self.options.making

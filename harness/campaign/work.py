@@ -320,10 +320,13 @@ class CellRun(_OfCells):
 class CellsUntilWhole(_OfCells):
     """All runs of the group's cells: what comes next follows from what came before.
 
-    Attributes: attempts: of this night so far, by the cell's id. before: what the cell
-        settled on in the last night that learnt something of it. seconds: of one run,
-        by the cell's id; without those of which nothing was measured yet. until: Unix
-        time; no run is started that is not expected to end by then. None: no limit.
+    Attributes:
+        attempts: of this night so far, by the cell's id.
+        before: what the cell settled on in the last night that learnt something of it.
+        seconds: of one run, by the cell's id; without those of which nothing was
+            measured yet.
+        until: Unix time; no run is started that is not expected to end by then. None:
+            no limit.
     """
 
     attempts: Mapping[str, tuple[Attempt, ...]]

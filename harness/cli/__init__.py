@@ -119,9 +119,8 @@ def _refused(error: OSError) -> int:
 def _foreign(error: Exception) -> int:
     """Typer prints its own errors, a missing extra has a sentence; anything else is a
     bug of ours, in one line."""
-    show = getattr(
-        error, "show", None
-    )  # every exception of click has it, vendored or not
+    # Every exception of click has it, vendored or not.
+    show = getattr(error, "show", None)
     if callable(show):
         with contextlib.suppress(OSError):
             show()

@@ -133,9 +133,9 @@ def bisect_run(asked: BisectRunCommand) -> None:
 def _what(asked: Any) -> tuple[Subject | None, Scenario]:
     """The case that is meant, if it is one, and the scenario, or what stands for one.
 
-    Raises: UsageError: no such case or variant; a mitigation that is a release; an
-        option that only a
-            scenario has; as ``check``.
+    Raises:
+        UsageError: no such case or variant; a mitigation that is a release; an option
+            that only a scenario has; as ``check``.
     """
     from mmrepro.base.errors import UsageError
     from mmrepro.search.replay.bisected import subject
@@ -186,8 +186,9 @@ def _what_apart(asked: BisectRunCommand) -> tuple[Subject | None, Scenario | Non
 def scenario_of(asked: BisectCommand | BisectRunCommand) -> Scenario:
     """The scenario that is meant; its file, if it is one, is run.
 
-    Raises: UsageError: no such scenario or variant; a mitigation that is a release; as
-        ``check``.
+    Raises:
+        UsageError: no such scenario or variant; a mitigation that is a release; as
+            ``check``.
     """
     from mmrepro.base.errors import UsageError
     from mmrepro.runs.start import check

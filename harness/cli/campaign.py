@@ -48,14 +48,14 @@ def conduct(
 ) -> DocumentT:
     """Run the campaign to its end, with its progress on ``console``.
 
-    Args: places: makes them; is given what prints a line on what happens beside the
-        runs. asked: has ``events``, a file for JSON lines ("-": standard output, "":
-        none), and
-            ``verbose``.
+    Args:
+        places: makes them; is given what prints a line on what happens beside the runs.
+        asked: has ``events``, a file for JSON lines ("-": standard output, "": none),
+            and ``verbose``.
 
-    Raises: KeyboardInterrupt, MmreproError: as :meth:`Campaign.execute`; what goes on
-        with it is
-            printed before.
+    Raises:
+        KeyboardInterrupt, MmreproError: as :meth:`Campaign.execute`; what goes on with
+            it is printed before.
     """
     display = CampaignProgress(console, policy.standing, verbose=asked.verbose)
     ended: list[RunEnded] = []

@@ -184,8 +184,9 @@ def server_of(asked: McpCommand) -> MCPServer:
 async def _said(*words: str, told: str) -> str:
     """What a command prints. ``told``: what its exit codes mean.
 
-    Raises: ToolError: a word that no command line can hold, or the command did not end
-        in time.
+    Raises:
+        ToolError: a word that no command line can hold, or the command did not end in
+            time.
     """
     _check(words)
     limit_s = STARTING_S if words[0] in START_ENGINES else READING_S
@@ -258,9 +259,8 @@ async def _end(child: asyncio.subprocess.Process) -> None:
 
     with contextlib.suppress(ProcessLookupError):
         child.send_signal(signal.SIGINT)
-    with anyio.CancelScope(
-        shield=True
-    ):  # its call may be cancelled: it is waited for all the same
+    # Its call may be cancelled: it is waited for all the same.
+    with anyio.CancelScope(shield=True):
         try:
             await asyncio.wait_for(child.wait(), END_S)
         except TimeoutError:

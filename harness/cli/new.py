@@ -148,9 +148,10 @@ def _blank(asked: NewCommand) -> Written:
 def _from(asked: NewCommand) -> Written:
     """Write the scenario of a finding, and the folder with its case beside it.
 
-    Raises: BadIncident: ``asked.source`` is no finding. UsageError: --engine or
-        --release are given, it has no traffic that a scenario could send,
-            its server has what a file may not set, or a file is there.
+    Raises:
+        BadIncident: ``asked.source`` is no finding.
+        UsageError: --engine or --release are given, it has no traffic that a scenario
+            could send, its server has what a file may not set, or a file is there.
         UnwritableOutput: they cannot be written.
     """
     from mmrepro.base.machine.files import write_file

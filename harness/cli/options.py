@@ -226,9 +226,8 @@ class DeclaredCommand(TyperCommand):
             args = [*_ranks_apart(args)]
         dashes = [at for at, word in enumerate(args) if word == "--"]
         if hasattr(made, "child") and dashes:
-            at = dashes[:2][
-                -1
-            ]  # of two, the first is for arguments that begin with a dash
+            # Of two, the first is for arguments that begin with a dash.
+            at = dashes[:2][-1]
             ctx.meta[AFTER_DASHES], args = tuple(args[at + 1 :]), args[:at]
         words = [*args]  # the parser empties it
         try:

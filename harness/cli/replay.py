@@ -141,9 +141,8 @@ def conduct_search(
     if asked.server.engine:
         get_engine(asked.server.engine).given(asked.server.args)
     session = begin()
-    new = (
-        None if servers else session.folder
-    )  # a report that was read is not thrown away
+    # A report that was read is not thrown away.
+    new = None if servers else session.folder
     announce_servers(
         asked, servers or [(asked.server.engine, asked.server.release)], new=new
     )

@@ -188,9 +188,9 @@ def _json_fits(kind: str, value: Any) -> bool:
 class GivenOption:
     """An option as a command line has it.
 
-    Attributes: name: with dashes, an alias replaced by its full name; with its keys,
-        where it has some
-            (``--speculative-config.method``).
+    Attributes:
+        name: with dashes, an alias replaced by its full name; with its keys, where it
+            has some (``--speculative-config.method``).
         words: as they were written.
     """
 

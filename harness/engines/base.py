@@ -281,8 +281,9 @@ class Engine(ABC):
         """Options and variables that a user gives the server: ``{feature:NAME}`` stands
         for that feature's own.
 
-        Raises: UsageError: an option that mmrepro must own, a feature or tiny model
-            that there is not.
+        Raises:
+            UsageError: an option that mmrepro must own, a feature or tiny model that
+                there is not.
         """
         from mmrepro.engines.features import options_of
         from mmrepro.engines.models.tiny import with_folders
@@ -435,9 +436,10 @@ def has_option(server_args: Sequence[str], name: str) -> bool:
 class Patch:
     """Code put in front of an unmodified engine: a stand-in.
 
-    Attributes: folder: below ``reproducers/standins``; it comes first on the module
-        path, and its
-            ``standin.py``, if it has one, runs in every Python process of the engine.
+    Attributes:
+        folder: below ``reproducers/standins``; it comes first on the module path, and
+            its ``standin.py``, if it has one, runs in every Python process of the
+            engine.
         stand_in: what it replaces and why, for the report.
         env: variables that it reads.
         fidelity: of a run with it; None: as without it.
@@ -458,10 +460,13 @@ class Mitigation:
     What is sent along with a request (a cache salt, say) is the scenario's to do: it
     finds the names of the mitigations in ``Drive.mitigations``.
 
-    Attributes: server_args: options added to the server's command line. env: variables
-        added to the server's environment. patch: code put in front of the engine's
-        modules. release: run this release instead. effective_on: releases on which it
-        prevents the failure; the expectation follows it.
+    Attributes:
+        server_args: options added to the server's command line.
+        env: variables added to the server's environment.
+        patch: code put in front of the engine's modules.
+        release: run this release instead.
+        effective_on: releases on which it prevents the failure; the expectation follows
+            it.
     """
 
     name: str

@@ -664,10 +664,12 @@ class LineReader:
 class Asked:
     """What is known beside the log.
 
-    Attributes: stage: what the start was at, e.g. "as the model is loaded"; "": not
-        known. ranges: of a package, what the release's wheel metadata asks for, e.g.
-        "<5.20,>=5.16.1". exit_code: of the first process; negative: the signal that
-        ended it; None: not known.
+    Attributes:
+        stage: what the start was at, e.g. "as the model is loaded"; "": not known.
+        ranges: of a package, what the release's wheel metadata asks for, e.g.
+            "<5.20,>=5.16.1".
+        exit_code: of the first process; negative: the signal that ended it; None: not
+            known.
     """
 
     engine: str = ""
@@ -1017,8 +1019,10 @@ def _by_signal(asked: Asked) -> FailedStart | None:
 class Explained:
     """Why a start of mmrepro's own failed.
 
-    Attributes: lines: the exceptions of its log, each once; the log's last lines where
-        it has none. race: why the same start is worth repeating; "": it is not.
+    Attributes:
+        lines: the exceptions of its log, each once; the log's last lines where it has
+            none.
+        race: why the same start is worth repeating; "": it is not.
     """
 
     cause: FailedStart | None

@@ -39,11 +39,13 @@ class Wait(StrEnum):
 class WaitPlace:
     """``function`` in ``file`` calls ``calls``.
 
-    Attributes: file: the end of a path, as py-spy shortens it. calls: a bare name.
-        native: ``calls`` may be a function of C, which has no Python frame. releases:
-        those whose source has it. follower: it is this wait for ranks other than 0
-        only; rank 0, which sends, is in a
-            collective there.
+    Attributes:
+        file: the end of a path, as py-spy shortens it.
+        calls: a bare name.
+        native: ``calls`` may be a function of C, which has no Python frame.
+        releases: those whose source has it.
+        follower: it is this wait for ranks other than 0 only; rank 0, which sends, is
+            in a collective there.
     """
 
     wait: Wait

@@ -313,8 +313,9 @@ class Quarantine:
 def load_quarantine(path: Path) -> Quarantine:
     """Read a TOML file of ``[[quarantine]]`` tables.
 
-    Raises: UsageError: it cannot be read, or an entry lacks something; all that is
-        wrong is told.
+    Raises:
+        UsageError: it cannot be read, or an entry lacks something; all that is wrong is
+            told.
     """
     data = read_toml(path, _EXAMPLE)
     tables = data.pop("quarantine", [])

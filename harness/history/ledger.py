@@ -194,9 +194,9 @@ class Ledger:
     def append(self, record: AnyRecord) -> None:
         """Write one line, redacted, and wait until the disk has it.
 
-        Raises: BadLedger: it contradicts what is there, could not be read again, or is
-            a cell that
-                is private: redacted it would be another one.
+        Raises:
+            BadLedger: it contradicts what is there, could not be read again, or is a
+                cell that is private: redacted it would be another one.
             NoSpace: the disk is full; the file is as it was.
         """
         with self._mutex:
@@ -241,8 +241,9 @@ class Ledger:
 def read(folder: Path) -> History:
     """The ledger in ``folder``, or that file itself, as far as its lines are whole.
 
-    Raises: BadLedger: there is none, or a whole line of it cannot be read; its number
-        is told.
+    Raises:
+        BadLedger: there is none, or a whole line of it cannot be read; its number is
+            told.
     """
     path = folder / LEDGER_FILE if is_folder(folder) else folder
     try:

@@ -48,9 +48,9 @@ def merge(folders: Sequence[Path], out: Path, *, incidents: bool = True) -> Merg
     there. A second merge of the same adds nothing. Without ``incidents`` no attempt
     names one.
 
-    Raises: BadLedger: one cannot be read, or two say different things of one attempt;
-        nothing was
-            written then.
+    Raises:
+        BadLedger: one cannot be read, or two say different things of one attempt;
+            nothing was written then.
         LedgerBusy: ``out`` is being written.
     """
     sources = [(folder, read(folder)) for folder in folders]
@@ -117,9 +117,10 @@ def _one_night(
 def whole(nights: Sequence[Night], there: Night | None = None) -> Night:
     """One record of a night whose shards these are.
 
-    Args: there: what an earlier merge made; it counts only if it covers a shard that is
-        not given,
-            so that the same shards, gone on with since, are told as they are now.
+    Args:
+        there: what an earlier merge made; it counts only if it covers a shard that is
+            not given, so that the same shards, gone on with since, are told as they are
+            now.
     """
     covered = frozenset[str]().union(*(_shards(n) for n in nights))
     sharded = all(n.shard for n in nights)

@@ -75,12 +75,14 @@ VERDICTS = frozenset((State.REPRODUCED, State.DIFFERENT_FAILURE, State.NOT_REPRO
 class Settled:
     """What the attempts at one cell come to.
 
-    Attributes: reproduced: of the ``conclusive`` attempts; ``low`` and ``high`` are its
-        95 % interval. why: one clause: what was counted, and what else is to be known.
-        as_expected: None: nothing was expected, or nothing was learnt. keys: of the
-        attempts with an outcome. differing: the parts of the keys that differ where
-        verdicts do, if those are of different
-            keys: the cell drifted within its night and is not flaky.
+    Attributes:
+        reproduced: of the ``conclusive`` attempts; ``low`` and ``high`` are its 95 %
+            interval.
+        why: one clause: what was counted, and what else is to be known.
+        as_expected: None: nothing was expected, or nothing was learnt.
+        keys: of the attempts with an outcome.
+        differing: the parts of the keys that differ where verdicts do, if those are of
+            different keys: the cell drifted within its night and is not flaky.
     """
 
     state: State

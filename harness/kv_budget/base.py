@@ -24,16 +24,21 @@ MAX_DECIMALS = 4
 class Budget:
     """What one setting gives.
 
-    Attributes: setting: value of the engine's option, as typed. pool_bytes: memory for
-        the KV cache, rounded down to whole bytes; may be negative. reserve_bytes: what
-        was set aside for everything else. blocks: whole blocks that fit, as the engine
-        counts them. block_size: tokens a block. max_tokens: tokens of the longest
-        prompt that the engine takes; 0 when it does not start. limited_by: what sets
-        ``max_tokens``: ``kv``, ``context`` or ``window``. refusal: why the engine does
-        not start, in its own words; empty when it does. concurrency: requests of the
-        whole context that fit at once; None: the engine has no such. notes: what else
-        the engine changes by itself at this setting. log: the line of the engine's log
-        that follows, as far as it can be computed.
+    Attributes:
+        setting: value of the engine's option, as typed.
+        pool_bytes: memory for the KV cache, rounded down to whole bytes; may be
+            negative.
+        reserve_bytes: what was set aside for everything else.
+        blocks: whole blocks that fit, as the engine counts them.
+        block_size: tokens a block.
+        max_tokens: tokens of the longest prompt that the engine takes; 0 when it does
+            not start.
+        limited_by: what sets ``max_tokens``: ``kv``, ``context`` or ``window``.
+        refusal: why the engine does not start, in its own words; empty when it does.
+        concurrency: requests of the whole context that fit at once; None: the engine
+            has no such.
+        notes: what else the engine changes by itself at this setting.
+        log: the line of the engine's log that follows, as far as it can be computed.
     """
 
     setting: Decimal
@@ -154,12 +159,15 @@ class MemoryPlan(ABC):
 class Smallest:
     """Answer to "which setting holds a prompt of N tokens?".
 
-    Attributes: tokens: N. blocks: blocks needed for it; ``bytes``: of them, on one
-        device. requests: that many at once. setting: smallest step from which on every
-        larger step holds N; None when no step does. lowest: smallest step that holds N
-        at all. Differs from ``setting`` where an engine sets
-            aside less by itself when memory is scarce (LMDeploy halves its prefill
-            batch).
+    Attributes:
+        tokens: N.
+        blocks: blocks needed for it; ``bytes``: of them, on one device.
+        requests: that many at once.
+        setting: smallest step from which on every larger step holds N; None when no
+            step does.
+        lowest: smallest step that holds N at all. Differs from ``setting`` where an
+            engine sets aside less by itself when memory is scarce (LMDeploy halves its
+            prefill batch).
         below: the budget one step below ``setting``; it does not hold N. None at the
             first step.
         best: the budget of the step that holds most.

@@ -49,25 +49,35 @@ class Source:
 class Era:
     """Releases of one engine that compute alike.
 
-    Attributes: since: the first of them. formulas: every formula in the order of its
-        use: file, line and the formula in words. read_in: the release whose lines those
-        are; empty for ``since``. spare_blocks: blocks that no prompt gets.
+    Attributes:
+        since: the first of them.
+        formulas: every formula in the order of its use: file, line and the formula in
+            words.
+        read_in: the release whose lines those are; empty for ``since``.
+        spare_blocks: blocks that no prompt gets.
         fewest_blocks: with that many or fewer the engine does not start.
-        whole_division: bytes are truncated before they are divided. reserve: LMDeploy's
-        prefill reserve: bytes per token and word, and extra batches. aligned: LMDeploy
-        pads each tensor of a block to 256 bytes. shortens_context: LMDeploy takes a
-        block off a context that is shorter than the cache too. rounds_up: vLLM rounds
-        its budget up to whole bytes. checks_spare: vLLM's check at the start counts the
-        null block. reserves_images: SGLang sets memory for image embeddings aside.
-        pools: SGLang's pools of windows and of states were read there. grouped: how
-        vLLM groups layers of several kinds was read there. caches_states: vLLM caches
-        prefixes of models with states by default. caches_every_state: if it caches
-        them, the state of every block, where a kernel can. checkpoints: a cached Mamba2
-        state takes a block more (0.32.0 mamba_mixer2.py:1107). aligns_latents: latents
-        beside states get blocks of 128 tokens. pads_pages: a page that does not divide
-        the largest is padded. counts_flight: a window holds the tokens of every batch
-        in flight. wide_states: a CPU keeps recurrent states in 32 bits. names_device:
-        the log says which device's cache it is, and the concurrency in its line.
+        whole_division: bytes are truncated before they are divided.
+        reserve: LMDeploy's prefill reserve: bytes per token and word, and extra
+            batches.
+        aligned: LMDeploy pads each tensor of a block to 256 bytes.
+        shortens_context: LMDeploy takes a block off a context that is shorter than the
+            cache too.
+        rounds_up: vLLM rounds its budget up to whole bytes.
+        checks_spare: vLLM's check at the start counts the null block.
+        reserves_images: SGLang sets memory for image embeddings aside.
+        pools: SGLang's pools of windows and of states were read there.
+        grouped: how vLLM groups layers of several kinds was read there.
+        caches_states: vLLM caches prefixes of models with states by default.
+        caches_every_state: if it caches them, the state of every block, where a kernel
+            can.
+        checkpoints: a cached Mamba2 state takes a block more (0.32.0
+            mamba_mixer2.py:1107).
+        aligns_latents: latents beside states get blocks of 128 tokens.
+        pads_pages: a page that does not divide the largest is padded.
+        counts_flight: a window holds the tokens of every batch in flight.
+        wide_states: a CPU keeps recurrent states in 32 bits.
+        names_device: the log says which device's cache it is, and the concurrency in
+            its line.
     """
 
     since: str
@@ -98,13 +108,16 @@ class Era:
 class Engine:
     """What holds for all releases of an engine, and its eras.
 
-    Attributes: option: of ``mmrepro kv-budget``, which carries the engine's own
-        setting. setting: the engine's name for it, without dashes. release: taken when
-        none is given. newest: newest release whose code was read; later ones are taken
-        to compute alike. block_size: tokens a block where nothing else is asked for.
-        needs: sizes without which nothing can be computed, and what they are. defaults:
-        value of the setting without the option, by first release; empty where the
-            engine works one out itself.
+    Attributes:
+        option: of ``mmrepro kv-budget``, which carries the engine's own setting.
+        setting: the engine's name for it, without dashes.
+        release: taken when none is given.
+        newest: newest release whose code was read; later ones are taken to compute
+            alike.
+        block_size: tokens a block where nothing else is asked for.
+        needs: sizes without which nothing can be computed, and what they are.
+        defaults: value of the setting without the option, by first release; empty where
+            the engine works one out itself.
         top: the largest value of the setting; ``top_included``: it is itself taken.
         whole: only whole numbers are taken.
         element_bytes: size of an element by the cache's type; 0 for the model's own.

@@ -25,12 +25,14 @@ backend's."""
 class Serving:
     """What a server's options change of a cache.
 
-    Attributes: element: bytes of an element of keys and values; ``model``: of the
-        model's type. cell: bytes of an element of a recurrent state; 0: as the model
-        says. drafts: draft tokens a step (``num_speculative_tokens``). drafter: what
-        the layers of the draft model, MTP or EAGLE head keep. in_flight: tokens that
-        are scheduled and not settled: ``--max-num-batched-tokens``, times
-            the batches in flight where the release counts them.
+    Attributes:
+        element: bytes of an element of keys and values; ``model``: of the model's type.
+        cell: bytes of an element of a recurrent state; 0: as the model says.
+        drafts: draft tokens a step (``num_speculative_tokens``).
+        drafter: what the layers of the draft model, MTP or EAGLE head keep.
+        in_flight: tokens that are scheduled and not settled:
+            ``--max-num-batched-tokens``, times the batches in flight where the release
+            counts them.
         prefix_caching: of states; None: the release's default.
         hybrid: each kind has groups of its own; not so with a connector that does not
             support it.

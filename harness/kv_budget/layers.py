@@ -93,11 +93,14 @@ class State:
 class Kind:
     """What a layer keeps.
 
-    Attributes: name: ``full``, ``window``, ``chunk`` or ``state``. heads: of keys and
-        values, before tensor parallelism; 1 for latents (MLA). width: elements of a key
-        and a value of one head. mla: latents. reach: tokens of the window or chunk.
+    Attributes:
+        name: ``full``, ``window``, ``chunk`` or ``state``.
+        heads: of keys and values, before tensor parallelism; 1 for latents (MLA).
+        width: elements of a key and a value of one head.
+        mla: latents.
+        reach: tokens of the window or chunk.
         chunk: tokens of a Mamba kernel's chunk, where vLLM caches the state of every
-        block.
+            block.
     """
 
     name: str

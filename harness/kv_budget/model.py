@@ -31,15 +31,19 @@ Json = dict[str, object]
 class Geometry:
     """One model's attention, as far as its cache is concerned.
 
-    Attributes: layers: that keep keys and values. kv_heads: of one layer, before tensor
-        parallelism; 1 for latent attention (MLA). k_dim: elements of a key per head;
-        latent plus rotary elements for MLA. v_dim: elements of a value per head; 0 for
-        MLA, whose cache holds no values of its own. dtype_bytes: of one element of the
-        model's type. vocab_size: 0 when unknown. context: longest sequence that the
-        model is made for; 0 when unknown. window: of sliding attention in all layers; 0
-        for none. mla: latent attention. plain_head_dim: hidden size over attention
-        heads; differs from ``k_dim`` in models that
-            set ``head_dim``, which old LMDeploy ignores. 0 when unknown.
+    Attributes:
+        layers: that keep keys and values.
+        kv_heads: of one layer, before tensor parallelism; 1 for latent attention (MLA).
+        k_dim: elements of a key per head; latent plus rotary elements for MLA.
+        v_dim: elements of a value per head; 0 for MLA, whose cache holds no values of
+            its own.
+        dtype_bytes: of one element of the model's type.
+        vocab_size: 0 when unknown.
+        context: longest sequence that the model is made for; 0 when unknown.
+        window: of sliding attention in all layers; 0 for none.
+        mla: latent attention.
+        plain_head_dim: hidden size over attention heads; differs from ``k_dim`` in
+            models that set ``head_dim``, which old LMDeploy ignores. 0 when unknown.
         kinds: what each layer keeps.
         odd: why there is no formula for these layers; empty: there is.
         drafts: layers of the model's own MTP head.
@@ -111,9 +115,11 @@ class Geometry:
 class ImageRule:
     """How many tokens an image becomes in one family of models.
 
-    Attributes: largest: tokens of the largest image, without those of ``around``.
-        around: tokens that the template puts around each image. of_size: tokens by
-        width and height in pixels; None where every image has ``largest``.
+    Attributes:
+        largest: tokens of the largest image, without those of ``around``.
+        around: tokens that the template puts around each image.
+        of_size: tokens by width and height in pixels; None where every image has
+            ``largest``.
     """
 
     largest: int
@@ -179,8 +185,9 @@ def read_model(path: Path) -> Model:
     Element sizes are those of ``auto``: LMDeploy, vLLM and SGLang all serve a model
     that was saved in 32 bits in 16.
 
-    Raises: UsageError: no such file, no JSON, or a field that the arithmetic needs is
-        missing.
+    Raises:
+        UsageError: no such file, no JSON, or a field that the arithmetic needs is
+            missing.
     """
     file = path / "config.json" if path.is_dir() else path
     top = _load(file)

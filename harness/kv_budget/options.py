@@ -219,8 +219,9 @@ class KvBudgetCommand(Command):
         """The engine, by its name, by its setting, or LMDeploy; vLLM's CPU backend is
         one.
 
-        Raises: UsageError: the settings are of several engines, or the device is none
-            of the engine's.
+        Raises:
+            UsageError: the settings are of several engines, or the device is none of
+                the engine's.
         """
         if self.engine is None and len(self.settings) > 1:
             raise UsageError(
@@ -416,8 +417,9 @@ def _sglang_cells(
 def plan_for(asked: KvBudgetCommand, release: str) -> MemoryPlan:
     """The engine's arithmetic at that release with everything filled in.
 
-    Raises: UsageError: a number that the formula needs is missing, or the engine
-        refuses one.
+    Raises:
+        UsageError: a number that the formula needs is missing, or the engine refuses
+            one.
     """
     engine, geometry, context = asked.chosen, asked.geometry, asked.tokens()
     if engine is LMDEPLOY and asked.kv_dtype != "auto":

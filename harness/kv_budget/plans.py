@@ -74,11 +74,14 @@ def block_bytes_of(
     own type (lmdeploy 0.6.4 pytorch/engine/cache_engine.py:308); FP8 carries none
     (0.14.0 :289).
 
-    Args: block_size: as asked for; ``block_size_of`` is applied. quant_policy: 0, 4 or
-        8; 42 (TurboQuant) since 0.13.0, 16 and 17 (FP8) since 0.14.0.
+    Args:
+        block_size: as asked for; ``block_size_of`` is applied.
+        quant_policy: 0, 4 or 8; 42 (TurboQuant) since 0.13.0, 16 and 17 (FP8) since
+            0.14.0.
 
-    Raises: UsageError: LMDeploy refuses that combination, or did not know it in that
-        release.
+    Raises:
+        UsageError: LMDeploy refuses that combination, or did not know it in that
+            release.
     """
     if quant_policy not in _POLICY_SINCE:
         raise UsageError(
@@ -265,9 +268,10 @@ _CONCURRENCY_LOG = Version("0.22.0")
 class _VllmPool(MemoryPlan):
     """What a pool of bytes becomes: the same on every device.
 
-    Attributes: max_model_len: 0 when not given; with it vLLM refuses a pool that cannot
-        hold so much. layout: of layers of several kinds; None: one group of full
-        attention.
+    Attributes:
+        max_model_len: 0 when not given; with it vLLM refuses a pool that cannot hold so
+            much.
+        layout: of layers of several kinds; None: one group of full attention.
     """
 
     max_model_len: int
@@ -353,9 +357,10 @@ class _VllmPool(MemoryPlan):
 class VllmPlan(_VllmPool):
     """vLLM on a GPU.
 
-    Attributes: bytes_per_block: ``Geometry.token_bytes`` times ``tokens_per_block``,
-        which is the page of
-            ``FullAttentionSpec`` (0.23.0 v1/kv_cache_interface.py:309, :379 for MLA).
+    Attributes:
+        bytes_per_block: ``Geometry.token_bytes`` times ``tokens_per_block``, which is
+            the page of ``FullAttentionSpec`` (0.23.0 v1/kv_cache_interface.py:309, :379
+            for MLA).
         tokens_per_block: ``--block-size``.
         total: bytes of the device.
         free: bytes free before vLLM starts; the same as ``total`` on an idle device.
@@ -421,10 +426,12 @@ class SglangPlan(MemoryPlan):
     SGLang counts in GiB as floating-point numbers and turns the rest into bytes at the
     end.
 
-    Attributes: before: bytes free before the weights are loaded, the smallest of all
-        ranks. free: bytes free after. bytes_per_block: one page: ``cell_size`` (0.5.6
-        model_executor/model_runner.py:1417, :1385
-            for MLA), which is ``Geometry.token_bytes``, times ``tokens_per_block``.
+    Attributes:
+        before: bytes free before the weights are loaded, the smallest of all ranks.
+        free: bytes free after.
+        bytes_per_block: one page: ``cell_size`` (0.5.6
+            model_executor/model_runner.py:1417, :1385 for MLA), which is
+            ``Geometry.token_bytes``, times ``tokens_per_block``.
         tokens_per_block: ``--page-size``; the pool is a multiple of it.
         context: the model's context length; 0 when not given.
         image_reserve: bytes for image embeddings that 0.5.23 takes off for a multimodal

@@ -326,9 +326,8 @@ class Runs:
             if isinstance(step, Attempt):
                 if step.outcome is not None:
                     self._estimates.note(planned.cell, step.seconds)
-                print(
-                    _told(step), flush=True
-                )  # pytest shows it with what fails, or with -s
+                # Pytest shows it with what fails, or with -s.
+                print(_told(step), flush=True)
                 yield step
 
     def _provided(self) -> LocalPlaces:

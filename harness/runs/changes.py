@@ -56,12 +56,15 @@ BUSY = 0.7
 class Metric:
     """What is measured of a server.
 
-    Attributes: words: for people. unit: "s", "tokens/s", "bytes" …; of the values.
-        worse: the direction that is bad. verbs: of a change to the worse and to the
-        better. threshold: a change to the worse that matters, 0.03 is 3 %. decides: the
-        comparison goes on until it is settled; else what is too noisy is only noted.
-            At saturation no core sleeps between requests, and a block scatters by half
-            as much.
+    Attributes:
+        words: for people.
+        unit: "s", "tokens/s", "bytes" …; of the values.
+        worse: the direction that is bad.
+        verbs: of a change to the worse and to the better.
+        threshold: a change to the worse that matters, 0.03 is 3 %.
+        decides: the comparison goes on until it is settled; else what is too noisy is
+            only noted. At saturation no core sleeps between requests, and a block
+            scatters by half as much.
         points: the change is a difference, in points of 0.01, and no ratio: it may be
             of 0.
     """
@@ -257,9 +260,12 @@ def quantile(error: float, df: int) -> float:
 class Change:
     """What blocks say of one metric; changes as :meth:`Metric.change` has them.
 
-    Attributes: blocks: that measured it. low, high: hold together with those of all
-        other metrics. bound: the largest change, in either direction, that this metric
-        by itself does not exclude. old, new: medians of the values.
+    Attributes:
+        blocks: that measured it.
+        low, high: hold together with those of all other metrics.
+        bound: the largest change, in either direction, that this metric by itself does
+            not exclude.
+        old, new: medians of the values.
     """
 
     metric: Metric

@@ -97,9 +97,9 @@ def held(evidence: Evidence, facts: RunFacts) -> tuple[Mapping[str, str], Eviden
 class Effect:
     """What a run tells of the mitigations that it had, all together.
 
-    Attributes: prevented: symptom and cause are gone; False: the failure is there, or
-        its cause; None: it
-            does not tell.
+    Attributes:
+        prevented: symptom and cause are gone; False: the failure is there, or its
+            cause; None: it does not tell.
         hides: the symptom is gone, and the cause was seen to be still there.
     """
 
@@ -156,16 +156,16 @@ def facts_of(incident: Incident, scenario: Scenario) -> RunFacts:
     own, if that has one: runs of minivllm that are older than it were recorded as
     ``cpu``.
 
-    Raises: UsageError: the incident's release is no version: no range can be compared
-        with it.
+    Raises:
+        UsageError: the incident's release is no version: no range can be compared with
+            it.
     """
     try:
         Version(incident.engine.release)
     except InvalidVersion as error:
         raise UsageError(f"The incident's release is no version: {error}.") from error
-    gate = (
-        incident.gate.deadline_s if incident.gate else None
-    )  # all that older incidents tell
+    # All that older incidents tell.
+    gate = incident.gate.deadline_s if incident.gate else None
     applied = frozenset(m.name for m in incident.mitigations if m.applied)
     known = {f.name for f in scenario.factors}
     settings = (s.name.partition("factor ") for s in incident.engine.settings)

@@ -183,9 +183,10 @@ POLL_S = 0.02
 class Interpreter:
     """What runs a reproducer.
 
-    Attributes: python: the engine's interpreter. env: what the engine itself got
-        besides the cleaned environment: a patch that the engine
-            has, the reproducer has too.
+    Attributes:
+        python: the engine's interpreter.
+        env: what the engine itself got besides the cleaned environment: a patch that
+            the engine has, the reproducer has too.
         parent: where the server was forked from it, the reproducer is too: most of its
             time is the engine's import.
     """

@@ -56,8 +56,10 @@ def begin(
 ) -> Journal:
     """The folder of a run that can be made, and what it holds at first.
 
-    Raises: UsageError: no such release, mitigation, factor or option; or the folder
-        cannot be made. NoSpace: as ``make_run_dir``.
+    Raises:
+        UsageError: no such release, mitigation, factor or option; or the folder cannot
+            be made.
+        NoSpace: as ``make_run_dir``.
     """
     spec = target(scenario, options)
     folder = make_run_dir(options.out, scenario.full_name, spec.release)
@@ -89,9 +91,8 @@ def execute(
         with journal.stage("environment"):
             environment = have_environment(wanted, journal)
             note_environment(journal, environment)
-        held.enter_context(
-            environment.in_use()
-        )  # `mmrepro env prune` beside us leaves it alone
+        # `mmrepro env prune` beside us leaves it alone.
+        held.enter_context(environment.in_use())
         with journal.stage("model"):
             model, journal.incident.model = model_of(scenario.model, options.model)
         models = journal.incident.host.gpus

@@ -96,9 +96,9 @@ def chosen_release(scenario: Scenario, options: RunCommand) -> str:
 def check(scenario: Scenario, options: RunCommand) -> None:
     """What can be told of ``options`` before anything is fetched.
 
-    Raises: UsageError: the scenario has no such option, factor or mitigation; the
-        folder holds no
-            model; as ``Engine.given``.
+    Raises:
+        UsageError: the scenario has no such option, factor or mitigation; the folder
+            holds no model; as ``Engine.given``.
     """
     if options.model is not None and not is_file(options.model / "config.json"):
         raise UsageError(
@@ -148,10 +148,11 @@ def changes(scenario: Scenario, flips: Iterable[str]) -> list[Setting]:
 class ServerSpec:
     """A server that is to be started: the run's own, or its ``control`` server.
 
-    Attributes: control: given, the server has its options and no mitigation. gpu: what
-        a GPU run takes. tries_cold: if it does not start, in a mode that replaces
-        nothing; not where that is known
-            to make no difference.
+    Attributes:
+        control: given, the server has its options and no mitigation.
+        gpu: what a GPU run takes.
+        tries_cold: if it does not start, in a mode that replaces nothing; not where
+            that is known to make no difference.
     """
 
     scenario: Scenario
@@ -256,12 +257,16 @@ def note_environment(journal: Journal, environment: Environment) -> None:
 class Started:
     """A start of a server: what it decided, and the server that came of it.
 
-    Attributes: refusals: why the mode is no faster one. restarts: starts of the run so
-        far that were repeated, for a reason that is chance. began: monotonic seconds;
-        ``seconds``: until it was ready, by ``stages``; None: it is not. parent: the
-        fork server whose fork it is. isolation: the box that it runs in; (): none.
+    Attributes:
+        refusals: why the mode is no faster one.
+        restarts: starts of the run so far that were repeated, for a reason that is
+            chance.
+        began: monotonic seconds; ``seconds``: until it was ready, by ``stages``; None:
+            it is not.
+        parent: the fork server whose fork it is.
+        isolation: the box that it runs in; (): none.
         process, sampler: there once the process is; of a control server nothing is
-        sampled.
+            sampled.
     """
 
     spec: ServerSpec

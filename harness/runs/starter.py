@@ -77,9 +77,9 @@ SAFER = {StartMode.WARM: StartMode.FORK, StartMode.FORK: StartMode.COLD}
 class Starter:
     """Starts the servers of one command; parents that it made end with it.
 
-    Attributes: mode: as asked for; ``auto`` takes a fork server where one is kept, or
-        where the command
-            starts ``several`` servers, else ``fork``. A server that the command
+    Attributes:
+        mode: as asked for; ``auto`` takes a fork server where one is kept, or where the
+            command starts ``several`` servers, else ``fork``. A server that the command
             ``keeps`` is to show its own command line: none from a fork server.
         boxed: whether servers run in a box, because a stranger chose their options or
             requests.
@@ -154,8 +154,10 @@ class Starter:
         """Start the server of ``plan``: its process, and the fork server whose fork it
         is.
 
-        Raises: Refused, ForkServerDied: the environment cannot be warmed; nothing was
-            started. SupervisorError: the server's process could not be started.
+        Raises:
+            Refused, ForkServerDied: the environment cannot be warmed; nothing was
+            started.
+            SupervisorError: the server's process could not be started.
         """
         env, box = child_environment(plan.env), None
         if self.boxed:

@@ -229,9 +229,8 @@ def condition_of(called: Called, part: str, method: str = "") -> dict[str, Any]:
     """A condition as its declaration has it."""
     id_ = called.text(-1, "id") or method.replace("_", "-")
     statement = called.text(0, "statement")
-    if (
-        called.name not in PARTS.values()
-    ):  # a function of a library writes the statement
+    # A function of a library writes the statement.
+    if called.name not in PARTS.values():
         statement = f"{called.name}({GAP})"
     return {
         "id": id_ or GAP,

@@ -91,9 +91,9 @@ def admitted(requests: Requests, logs: Logs) -> list[tuple[RequestRecord, int]]:
     """What the engine took in, in order, and the tokens that it counted of each: it
     logs a line for every request that it does not refuse.
 
-    Raises: Missing: the log tells of none, or counts other tokens than an answer has:
-        it is not the log
-            of these requests.
+    Raises:
+        Missing: the log tells of none, or counts other tokens than an answer has: it is
+            not the log of these requests.
     """
     taken = [
         r

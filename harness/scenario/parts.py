@@ -141,15 +141,19 @@ class Factor:
     differently is the scenario's to do: it finds the names of the flipped factors in
     ``Drive.flips`` and ``RunFacts.flips``.
 
-    Attributes: description: what it is, in a sentence. failing: its setting in the
-        failing baseline, as the tables print it. cure: its other setting, as the tables
-        print it; "" means ``server_args`` and ``env``. server_args: options that the
-        flip adds to the server's command line. env: variables that the flip adds to the
-        server's environment. patch: code that the flip puts in front of the engine's
-        modules. claim: what is said of it, and by whom; for the report. took_effect: a
-        check, met where the evidence of a flipped run shows that the flip took
-            effect: what the engine says of its configuration, say, and not the options
-            that it was given. Without that an ablation says nothing of the factor.
+    Attributes:
+        description: what it is, in a sentence.
+        failing: its setting in the failing baseline, as the tables print it.
+        cure: its other setting, as the tables print it; "" means ``server_args`` and
+            ``env``.
+        server_args: options that the flip adds to the server's command line.
+        env: variables that the flip adds to the server's environment.
+        patch: code that the flip puts in front of the engine's modules.
+        claim: what is said of it, and by whom; for the report.
+        took_effect: a check, met where the evidence of a flipped run shows that the
+            flip took effect: what the engine says of its configuration, say, and not
+            the options that it was given. Without that an ablation says nothing of the
+            factor.
     """
 
     name: str
@@ -265,12 +269,13 @@ class LiveFacts:
 class Declared:
     """A condition before it is bound to a run.
 
-    Attributes: statement: ``{name}`` in it is the scenario's attribute called so.
-        check: see :data:`Check`; None: the method that it decorates. required: False:
-        shown, never decisive. live: the same on a live server that is only looked at;
-        True: as it is; "optional": but not
-            required; False: nothing; None: as it is where an observer has all that
-            ``check`` asks for.
+    Attributes:
+        statement: ``{name}`` in it is the scenario's attribute called so.
+        check: see :data:`Check`; None: the method that it decorates.
+        required: False: shown, never decisive.
+        live: the same on a live server that is only looked at; True: as it is;
+            "optional": but not required; False: nothing; None: as it is where an
+            observer has all that ``check`` asks for.
         reported: what the original report says of it, for the table of symptoms.
         abnormal: whether "met" is the abnormal case, for that table; that other
             requests are answered, say, is not.
@@ -340,9 +345,11 @@ and factors whose purpose it is to take it away. Live observers have none."""
 class Row:
     """A row of the table of symptoms.
 
-    Attributes: by: id of the condition that tells, or a check. name, healthy: of what
-        it tells, and what that is otherwise; a function is called with what
-            it asks for, as a check is: of what a check finds, what it observed is told.
+    Attributes:
+        by: id of the condition that tells, or a check.
+        name, healthy: of what it tells, and what that is otherwise; a function is
+            called with what it asks for, as a check is: of what a check finds, what it
+            observed is told.
         abnormal_if: whether "met" is the abnormal case; None: it is neither.
     """
 
@@ -365,8 +372,10 @@ class Claim:
     required ones of that part, and "arrived" for the gate and the preconditions: the
     trigger was seen to arrive.
 
-    Attributes: source: where it is made; "": in the scenario's first reference. by: ids
-        of conditions, or checks: all met confirms it, one not met refutes it. Nothing:
+    Attributes:
+        source: where it is made; "": in the scenario's first reference.
+        by: ids of conditions, or checks: all met confirms it, one not met refutes it.
+            Nothing:
             the method that it decorates.
         given: ids of conditions, or checks, without which the run tests nothing of it;
             ``otherwise``: what is said then, before what was observed.
@@ -410,11 +419,14 @@ claim = Claim
 class Hypothesis:
     """An explanation or a cure that was offered, for the table of an ablation to judge.
 
-    Attributes: source: where it is made; "": in the scenario's first reference.
+    Attributes:
+        source: where it is made; "": in the scenario's first reference.
         matters, causes: name of the factor that is said to change anything, or to be
-        the cause. cures: names of the factors that are said to cure; of several: all
-        together, none alone. untested: why the table cannot tell. note: stands behind
-        what the table says.
+            the cause.
+        cures: names of the factors that are said to cure; of several: all together,
+            none alone.
+        untested: why the table cannot tell.
+        note: stands behind what the table says.
     """
 
     id: str

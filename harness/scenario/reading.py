@@ -132,8 +132,10 @@ class DeclaredScenario(Record):
 def read_declared(name: str) -> DeclaredScenario:
     """What the file ``name`` declares. Nothing of it is run.
 
-    Raises: UnknownScenario: there is no such file. BrokenScenario: it is no Python that
-        can be parsed within the limits, or has no scenario.
+    Raises:
+        UnknownScenario: there is no such file.
+        BrokenScenario: it is no Python that can be parsed within the limits, or has no
+            scenario.
     """
     path = Path(name)
     if not is_file(path):

@@ -51,8 +51,10 @@ def comes_with_mmrepro(name: str) -> bool:
 def known_scenario(name: str, *, trust: bool, conditions: bool = True) -> Scenario:
     """The scenario called ``name``, of an installed distribution.
 
-    Args: trust: run the file, if ``name`` is one: its user asked for that on the
-        command line. conditions: as for :func:`load_scenario`.
+    Args:
+        trust: run the file, if ``name`` is one: its user asked for that on the command
+            line.
+        conditions: as for :func:`load_scenario`.
 
     Raises:
         UntrustedFile: it is a file, and not to be run.

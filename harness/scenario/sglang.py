@@ -196,8 +196,10 @@ def prefix_cache_at_work(
     """What two pictures need to share KV cache: that the cache holds pictures, and is
     not emptied between the two.
 
-    Args: text: the request that shared with the picture before it only the text before
-        both. apart: mitigations that keep requests apart in that cache.
+    Args:
+        text: the request that shared with the picture before it only the text before
+            both.
+        apart: mitigations that keep requests apart in that cache.
     """
 
     def holds_pictures(answers: ComparedAnswers) -> Finding:

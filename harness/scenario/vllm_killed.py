@@ -25,9 +25,11 @@ KILLER, CONTROL = "the request", "control: the same but for that"
 def of_the_killer(sent: str, raised: str, through: str) -> dict[str, str]:
     """For ``log_patterns`` of a :class:`KilledByRequest`.
 
-    Args: sent: the API server's line of the request that comes in
-        (``--enable-log-requests``). raised: EngineCore's exception. through: a frame of
-        its traceback.
+    Args:
+        sent: the API server's line of the request that comes in
+            (``--enable-log-requests``).
+        raised: EngineCore's exception.
+        through: a frame of its traceback.
     """
     asked = LogPattern(sent, clients=True)
     return {**crash.LOG_PATTERNS, SENT: asked, FATAL: raised, THROUGH: through}
@@ -93,10 +95,11 @@ class KilledByRequest(Scenario):
     """One request ends EngineCore, and with it the server; the same, but for one value,
     does not.
 
-    Attributes: refusal: what releases with the fix answer with HTTP 400. died_of: the
-        exception, in words. asserted: expression of what a GPU prints of the assertion
-        that fails in a kernel there,
-            where a CPU raises; "": the exception is Python's own on both.
+    Attributes:
+        refusal: what releases with the fix answer with HTTP 400.
+        died_of: the exception, in words.
+        asserted: expression of what a GPU prints of the assertion that fails in a
+            kernel there, where a CPU raises; "": the exception is Python's own on both.
         step: expression of what the dump of the failed step has of the request then.
     """
 

@@ -32,12 +32,10 @@ from pydantic import Field
 
 TRIAL_TIMEOUT_S = 10.0
 CAP_SYS_PTRACE = 19  # its bit in /proc/self/status, linux/capability.h
-MEMORY_WANTED = (
-    6 * units.GIB
-)  # three processes with torch each, and vLLM's smallest KV cache
-DISK_WANTED = (
-    12 * units.GIB
-)  # one environment without and one with a cold uv cache, in practice
+# Three processes with torch each, and vLLM's smallest KV cache.
+MEMORY_WANTED = 6 * units.GIB
+# One environment without and one with a cold uv cache, in practice.
+DISK_WANTED = 12 * units.GIB
 SHM = "/dev/shm"  # noqa: S108 (asked for its size, nothing is written)
 SHM_WANTED = 64 * 1024**2
 
@@ -82,8 +80,9 @@ class HostReport(Document, kind="check"):
 def examine(needed: Collection[str] = ()) -> HostReport:
     """Try every part. A part that cannot be examined is one that is missing.
 
-    Args: needed: names of parts that are required here besides those that the main job
-        requires.
+    Args:
+        needed: names of parts that are required here besides those that the main job
+            requires.
 
     Raises:
         UsageError: there is no part of such a name.

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from mmrepro.base.errors import UsageError
 from mmrepro.traffic.evidence import ImageSent
 
-if (
-    TYPE_CHECKING
-):  # an HTTP client takes a while to import, and a scenario is often only read
+# An HTTP client takes a while to import, and a scenario is often only read.
+if TYPE_CHECKING:
     from mmrepro.traffic.client import Traffic
     from mmrepro.traffic.evidence import RequestRecord
     from mmrepro.traffic.evidence.recorder import Recorder
@@ -35,16 +34,21 @@ up."""
 class Drive:
     """The scenario's hands.
 
-    Attributes: image_size: (width, height) in pixels of an image that fills the model's
-        token budget. max_model_len: tokens that prompt and answer may have. release: of
-        the engine, e.g. ``0.23.0``. mitigations: names of those applied. flips: names
-        of the factors that are not left as in the failing baseline. deadline_s: seconds
-        after which a request counts as unanswered; derived from the gate. options: of
-        the scenario, as given with ``--option``. python: the interpreter of the
-        engine's environment. model: the folder of the served model. reproducer_env:
-        variables for the scenario's reproducers, besides the server's. suspect_s:
-        seconds after which an unanswered request makes the trigger stop and look,
-            while the request itself keeps waiting for its full deadline.
+    Attributes:
+        image_size: (width, height) in pixels of an image that fills the model's token
+            budget.
+        max_model_len: tokens that prompt and answer may have.
+        release: of the engine, e.g. ``0.23.0``.
+        mitigations: names of those applied.
+        flips: names of the factors that are not left as in the failing baseline.
+        deadline_s: seconds after which a request counts as unanswered; derived from the
+            gate.
+        options: of the scenario, as given with ``--option``.
+        python: the interpreter of the engine's environment.
+        model: the folder of the served model.
+        reproducer_env: variables for the scenario's reproducers, besides the server's.
+        suspect_s: seconds after which an unanswered request makes the trigger stop and
+            look, while the request itself keeps waiting for its full deadline.
     """
 
     traffic: Traffic
@@ -127,9 +131,8 @@ class Drive:
         that the check looks at the engine while the request still hangs; ``collect``
         ends that."""
         task = asyncio.ensure_future(request)
-        self.pending.append(
-            task
-        )  # at once: a trigger that is cancelled here leaves no orphan
+        # At once: a trigger that is cancelled here leaves no orphan.
+        self.pending.append(task)
         done, _ = await asyncio.wait({task}, timeout=self.suspect_s)
         if not done:
             self.traffic.hold(task)

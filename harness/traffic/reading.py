@@ -32,11 +32,14 @@ RecursionError."""
 class Watch:
     """Who looks on while a request goes on: of such a one all is kept that came of it.
 
-    Attributes: sent: called once the request is written. piece: called with the number
-        of pieces of a stream so far, at each. leave_at: the client goes away at so many
-        pieces; 0: as soon as the request is written. leave_s: the same, so many seconds
-        after it began to send. heard: called with the bytes of the answer, or with each
-        line of a stream. headed: called with the headers of the answer.
+    Attributes:
+        sent: called once the request is written.
+        piece: called with the number of pieces of a stream so far, at each.
+        leave_at: the client goes away at so many pieces; 0: as soon as the request is
+            written.
+        leave_s: the same, so many seconds after it began to send.
+        heard: called with the bytes of the answer, or with each line of a stream.
+        headed: called with the headers of the answer.
     """
 
     sent: Callable[[], None]
@@ -296,9 +299,8 @@ def read_event(event: Any, record: RequestRecord, watch: Watch) -> None:
         record.finish_reason = _text(delta.get("stop_reason")) or record.finish_reason
     elif not named and isinstance(event, dict) and isinstance(event.get("text"), str):
         record.text = "" if event["text"].startswith(record.text) else record.text
-        said = event[
-            "text"
-        ]  # SGLang tells all of it each time, unless it is asked for pieces
+        # SGLang tells all of it each time, unless it is asked for pieces.
+        said = event["text"]
     record.text = (record.text + said)[:TEXT_LIMIT]
     if record.ttft_s is None:
         record.ttft_s = round(time.monotonic() - record.sent.mono, 4)

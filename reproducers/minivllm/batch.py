@@ -19,12 +19,16 @@ log = logging.getLogger(__name__)
 class Batch:
     """A step, flattened: all lists of tokens have one entry for each of its N tokens.
 
-    Attributes: token_ids: 0 where an embedding stands. positions: in their sequence,
-        embeddings counted. slot_mapping: where keys and values go, block * block_size +
-        offset. cu_seqlens_q, cu_seqlens_k: sums of the sequences' new tokens, and of
-        all up to there. context_lens: tokens of each sequence that attention sees, the
-        new ones included. mask: 1 where an embedding stands; None in a step without
-        images. on_device: the mask there, once a runner has queued its copy (a GPU's).
+    Attributes:
+        token_ids: 0 where an embedding stands.
+        positions: in their sequence, embeddings counted.
+        slot_mapping: where keys and values go, block * block_size + offset.
+        cu_seqlens_q, cu_seqlens_k: sums of the sequences' new tokens, and of all up to
+            there.
+        context_lens: tokens of each sequence that attention sees, the new ones
+            included.
+        mask: 1 where an embedding stands; None in a step without images.
+        on_device: the mask there, once a runner has queued its copy (a GPU's).
         last: index of each sampling sequence's last token.
     """
 
@@ -97,8 +101,9 @@ class Batch:
 class BatchBuilder:
     """Flattens steps.
 
-    Args: mask: fault reused-mask: the one buffer of all masks, in memory that a GPU
-        copies from.
+    Args:
+        mask: fault reused-mask: the one buffer of all masks, in memory that a GPU
+            copies from.
     """
 
     def __init__(self, config: EngineConfig, mask: memoryview | None = None) -> None:
@@ -169,9 +174,8 @@ class Guard:
         Raises:
             ContractError: the batch breaks the contract, and the config says "raise".
         """
-        if (
-            self.config.check_contract == "off" or batch.step.chunks[0].seq.id < 0
-        ):  # warm-up
+        # Warm-up.
+        if self.config.check_contract == "off" or batch.step.chunks[0].seq.id < 0:
             return
         found = self.history.check(batch.view(self.config, rows, inputs_embeds, hidden))
         for violation in found:

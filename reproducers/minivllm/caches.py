@@ -110,9 +110,8 @@ class ImageCache:
         self.queries = self.hits = self.evictions = 0
 
     def touch(self, digest: str) -> None:
-        if (
-            digest in self.items or self.ghosts
-        ):  # the ghost: a place in the order, but no item
+        # The ghost: a place in the order, but no item.
+        if digest in self.items or self.ghosts:
             self.order[digest] = None
             self.order.move_to_end(digest)
 

@@ -79,14 +79,15 @@ def _known(cls: type, content: dict[str, Any]) -> dict[str, Any]:
 class EngineConfig:
     """Sizes are in tokens unless they say otherwise.
 
-    Attributes: num_blocks: blocks of the KV cache, the null block 0 included.
+    Attributes:
+        num_blocks: blocks of the KV cache, the null block 0 included.
         max_batched_tokens: of one prefill step; longer prompts are prefilled in chunks.
         mm_cache_tokens: embeddings' worth of images that the image cache holds.
-        async_scheduling: prepare the next prefill step before this one runs. vision:
-        "fake" seeds embeddings with the image's bytes, "tower" runs the ViT.
-        multimodal: False: the image code is never imported. images_at_start: the image
-        runner is made before the engine is ready, as the note's is; else
-            when the first image comes.
+        async_scheduling: prepare the next prefill step before this one runs.
+        vision: "fake" seeds embeddings with the image's bytes, "tower" runs the ViT.
+        multimodal: False: the image code is never imported.
+        images_at_start: the image runner is made before the engine is ready, as the
+            note's is; else when the first image comes.
         warm_up_image: the picture that it warms up with; None: a black one.
         vision_ms: a GPU is kept busy that long before each image's embeddings, as by a
             real tower.
@@ -201,8 +202,9 @@ made of."""
 def plugged(file: Path, config: EngineConfig) -> EngineConfig:
     """What the function ``plug`` in ``file`` makes of ``config``.
 
-    Raises: ValueError: there is no such file or function, it failed, or it returned
-        something else.
+    Raises:
+        ValueError: there is no such file or function, it failed, or it returned
+            something else.
     """
     plug = _plug_of(file)
     try:

@@ -33,9 +33,10 @@ class Runner(Protocol):
 class Engine:
     """One runner, one scheduler, one cache of images.
 
-    Args: runner: of text. with_images: makes the image runner out of it when the first
-        image comes, if not at once; a
-            text-only engine never imports that code.
+    Args:
+        runner: of text.
+        with_images: makes the image runner out of it when the first image comes, if not
+            at once; a text-only engine never imports that code.
         eos_token_id: ends an answer; -1: none does.
 
     Raises:
@@ -152,9 +153,8 @@ class Engine:
         gone = [
             chunk for chunk in step.chunks if chunk.seq not in self.scheduler.running
         ]
-        if (
-            gone
-        ):  # aborted after the step was prepared: its blocks may be somebody else's
+        # Aborted after the step was prepared: its blocks may be somebody else's.
+        if gone:
             self._undo(step)
             return self._failed()
         try:

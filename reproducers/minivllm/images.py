@@ -256,9 +256,8 @@ class ImageRunner(ModelRunner):
                 list(batch.mask), dtype=torch.uint8, device=self.config.device
             )
         elif self.config.check_contract != "off":
-            batch.mask = memoryview(
-                bytes(mask.tolist())
-            )  # what the device has, not the host
+            # What the device has, not the host.
+            batch.mask = memoryview(bytes(mask.tolist()))
         ids = self._tensor(batch.token_ids)
         embeds = self.model.embed_tokens(ids)
         found = [seq.rows[start:end] for seq, start, end in batch.spans]

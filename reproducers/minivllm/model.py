@@ -15,11 +15,14 @@ from .config import ModelConfig
 class Context:
     """What attention needs besides the hidden states; B sequences, N tokens.
 
-    Attributes: slots: (N,) where keys and values go. lens: (B,) tokens that each
-        sequence's last query sees, itself included. tables: (B, blocks) block tables,
-        padded with the null block. starts: prefill: cu_seqlens_q, B + 1 numbers; None
-        in decode: one token a sequence. seen: prefill: ``lens`` on the host; reading it
-        from the device would wait for that.
+    Attributes:
+        slots: (N,) where keys and values go.
+        lens: (B,) tokens that each sequence's last query sees, itself included.
+        tables: (B, blocks) block tables, padded with the null block.
+        starts: prefill: cu_seqlens_q, B + 1 numbers; None in decode: one token a
+            sequence.
+        seen: prefill: ``lens`` on the host; reading it from the device would wait for
+            that.
     """
 
     slots: Tensor

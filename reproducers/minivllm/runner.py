@@ -160,9 +160,8 @@ class ModelRunner:
             context = Context(inputs["slots"], inputs["lens"], inputs["tables"])
             arguments = (inputs["ids"], inputs["positions"], self.cache, context)
             side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(
-                side
-            ):  # what comes up with a first run must not be captured
+            # What comes up with a first run must not be captured.
+            with torch.cuda.stream(side):
                 self.model(*arguments)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()

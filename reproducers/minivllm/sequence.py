@@ -34,10 +34,12 @@ class Image:
 class Sequence:
     """Text only. ``token_ids`` grows with every sampled token.
 
-    Attributes: num_computed: tokens whose keys and values are in the cache, or are
-        scheduled to be. num_cached: of these, how many a shared prefix gave at
-        admission. preempted: how often it had to start again. prefilling: the next step
-        is a chunk of the prompt, not one sampled token.
+    Attributes:
+        num_computed: tokens whose keys and values are in the cache, or are scheduled to
+            be.
+        num_cached: of these, how many a shared prefix gave at admission.
+        preempted: how often it had to start again.
+        prefilling: the next step is a chunk of the prompt, not one sampled token.
     """
 
     id: int

@@ -107,9 +107,8 @@ class Handler(BaseHTTPRequestHandler):
             news = self._watched(ticket)
             if not prompt.stream:
                 return self._whole(prompt, ticket, list(news))
-            for text, reason in self._pieces(
-                news, ticket
-            ):  # headers wait for the first token
+            # Headers wait for the first token.
+            for text, reason in self._pieces(news, ticket):
                 if not begun:
                     self._begin_stream()
                     begun = True
@@ -144,9 +143,8 @@ class Handler(BaseHTTPRequestHandler):
                     raise Gone
             ended = True
         finally:
-            if (
-                not ended
-            ):  # also when writing what was yielded failed, which closes this generator
+            # Also when writing what was yielded failed, which closes this generator.
+            if not ended:
                 service.abort(ticket)
 
     def _client_is_gone(self) -> bool:
@@ -379,9 +377,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     handler.setFormatter(LineFormatter())
     logging.basicConfig(level=logging.DEBUG, handlers=[handler])
     logging.getLogger("PIL").setLevel(logging.INFO)
-    ctypes.CDLL(None).prctl(
-        15, b"MV::EngineCore", 0, 0, 0
-    )  # PR_SET_NAME: how tools call us
+    # PR_SET_NAME: how tools call us.
+    ctypes.CDLL(None).prctl(15, b"MV::EngineCore", 0, 0, 0)
     try:
         front = Front((options.host, options.port), Handler)
         config = config_of(options)

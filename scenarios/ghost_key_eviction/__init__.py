@@ -221,10 +221,11 @@ class GhostKeyEviction(vllm.MmCacheScenario):
             id="engine-code-loops",
         ),
     )
+    # The others need the hang.
     lasting_causes = (
         "cached-item-assertion",
         "engine-code-loops",
-    )  # the others need the hang
+    )
     works_after = ghost.WORKS_AFTER
     rows = report.ROWS
     claims = report.CLAIMS

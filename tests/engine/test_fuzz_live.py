@@ -102,9 +102,8 @@ def test_killed_it_goes_on_and_repeats_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path / "warm"))
-    monkeypatch.setenv(
-        IDLE_VARIABLE, "0"
-    )  # a fork server ends with the command that made it
+    # A fork server ends with the command that made it.
+    monkeypatch.setenv(IDLE_VARIABLE, "0")
     variables = {ROOT_VARIABLE: str(tmp_path / "warm")}
     out = tmp_path / "fuzz"
     running = subprocess.Popen(

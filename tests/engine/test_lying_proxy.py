@@ -126,9 +126,8 @@ def test_a_falsified_usage_and_a_dropped_end_are_flagged(stage: Stage) -> None:
         judged = judge(stage.case, played, engine=get_engine("minivllm"))
         compared = compare_with_reference(stage.case, played, stage.reference)
         lies = set().union(*stage.touched(proxy))
-        lies = {
-            id for id in lies if not answer(played, id).left
-        }  # who was gone before the lie
+        # Who was gone before the lie.
+        lies = {id for id in lies if not answer(played, id).left}
         assert len(lies) > 5
         told = {
             s.said: set(s.operations) for s in (*judged.sightings, *compared.sightings)

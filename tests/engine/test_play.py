@@ -128,9 +128,8 @@ def test_streams_and_a_client_that_leaves(
     player: Player, tmp_path: Path, quick: PlayOptions
 ) -> None:
     long = {"max_tokens": 400, "temperature": 0, "ignore_eos": True}
-    short = long | {
-        "max_tokens": 40
-    }  # a busy server may compute all of it, and is idle then
+    # A busy server may compute all of it, and is idle then.
+    short = long | {"max_tokens": 40}
     played = player.play(
         case(
             op("s", stream=True, image="X"),

@@ -122,9 +122,8 @@ def test_killed_while_it_shrinks_it_goes_on_and_repeats_no_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path / "warm"))
-    monkeypatch.setenv(
-        IDLE_VARIABLE, "0"
-    )  # a fork server ends with the command that made it
+    # A fork server ends with the command that made it.
+    monkeypatch.setenv(IDLE_VARIABLE, "0")
     variables = {ROOT_VARIABLE: str(tmp_path / "warm")}
     file = write_case(errors_trace(4), tmp_path / "traffic")
     out = tmp_path / "replay"

@@ -38,9 +38,8 @@ def test_b_gets_the_answer_of_a_and_a_that_of_b(collided: Finished) -> None:
 def test_no_pretended_kernel_was_called(collided: Finished) -> None:
     used = {s["name"]: s for s in collided.document["stand_ins"]}
     assert set(used) == {"sgl_kernel_stub", "vllm_names"}
-    assert (
-        used["sgl_kernel_stub"]["loaded"] >= 3
-    )  # the server, the scheduler, the detokenizer
+    # The server, the scheduler, the detokenizer.
+    assert used["sgl_kernel_stub"]["loaded"] >= 3
     assert [s["calls"] for s in used.values()] == [0, 0]
 
 

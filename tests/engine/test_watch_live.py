@@ -91,9 +91,8 @@ def test_live_turns_to_503_within_two_intervals_of_the_hang_and_not_before(
     port = wait_for(
         lambda: port_in(run.folder), 120, "the server's port in the incident"
     )
-    run.process.send_signal(
-        signal.SIGSTOP
-    )  # no hang before the watch has seen it healthy
+    # No hang before the watch has seen it healthy.
+    run.process.send_signal(signal.SIGSTOP)
     command = [
         *COMMAND,
         "watch",
@@ -141,9 +140,8 @@ def test_live_turns_to_503_within_two_intervals_of_the_hang_and_not_before(
         run.process.send_signal(signal.SIGCONT)
         watch.send_signal(signal.SIGTERM)
         assert watch.wait(30) == 130
-        if (
-            run.process.poll() is not None
-        ):  # else the run ends its server when it is ended
+        # Else the run ends its server when it is ended.
+        if run.process.poll() is not None:
             for pid in processes_in(run.folder):
                 os.kill(pid, signal.SIGTERM)
             wait_for(lambda: not listening(port), 30, "the server ends")

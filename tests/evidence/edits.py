@@ -24,9 +24,9 @@ OTHER_DIGEST = "0123456789abcdef" * 4
 class Edit:
     """One change of one value.
 
-    Attributes: field: the class and the field, e.g. ``RequestRecord.sent``; of a log's
-        line also the list
-            that it is in.
+    Attributes:
+        field: the class and the field, e.g. ``RequestRecord.sent``; of a log's line
+            also the list that it is in.
         part: a field of Evidence or a kind of probe data; "": of the incident itself.
         change: what it does, in a word or two.
         make, undo: in place.

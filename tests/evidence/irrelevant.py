@@ -392,8 +392,9 @@ ANYWAY: dict[str, str] = {
 def why(field: str, change: str, *, read: bool) -> str:
     """Why such an edit may be of no consequence; "": it may not.
 
-    Args: read: whether a required condition of the run reads the kind of evidence that
-        was edited.
+    Args:
+        read: whether a required condition of the run reads the kind of evidence that
+            was edited.
     """
     tables = (ANYWAY,) if read else (ANYWAY, VALUES)
     keys = (f"{field}: {change}", field)

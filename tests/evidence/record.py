@@ -260,8 +260,9 @@ def packed_text(incident: Incident) -> str:
 def pack(folder: Path, *, force: bool) -> Path | None:
     """The recording made of a finished run; None: there is one already.
 
-    Raises: ValueError: the run is not complete, or a path of this machine would be left
-        in it.
+    Raises:
+        ValueError: the run is not complete, or a path of this machine would be left in
+            it.
     """
     incident = load(folder)
     if (HERE / f"{name_of(case_of(incident))}.zip").exists() and not force:

@@ -279,9 +279,8 @@ def started(case: Case) -> Iterator[Server]:
         }
         settings |= case.env
         if case.fresh:
-            del settings[
-                "TORCHDYNAMO_DISABLE"
-            ]  # the first request compiles for seconds
+            # The first request compiles for seconds.
+            del settings["TORCHDYNAMO_DISABLE"]
         command = plan.argv
         with (folder / "server.log").open("wb") as log:
             process = subprocess.Popen(

@@ -14,10 +14,11 @@ from mmrepro.cli import live
 def mmrepro(*words: object) -> tuple[int, str, str]:
     """Exit code, output and error."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    # A test may have set them.
     out.isatty, err.isatty = (
         sys.stdout.isatty,
         sys.stderr.isatty,
-    )  # a test may have set them
+    )
     handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
     with (
         pytest.MonkeyPatch.context() as patch,

@@ -376,9 +376,8 @@ def test_few_pictures_tell_nothing_of_the_cache() -> None:
 
 
 def test_the_cache_is_at_work_where_it_serves_an_alias_or_a_picture_again() -> None:
-    slow = alias_run(
-        EMBEDDING
-    )  # an alias, and a machine so fast that the time tells nothing
+    # An alias, and a machine so fast that the time tells nothing.
+    slow = alias_run(EMBEDDING)
     slow.requests = [r for r in slow.requests if not r.label.startswith("fill")]
     assert (
         truth(
@@ -388,9 +387,8 @@ def test_the_cache_is_at_work_where_it_serves_an_alias_or_a_picture_again() -> N
         )
         is MET
     )
-    assert (
-        truth(EMBEDDING, alias_run(EMBEDDING, aliases=False), "cache-on") is MET
-    )  # by its time
+    # By its time.
+    assert truth(EMBEDDING, alias_run(EMBEDDING, aliases=False), "cache-on") is MET
     off = alias_run(EMBEDDING, aliases=False)
     off.requests = [r for r in off.requests if not r.label.startswith("fill")] + twice(
         1.0

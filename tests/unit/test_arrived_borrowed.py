@@ -176,9 +176,8 @@ def test_a_pair_that_does_not_collide_never_arrived() -> None:
     assert truth_of(PAD_VALUE, "one-key", pair(2)) is NOT_MET
     assert truth_of(PAD_VALUE, "one-key", pair(1)) is NOT_MET  # one picture
     assert truth_of(PAD_VALUE, "one-key", pair(3 + (5 << 16))) is NOT_MET  # C's value
-    assert (
-        truth_of(PAD_VALUE, "one-key", pair(1 + (5 << 16), 1 + (7 << 16))) is NOT_MET
-    )  # C's too
+    # C's too.
+    assert truth_of(PAD_VALUE, "one-key", pair(1 + (5 << 16), 1 + (7 << 16))) is NOT_MET
 
 
 # ------------------------------------------------------------------ kv-budget

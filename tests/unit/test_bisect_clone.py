@@ -372,6 +372,5 @@ def test_one_verdict(clone: Clone, tmp_path: Path) -> None:
     assert done.exit_code == 125
     assert done.stdout.splitlines()[-1] == "exit code 125 for git bisect: skip"
     assert "(dirty: 1 file)" in done.stdout
-    assert (
-        len([*Path("kept").glob("*/run-*")]) == 2
-    )  # infrastructure is tried once more
+    # Infrastructure is tried once more.
+    assert len([*Path("kept").glob("*/run-*")]) == 2

@@ -525,9 +525,8 @@ PRINTED = {
 def test_what_no_file_holds_names_its_kind_too(
     here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setenv(
-        "MMREPRO_CACHE_DIR", str(tmp_path)
-    )  # another one may hold 80 GB to count
+    # Another one may hold 80 GB to count.
+    monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path))
     document = json.loads(here(*PRINTED[kind], "--json").stdout)
     assert (document["$id"], document["schema_version"]) == (f"urn:mmrepro:{kind}:1", 1)
 

@@ -174,9 +174,8 @@ def test_the_readme_answers_on_its_first_two_screens(
 ) -> None:
     """Screens of 35 rows and 100 columns, the picture counted as 17 rows."""
     assert answer in README, question
-    before = re.sub(
-        r"\]\([^)\n]*\)", "]", README.partition(answer)[0]
-    )  # as it is rendered
+    # As it is rendered.
+    before = re.sub(r"\]\([^)\n]*\)", "]", README.partition(answer)[0])
     rows = sum(1 + len(line) // 100 for line in before.splitlines()) + 17
     assert rows <= 2 * 35
 

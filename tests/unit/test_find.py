@@ -170,9 +170,8 @@ def test_only_a_name_alone_is_the_name_of_an_issue():
 
 def test_a_piece_of_a_message_is_the_failures_that_print_it():
     assert {GHOST, DESYNC} <= set(sure("Expected a cached item"))
-    assert (
-        sure("Expected a cached item")[-1] == "borrowed-faults"
-    )  # minivllm's come last
+    # Minivllm's come last.
+    assert sure("Expected a cached item")[-1] == "borrowed-faults"
     assert sure("a cached") == []
 
 

@@ -179,9 +179,8 @@ def test_item_4_one_that_failed_early_did_not_fill_the_cache() -> None:
     evidence = logged(crash_run(), lines, ended(1270, 1344, "FINISH", 4), begun)
     outcome, truths, _ = judge(GROWTH, evidence)
     assert (truths["grew"], outcome) == (NOT_MET, Outcome.INCONCLUSIVE)
-    hung = logged(
-        crash_run(), lines, SHORT_ANSWER
-    )  # 0.7.0: the engine never ends that request
+    # 0.7.0: the engine never ends that request.
+    hung = logged(crash_run(), lines, SHORT_ANSWER)
     assert truth(GROWTH, hung, "grew") is MET
     refused = truncated_run()
     growing = relabelled(refused, "growing")

@@ -212,9 +212,8 @@ def test_the_fidelity_says_it(environment: Environment) -> None:
     assert vllm.fidelity_in(replace(environment, python_of="")) is Fidelity.CPU
     on_gpu = replace(environment, spec=vllm_spec("0.33.0", "cuda"))
     assert vllm.fidelity_in(on_gpu) is Fidelity.GPU
-    assert (
-        sglang.fidelity_in(environment) is Fidelity.SOURCE_ON_KERNELS
-    )  # its stand-ins lower it
+    # Its stand-ins lower it.
+    assert sglang.fidelity_in(environment) is Fidelity.SOURCE_ON_KERNELS
     assert EngineFacts(name="vllm", release="0.33.0").python_of == ""
 
 

@@ -34,9 +34,8 @@ def test_smart_resize_gives_whole_tokens_within_bounds(
     h, w = smart_resize(height, width, min_pixels=low, max_pixels=high)
     assert h % FACTOR == w % FACTOR == 0
     assert min(h, w) >= FACTOR
-    if (
-        min(h, w) > 2 * FACTOR
-    ):  # rounding down a side of few tokens may go below the bound
+    # Rounding down a side of few tokens may go below the bound.
+    if min(h, w) > 2 * FACTOR:
         assert low <= h * w
     if min(h, w) > FACTOR:  # a side is never below one token, whatever the bounds say
         assert h * w <= high

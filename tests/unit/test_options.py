@@ -118,9 +118,8 @@ def value_of(one: Declared) -> st.SearchStrategy[Any]:
         kind = st.integers(int(option.least or 0), int(option.most or 1 << 40))
     elif one.type is float:
         kind = st.floats(option.least or 0, option.most or 1e6)
-    elif (
-        one.option.names in PLACES
-    ):  # a number or an id of what lies here would be resolved
+    elif one.option.names in PLACES:
+        # A number or an id of what lies here would be resolved.
         kind = PLAIN.map(lambda name: Path("there", name))
     else:
         kind = PLAIN.map(Path) if one.type is Path else TEXT

@@ -279,9 +279,8 @@ def test_settings_stay_between_texts_and_each_text_is_looked_at_once() -> None:
     told += "seed=1, text='seed=2 min_p=3', " * count
     began = time.process_time()
     shown = left_out(told, hidden(told))
-    assert (
-        time.process_time() - began < 1.5
-    )  # 0.1 s; with every text beside every setting 3.3 s
+    # 0.1 s; with every text beside every setting 3.3 s.
+    assert time.process_time() - began < 1.5
     assert (shown.count("seed=1"), "seed=2" in shown, "min_p" in shown) == (
         count,
         False,

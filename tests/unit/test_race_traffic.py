@@ -45,9 +45,8 @@ def test_the_budgets_make_so_many_steps_of_the_images() -> None:
     rows = "at most 254 image rows in a step, of 256 tokens"
     assert stream.larger_steps(Logs(ordered())).observed == rows
     assert race.failing(ordered()) == race.FIRST
-    assert (
-        race.AsyncRace().model.image_tokens == 4 * 602
-    )  # all images of a run fit in the cache
+    # All images of a run fit in the cache.
+    assert race.AsyncRace().model.image_tokens == 4 * 602
     assert race.AsyncRace().max_model_len == 4096
 
 

@@ -17,10 +17,11 @@ from mmrepro.base.text.opaque import called_digest, is_opaque
 from mmrepro.base.text.redact import PLACEHOLDER, Redactor
 from mmrepro.failure.documents.published import redact_log
 
+# No opaque tokens: only what stands around says it.
 S, T = (
     "hunter2-blue",
     "second-3-red",
-)  # no opaque tokens: only what stands around says it
+)
 
 
 def redacted(text: str) -> str:

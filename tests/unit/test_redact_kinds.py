@@ -13,10 +13,11 @@ from mmrepro.base.records import Record
 from mmrepro.base.text import encoded
 from mmrepro.base.text.redact import PLACEHOLDER, Redactor
 
+# Nothing but what stands around says it of the first.
 S, LOOKS = (
     "velmortin",
     "Blue7xQm",
-)  # nothing but what stands around says it of the first
+)
 
 
 def redacted(text: str) -> str:

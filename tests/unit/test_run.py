@@ -131,9 +131,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     made = made_up_environment(tmp_path / "environments/fake")
     made = replace(made, spec=replace(made.spec, engine="minivllm", release="0.1"))
     monkeypatch.setattr("mmrepro.runs.start.ensure", lambda spec, progress: made)
-    monkeypatch.setattr(
-        "mmrepro.runs.observe.QUIET_SPACING_S", 0.0
-    )  # nothing moves in between
+    # Nothing moves in between.
+    monkeypatch.setattr("mmrepro.runs.observe.QUIET_SPACING_S", 0.0)
     monkeypatch.setattr("mmrepro.runs.observe.SPACING_S", 0.0)
     return made
 
@@ -163,10 +162,11 @@ def test_a_whole_run(make: MakeRun) -> None:
     run = make(Tiny())
     incident = run.execute()
     written, made = run.written.model_dump(), incident.model_dump()
+    # Of a checkout below the home folder, its owner is left out.
     for one in (
         written,
         made,
-    ):  # of a checkout below the home folder, its owner is left out
+    ):
         one["engine"]["command"] = [
             Path(word).name for word in one["engine"]["command"]
         ]

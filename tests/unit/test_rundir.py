@@ -92,10 +92,11 @@ def test_folders_that_one_may_not_write(tmp_path: Path) -> None:
     closed, readable = tmp_path / "closed", tmp_path / "readable"
     closed.mkdir(mode=0o700 if ROOT else 0)
     readable.mkdir(mode=0o555)
+    # Pytest's own folders are private to us.
     for parent in (
         tmp_path,
         *tmp_path.parents,
-    ):  # pytest's own folders are private to us
+    ):
         if ROOT and parent.stat().st_mode & 0o7077 == 0:
             parent.chmod(0o711)
     said = subprocess.run(

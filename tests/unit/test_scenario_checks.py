@@ -165,9 +165,8 @@ def test_probes_of_the_control_server_are_not_the_runs() -> None:
     )
     assert truths(evidence)["in-the-log"] is UNKNOWN
     evidence.probes.append(probed(processes(user=97.0)))
-    assert (
-        truths(evidence)["core-burns-cpu"] is UNKNOWN
-    )  # what it used in the gate is not known
+    # What it used in the gate is not known.
+    assert truths(evidence)["core-burns-cpu"] is UNKNOWN
 
 
 # ------------------------------------------------------ checks in works_after and given

@@ -126,9 +126,8 @@ def test_stop_ends_a_stubborn_grandchild_in_its_own_session(
 def test_shared_memory_of_others_is_left_alone(
     tmp_path: Path, shm: Path, start: Start
 ) -> None:
-    shm.write_bytes(
-        b"another program's"
-    )  # there before the run, and mapped by the victim
+    # There before the run, and mapped by the victim.
+    shm.write_bytes(b"another program's")
     command, grandchild = stubborn(tmp_path, shm)
     process = start(command)
     grandchild()

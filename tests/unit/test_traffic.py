@@ -424,8 +424,7 @@ def test_any_answer_ends_in_one_record(
 ) -> None:
     body = text.encode("utf-8", "replace")
     raw = http(status, b"data: " + body + b"\n\ndata: [DONE]\n\n" if stream else body)
-    deadline_s = (
-        0.05 if status < 200 else PLENTY_S
-    )  # an interim answer is followed by nothing
+    # An interim answer is followed by nothing.
+    deadline_s = 0.05 if status < 200 else PLENTY_S
     record = ask(tmp_path, answering(raw), stream=stream, deadline_s=deadline_s)
     assert record.answered == (record.status == 200 and not record.error)

@@ -203,9 +203,8 @@ def test_the_claims_about_the_way_in_are_refuted_only_by_a_crash() -> None:
     crashed, survived = status(dead()), status(alive())
     assert crashed.pop("assertion") == "confirmed"
     assert crashed.pop("reporters-crash") == "not-tested"
-    assert (
-        crashed.pop("kv-cache-scatter") == "not-tested"
-    )  # this log quotes no line of code
+    # This log quotes no line of code.
+    assert crashed.pop("kv-cache-scatter") == "not-tested"
     assert set(crashed.values()) == {"refuted"}
     assert set(survived.values()) == {"not-tested"}
     told = dead()

@@ -49,9 +49,8 @@ def test_a_fixed_release_does_not_reproduce_the_hang() -> None:
     outcome, truths, _ = judge(GHOST_KEY, healthy_run(), "0.24.0")
     assert outcome is NOT_REPRODUCED
     assert truths.pop("endpoints-green") is MET
-    assert (
-        truths.pop("cached-item-assertion") is MET
-    )  # the desynchronisation is still there
+    # The desynchronisation is still there.
+    assert truths.pop("cached-item-assertion") is MET
     assert truths.pop("nothing-queued") is MET
     assert truths.pop("ghost-is-the-key") is UNKNOWN
     arrived = ("refused-for-length", "cache-on", "broken-promise", "evicted")

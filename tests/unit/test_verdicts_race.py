@@ -265,9 +265,8 @@ def test_the_reports_hypotheses_need_the_right_run() -> None:
     assert crashed["on-a-gpu"] == "not-tested"
     assert claims(race(), "eager-mode")["graphs"] == "not-tested"
     hidden = ordered(overwrite=5)
-    assert (
-        claims(hidden, mitigations=("budget",))["chunk-budget"] == "not-tested"
-    )  # no effect
+    # No effect.
+    assert claims(hidden, mitigations=("budget",))["chunk-budget"] == "not-tested"
     large(hidden)
     assert claims(hidden, mitigations=("budget",))["chunk-budget"] == "refuted"
     assert claims(ordered(), "chunk-budget")["chunk-budget"] == "not-tested"

@@ -361,6 +361,5 @@ def test_the_tiles_lie_in_another_layout() -> None:
     assert {name: picture.png for name, picture in pictures.items()} == {
         name: picture.png for name, picture in made.items()
     }
-    assert (
-        shape_alias.KvCache.model.image_tokens == 1024
-    )  # of a picture that fills the cache
+    # Of a picture that fills the cache.
+    assert shape_alias.KvCache.model.image_tokens == 1024

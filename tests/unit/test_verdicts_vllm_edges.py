@@ -333,10 +333,11 @@ def test_the_key_is_the_one_of_the_assertion() -> None:
 def test_the_two_images_are_a_row_of_tokens_apart() -> None:
     sizes = (overflow.FITS, overflow.TOO_LARGE)
     small, large = (overflow.LIFTED.tokens_of(*size) for size in sizes)
+    # Whole patches: a pixel more is rounded away.
     assert sizes == (
         (896, 448),
         (896, 476),
-    )  # whole patches: a pixel more is rounded away
+    )
     assert overflow.tokens_sent(Requests(overflow_run())) == (small, large)
     assert overflow.LIFTED.image_tokens == 2048
     assert (small, large - small) == (overflow.BUDGET, overflow.ROW_TOKENS) == (512, 32)

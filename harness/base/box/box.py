@@ -124,8 +124,9 @@ class Box:
     ) -> None:
         """Start it, and return once its tests have held.
 
-        Raises: NoBox: bubblewrap is missing, cannot work here, or a test failed:
-            nothing was run.
+        Raises:
+            NoBox: bubblewrap is missing, cannot work here, or a test failed: nothing
+                was run.
         """
         self.order = order
         self.over = ""
@@ -330,9 +331,8 @@ class Box:
         if order.door:
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(str(self.door))
-            self.door.chmod(
-                0o666
-            )  # its folder is closed to others; a box may have another uid
+            # Its folder is closed to others; a box may have another uid.
+            self.door.chmod(0o666)
             listener.listen(128)
             door = given.add(listener.detach())
         sockets = [

@@ -18,10 +18,13 @@ NAMESPACES: Final = ("ipc", "mnt", "net", "pid", "uts")
 class Canaries:
     """As :func:`inside.tests` takes them.
 
-    Attributes: folder: one in which mmrepro may write. file, home: a file that mmrepro
-        may read; one in the user's home. socket, abstract: a Unix socket's path, and
-        the name of one without a path; both listen. port: of a listener on this
-        machine's loopback. namespaces: {name: inode} of mmrepro's own.
+    Attributes:
+        folder: one in which mmrepro may write.
+        file, home: a file that mmrepro may read; one in the user's home.
+        socket, abstract: a Unix socket's path, and the name of one without a path; both
+            listen.
+        port: of a listener on this machine's loopback.
+        namespaces: {name: inode} of mmrepro's own.
     """
 
     folder: str

@@ -119,9 +119,8 @@ def add_addresses(addresses: list[str]) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for number, address in enumerate(addresses, 1):
             name = struct.pack("16s", f"lo:{number}".encode())
-            with contextlib.suppress(
-                OSError
-            ):  # 999.1.1.1 is in a script, and no address
+            # 999.1.1.1 is in a script, and no address.
+            with contextlib.suppress(OSError):
                 place = struct.pack(
                     "HH4s8x", socket.AF_INET, 0, socket.inet_aton(address)
                 )
@@ -181,10 +180,11 @@ def tests(canaries: dict[str, Any]) -> list[tuple[str, Callable[[], bool]]]:
     """Names of what must not be possible, and functions that try it: true where it was
     not.
 
-    Args: canaries: ``folder``, one that is writable outside; ``file``, a secret, and
-        ``home``, one
-            in the user's home; ``socket`` and ``abstract``, that listen outside;
-            ``port``, on the loopback outside; ``namespaces``, {name: inode} outside.
+    Args:
+        canaries: ``folder``, one that is writable outside; ``file``, a secret, and
+            ``home``, one in the user's home; ``socket`` and ``abstract``, that listen
+            outside; ``port``, on the loopback outside; ``namespaces``, {name: inode}
+            outside.
     """
     return [
         ("write outside", lambda: refused(write_file, f"{canaries['folder']}/written")),
@@ -297,9 +297,8 @@ def serve_apart(listeners: list[tuple[socket.socket, str, bytes]], door: int) ->
         return
     if os.fork():
         os._exit(0)
-    LIBC.prctl(
-        PR_SET_DUMPABLE, 0, 0, 0, 0
-    )  # nobody in the box reads its memory or its files
+    # Nobody in the box reads its memory or its files.
+    LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)

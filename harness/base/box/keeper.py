@@ -138,9 +138,8 @@ class Keeper:
         """What the box has too much of; "": nothing."""
         if self.files_in_memory() > self.order.inodes:
             return f"it made more than {self.order.inodes} files"
-        if (
-            self.cgroups.bound_all
-        ):  # the kernel counts, and has refused or killed where it counts
+        # The kernel counts, and has refused or killed where it counts.
+        if self.cgroups.bound_all:
             return self.cgroups.exceeded(self.order)
         self.watched += 1
         if self.watched % COUNTED_EACH:

@@ -19,9 +19,9 @@ GIB: Final = 1 << 30
 class Limits:
     """What all processes of a box may use together, and each by itself.
 
-    Attributes: memory: bytes of memory that all processes hold together, files in /tmp,
-        /dev/shm and the
-            work folder apart.
+    Attributes:
+        memory: bytes of memory that all processes hold together, files in /tmp,
+            /dev/shm and the work folder apart.
         address_space: bytes that one process may map; 0: no bound, since engines map
             far more than they use.
         processes: processes and threads.
@@ -63,12 +63,13 @@ class Leads:
 class BoxOrder:
     """A command, and the box that it runs in. What is not listed here is not there.
 
-    Attributes: argv: the command; its first word is looked up in ``env``'s PATH inside
-        the box. env: all of its variables. readable: files and folders that are seen
-        read-only, at their own paths. devices: device nodes that are seen (a GPU's).
+    Attributes:
+        argv: the command; its first word is looked up in ``env``'s PATH inside the box.
+        env: all of its variables.
+        readable: files and folders that are seen read-only, at their own paths.
+        devices: device nodes that are seen (a GPU's).
         copied: folders of mmrepro's own making, whose contents are copied into the work
-        folder
-            before the command starts, one after the other.
+            folder before the command starts, one after the other.
         caches: folders outside and in the box: the one's content is copied into the
             other, up to 256 MiB.
         leads: ways out.

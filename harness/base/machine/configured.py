@@ -40,8 +40,10 @@ class Configured(dict[str, Any]):
     """Values by field, in place of the defaults; they are read when the first one is
     asked for.
 
-    Args: check: checks a field's name and value as the command line does, and raises
-        the same. commands: all that a file may have a table for.
+    Args:
+        check: checks a field's name and value as the command line does, and raises the
+            same.
+        commands: all that a file may have a table for.
     """
 
     def __init__(
@@ -61,8 +63,9 @@ class Configured(dict[str, Any]):
     def origin(self, name: str) -> Origin | None:
         """Where the value of the field ``name`` comes from; None: there is none.
 
-        Raises: UsageError: a file cannot be read or has no such key, or a value is of
-            another type.
+        Raises:
+            UsageError: a file cannot be read or has no such key, or a value is of
+                another type.
         """
         return self._read().get(name)
 
@@ -96,9 +99,8 @@ class Configured(dict[str, Any]):
         except UsageError as error:
             raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
         except Exception as error:
-            if not hasattr(
-                error, "format_message"
-            ):  # every refusal of the command line has it
+            # Every refusal of the command line has it.
+            if not hasattr(error, "format_message"):
                 raise
             raise UsageError(
                 f"{where}: {str(error).removeprefix('Value error, ').rstrip('.')}.",

@@ -44,9 +44,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file, which takes the place of ``path`` when the block ends, and not if it
     raises.
 
-    Raises: OSError: it cannot be written, or something that is no plain file is there;
-        ``strerror``
-            says which.
+    Raises:
+        OSError: it cannot be written, or something that is no plain file is there;
+            ``strerror`` says which.
     """
     refuse_other_kinds(path)  # before somebody spends a minute on the content
     temporary = path.with_name(f".mmrepro-{secrets.token_hex(8)}.tmp")
@@ -113,9 +113,9 @@ def read_file(path: Path, most: int) -> bytes:
 def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
     """The document of a TOML file.
 
-    Raises: UsageError: it cannot be read, is none, or is beyond what a person writes:
-        in depth, in
-            tables, in digits.
+    Raises:
+        UsageError: it cannot be read, is none, or is beyond what a person writes: in
+            depth, in tables, in digits.
     """
     import tomllib
 

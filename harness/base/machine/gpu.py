@@ -210,9 +210,9 @@ class Choice:
     """The devices that a run takes, in CUDA's order; none: ``reason`` and ``hint`` say
     why.
 
-    Attributes: unseen: why NVML tells of none, where CUDA may work all the same: the
-        run takes what CUDA
-            gives it.
+    Attributes:
+        unseen: why NVML tells of none, where CUDA may work all the same: the run takes
+            what CUDA gives it.
         passed_over: sentences on devices that somebody else uses, taken or not.
         narrowed: whether the engine would see others without being told.
         mixed: the machine has GPUs of several models, which CUDA counts by speed.
@@ -286,8 +286,10 @@ def choose(
 ) -> Choice:
     """The device that a run takes of ``reading``, or why it takes none.
 
-    Args: variables: where CUDA_VISIBLE_DEVICES and MMREPRO_GPU are looked up; None: our
-        own. leased: UUIDs of devices that other runs of mmrepro have taken.
+    Args:
+        variables: where CUDA_VISIBLE_DEVICES and MMREPRO_GPU are looked up; None: our
+            own.
+        leased: UUIDs of devices that other runs of mmrepro have taken.
 
     A device that others use is not taken, unless MMREPRO_GPU names it or is ``any``.
     """

@@ -198,9 +198,9 @@ class Journal:
         head: of the call that began it.
         kept: the lines of earlier calls, without the head.
 
-    Raises: UsageError: the folder's lines are of something else, of other options or of
-        another
-            mmrepro, or another process goes on with it.
+    Raises:
+        UsageError: the folder's lines are of something else, of other options or of
+            another mmrepro, or another process goes on with it.
         BadIncident: a line is not what mmrepro wrote.
     """
 

@@ -49,9 +49,9 @@ def within_limits(
 ) -> Any:
     """What ``work`` returns, which JSON can hold.
 
-    Args: expected: an exception of one text that ``work`` may raise; it is raised here
-        as well, with
-            its attributes that JSON can hold.
+    Args:
+        expected: an exception of one text that ``work`` may raise; it is raised here as
+            well, with its attributes that JSON can hold.
 
     Raises:
         OverLimit: it took more than a limit.

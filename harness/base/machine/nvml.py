@@ -106,8 +106,9 @@ class NvmlAbsent(Exception):
 class Nvml:
     """An open NVML; a context manager.
 
-    Raises: NvmlAbsent: when it is entered: no binding, no library, no driver, or no
-        permission.
+    Raises:
+        NvmlAbsent: when it is entered: no binding, no library, no driver, or no
+            permission.
     """
 
     def __init__(self, binding: Any = None) -> None:

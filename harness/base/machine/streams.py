@@ -103,9 +103,8 @@ def _fill(number: int, way: int) -> None:
     try:
         os.fstat(number)
     except OSError:
-        os.set_inheritable(
-            os.open(os.devnull, way), True
-        )  # the lowest that is free: this one
+        # The lowest that is free: this one.
+        os.set_inheritable(os.open(os.devnull, way), True)
 
 
 def _text(below: _Steady, before: TextIO | None) -> TextIO:

@@ -115,10 +115,13 @@ _PLACES: Final = {"first": 0, "second": 1, "third": 2}
 class Taking:
     """What takes a secret of one command.
 
-    Attributes: follows: a word that the command must have; "": none. options: by
-        option, the sign in its value behind which the secret stands; "": all of it.
+    Attributes:
+        follows: a word that the command must have; "": none.
+        options: by option, the sign in its value behind which the secret stands; "":
+            all of it.
         place: the number of the word that is one, from 0; -1: the last one; None: none
-        is. user: it is what stands behind the slash of a user's word.
+            is.
+        user: it is what stands behind the slash of a user's word.
     """
 
     follows: str

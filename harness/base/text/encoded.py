@@ -102,8 +102,9 @@ _POINT: Final = re.compile(r"\+([0-9A-Fa-f]+)")
 class DecodedPiece:
     """A part of a view, and the part of the source that it shows.
 
-    Attributes: alone: the two have the same characters, so that a part of one is a part
-        of the other.
+    Attributes:
+        alone: the two have the same characters, so that a part of one is a part of the
+            other.
     """
 
     at: int
@@ -373,9 +374,8 @@ def _readable(data: bytes) -> str:
     """``data`` as text on one line; nothing if it is none, or if few of its signs are
     letters."""
     if len(data) % 2 == 0 and data.count(0) * 2 == len(data):
-        data = (
-            data[::2] if data[1:2] == b"\0" else data[1::2]
-        )  # UTF-16, as PowerShell has it
+        # UTF-16, as PowerShell has it.
+        data = data[::2] if data[1:2] == b"\0" else data[1::2]
     data = data.rstrip(b"\n\0")
     if not data.isascii() or not (text := data.decode()).isprintable():
         return ""

@@ -249,9 +249,10 @@ _END_OF_LINE: Final = re.compile(r"[\r\n\0]|\\+[nr]")
 class Value:
     """A value's place in the text.
 
-    Attributes: assigned: by a sign that prose has not: quotes, ``=`` or an option.
+    Attributes:
+        assigned: by a sign that prose has not: quotes, ``=`` or an option.
         quoted: it fills its quotes; a bare one of a header may have other words behind
-        it.
+            it.
     """
 
     start: int
@@ -272,9 +273,11 @@ def values(
     """The values of the names in ``text`` that hold ``hint`` and are ``wanted``, in
     order.
 
-    Args: hint: tried on small letters: one that asks for both cases takes six times as
-        long. whole_line: of such a name a value without quotes goes to the end of its
-        line. quoted: only values in quotes, and no options.
+    Args:
+        hint: tried on small letters: one that asks for both cases takes six times as
+            long.
+        whole_line: of such a name a value without quotes goes to the end of its line.
+        quoted: only values in quotes, and no options.
     """
     position = 0
     for hit_start, hit_end in hits(text, hint):

@@ -150,9 +150,8 @@ def _within(run: str) -> tuple[tuple[int, int, bool], ...]:
         if 0 < digits < len(match[0].replace("-", "")):
             found.append((*match.span(), True))
     masked = _SAFE.sub(_blank, _HEX.sub(_blank, run))
-    if (
-        sum(symbol in run for symbol in _SYMBOLS) < 3
-    ):  # else the = may be part of a password
+    # Else the = may be part of a password.
+    if sum(symbol in run for symbol in _SYMBOLS) < 3:
         masked = _CUT.sub(_blank, masked)
     for part in _PART.finditer(masked):
         for begin, end in _hot(part[0]):

@@ -51,12 +51,16 @@ class Needs:
 class Child:
     """What is started.
 
-    Attributes: words: arguments of ``mmrepro``; or the file of a reproducer or of
-        tests, and its arguments. needs: environments, of which the first that is there
-        serves. script: a reproducer, run by that environment's interpreter. tests: run
-        by its pytest. incident: it takes ``--out`` and leaves an incident there.
-        device_option: it takes ``--device``. reads: a file of the repository among its
-        words; an installed package does not have it.
+    Attributes:
+        words: arguments of ``mmrepro``; or the file of a reproducer or of tests, and
+            its arguments.
+        needs: environments, of which the first that is there serves.
+        script: a reproducer, run by that environment's interpreter.
+        tests: run by its pytest.
+        incident: it takes ``--out`` and leaves an incident there.
+        device_option: it takes ``--device``.
+        reads: a file of the repository among its words; an installed package does not
+            have it.
     """
 
     words: tuple[str, ...]

@@ -49,9 +49,9 @@ class Accepting(Search[Acceptance, StepRecord]):
     """An acceptance in progress. Its steps follow one another: one may go by what
     another printed.
 
-    Attributes: acceptance: valid, if partial, at every moment. What this command has
-        not reached stands as
-            an earlier one left it.
+    Attributes:
+        acceptance: valid, if partial, at every moment. What this command has not
+            reached stands as an earlier one left it.
     """
 
     kind = "acceptance"

@@ -68,8 +68,9 @@ class Answers:
 def tested_apart(asked: BisectRunCommand, root: Path) -> Tested:
     """As ``tested``, by a process that may do whatever it likes to itself.
 
-    Raises: MmreproError: the command line is wrong, or the machine is at fault, as
-        ``tested`` says.
+    Raises:
+        MmreproError: the command line is wrong, or the machine is at fault, as
+            ``tested`` says.
     """
     secret = secrets.token_hex(16)
     reading, writing = os.pipe()
@@ -100,9 +101,8 @@ def tested_apart(asked: BisectRunCommand, root: Path) -> Tested:
         answers = _Reading(reading, secret, child)
         last = answers.next(LOAD_S)
         if last.get("kind") == "loaded":
-            patience_s = (
-                GRACE_S + END_S
-            )  # an engine may be running, which is to be ended
+            # An engine may be running, which is to be ended.
+            patience_s = GRACE_S + END_S
             runs = asked.repeat + 1
             last = answers.next(READ_S + runs * (BUILD_S + asked.timeout_s))
         made = _tested(asked, last, answers.why)

@@ -64,17 +64,18 @@ def history(
 ) -> History:
     """The commits between ``good`` and ``bad`` that change what the engine runs.
 
-    Args: good, bad: revisions. The newer one is HEAD, if it is not given; the older one
-        is the tag of
-            ``release``, where there is one and it has the failure (``find`` fixed),
-            else the first commit. For both sides ``bad`` is given and lies between.
+    Args:
+        good, bad: revisions. The newer one is HEAD, if it is not given; the older one
+            is the tag of ``release``, where there is one and it has the failure
+            (``find`` fixed), else the first commit. For both sides ``bad`` is given and
+            lies between.
         paths: pathspecs: only commits that change something there; (): the engine's
             Python and its requirements.
         release: that is known to have the failure.
 
-    Raises: UsageError: git refuses, a revision is none, the two are the wrong way
-        round, or no commit
-            lies between.
+    Raises:
+        UsageError: git refuses, a revision is none, the two are the wrong way round, or
+            no commit lies between.
     """
     ask = _Asked(clone)
     relevant = [*(f"{place}{engine}" for place in PLACES), *BESIDE]

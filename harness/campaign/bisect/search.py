@@ -340,9 +340,8 @@ class _Side:
         if self.board.upcoming is None:
             return
         halves = [(now, top), (low, now)]
-        if (
-            self.declared is not None
-        ):  # what is declared is to be expected, and no more is fetched
+        # What is declared is to be expected, and no more is fetched.
+        if self.declared is not None:
             halves = [halves[now > self.declared]]
         for bottom, ceiling in halves:
             if rest := [p for p in choices if bottom < p < ceiling]:

@@ -81,9 +81,11 @@ def side_of(
 ) -> Side:
     """What is written of one side.
 
-    Args: found: None: no point with the failure was found to start from. notes: on the
-        start. made: runs that were made for this side; those for the start belong to
-        the first one.
+    Args:
+        found: None: no point with the failure was found to start from.
+        notes: on the start.
+        made: runs that were made for this side; those for the start belong to the first
+            one.
     """
     if found is None:
         return Side(

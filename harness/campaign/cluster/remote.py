@@ -77,9 +77,10 @@ def variables(
 ) -> dict[str, str]:
     """Those that a shell on the machine would have, for runs on ``device``.
 
-    Args: now: the worker's, where Ray has put the GPUs that it gives. started: those it
-        was started with, by which the user's own OMP_NUM_THREADS is told from
-            Ray's; None: not known, and there is none of the user's.
+    Args:
+        now: the worker's, where Ray has put the GPUs that it gives.
+        started: those it was started with, by which the user's own OMP_NUM_THREADS is
+            told from Ray's; None: not known, and there is none of the user's.
         driver: whether the machine has an NVIDIA driver; None: it is looked for.
     """
     base = (
@@ -168,9 +169,9 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 def unpacked(data: bytes, folder: Path, limit: int = LIMIT_BYTES) -> None:
     """Put it at ``folder``, in place of what is there.
 
-    Raises: NotCarried: it is no such archive, too large, or would be written elsewhere;
-        ``folder`` is
-            not there then.
+    Raises:
+        NotCarried: it is no such archive, too large, or would be written elsewhere;
+            ``folder`` is not there then.
     """
     shutil.rmtree(folder, ignore_errors=True)
     coming = folder.with_name(f"{folder.name}.coming")

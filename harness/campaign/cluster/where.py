@@ -45,10 +45,12 @@ class Where:
     ) -> Places:
         """The places, for orders of any kind.
 
-        Args: device: of the runs. Each of those on "cuda" takes a GPU for itself. disk:
-            bytes that the campaign may add to the disk of each machine; None: no bound.
-            kept: the file that remembers what it added to this one's. needs: what Ray
-            is asked for, for each order.
+        Args:
+            device: of the runs. Each of those on "cuda" takes a GPU for itself.
+            disk: bytes that the campaign may add to the disk of each machine; None: no
+                bound.
+            kept: the file that remembers what it added to this one's.
+            needs: what Ray is asked for, for each order.
         """
         if self.cluster is not None:
             from mmrepro.campaign.cluster.machines import Machines

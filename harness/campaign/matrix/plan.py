@@ -72,9 +72,11 @@ def plan(
 ) -> Plan:
     """The cells of ``rows``.
 
-    Args: night: id of the night that is to run them. over: of the command line: it
-        decides, then the rows themselves, then ``defaults``. listing: what the package
-        index has.
+    Args:
+        night: id of the night that is to run them.
+        over: of the command line: it decides, then the rows themselves, then
+            ``defaults``.
+        listing: what the package index has.
 
     Raises:
         UsageError: a name that is none, or nothing to run.

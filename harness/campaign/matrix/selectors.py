@@ -60,10 +60,12 @@ def chosen(
 ) -> list[str]:
     """The releases that ``selectors`` mean for one scenario, oldest first.
 
-    Args: own: the scenario's own release. affects: whether its failure is known on a
-        release. listing: what the package index has; asked for only where a selector
-        needs it. only_listed: leave out single versions that it has not (they are
-        another engine's).
+    Args:
+        own: the scenario's own release.
+        affects: whether its failure is known on a release.
+        listing: what the package index has; asked for only where a selector needs it.
+        only_listed: leave out single versions that it has not (they are another
+            engine's).
     """
     found: dict[Version, str] = {}
     for selector in selectors:

@@ -97,11 +97,13 @@ def ensure(
     same one waits for the first. Ctrl-C, a crash or ``kill -9`` leave at most a folder
     ``.building-…``, which the next builder or ``prune`` removes.
 
-    Args: wheelhouse: a folder to build it from, without a network. python: for a
-        wheelhouse: the interpreter to make it with; empty: one of its version.
+    Args:
+        wheelhouse: a folder to build it from, without a network.
+        python: for a wheelhouse: the interpreter to make it with; empty: one of its
+            version.
         system_site_packages: for a wheelhouse: use that interpreter's packages after
-        its own. Done
-            in any case where the wheelhouse was made for what the host has.
+            its own. Done in any case where the wheelhouse was made for what the host
+            has.
 
     Raises:
         UnknownRelease: the package index has no such release.
@@ -112,9 +114,10 @@ def ensure(
     say = progress or (lambda _: None)
     if (environment := existing(spec)) is not None:
         return environment
+    # Half of this folder: only to build.
     from mmrepro.engines.environments.recipe import (
         Build,
-    )  # half of this folder: only to build
+    )
 
     make: Callable[[EnvironmentSpec, Path, Progress], Build] = Build
     if spec.tree:

@@ -130,8 +130,9 @@ def fetch(
     Args:
         where: the index in words, for the error.
 
-    Raises: EnvironmentBuildError: it cannot be fetched, or its SHA-256 is not the
-        announced one.
+    Raises:
+        EnvironmentBuildError: it cannot be fetched, or its SHA-256 is not the announced
+            one.
     """
     path = folder / file.filename
     if file.sha256 and path.is_file() and digest_of(path) == file.sha256:
@@ -247,9 +248,10 @@ def releases_of(spec: EnvironmentSpec, *, upstream: bool = True) -> list[Listed]
     that one. One request for the project's page: to walk from release to release with
     uv takes 10 s a step and misses a release that was built again (``.post2``).
 
-    Raises: UnknownRelease: no index that uv uses has the project.
+    Raises:
+        UnknownRelease: no index that uv uses has the project.
         EnvironmentBuildError: the index cannot be asked, or does not answer in JSON
-        (PEP 691).
+            (PEP 691).
     """
     if spec.version:
         return [Listed(Version(spec.release), spec.release, None)]
@@ -267,8 +269,10 @@ def releases_of(spec: EnvironmentSpec, *, upstream: bool = True) -> list[Listed]
 def project_page(project: str) -> Page:
     """All files of a project, on the first index that uv uses and that has it.
 
-    Raises: UnknownRelease: no index has it. EnvironmentBuildError: the index cannot be
-        asked, or does not answer in JSON (PEP 691).
+    Raises:
+        UnknownRelease: no index has it.
+        EnvironmentBuildError: the index cannot be asked, or does not answer in JSON
+            (PEP 691).
     """
 
     def refusal(why: str) -> EnvironmentBuildError:
@@ -355,9 +359,10 @@ def commit_spec(
 
     The index is asked where no environment on disk has that wheel.
 
-    Args: spec_of: returns the environment of a release of that engine. date: of the
-        commit, RFC 3339: its requirements are resolved as of that day; empty: as of
-            today.
+    Args:
+        spec_of: returns the environment of a release of that engine.
+        date: of the commit, RFC 3339: its requirements are resolved as of that day;
+            empty: as of today.
 
     Raises:
         UsageError: not a commit, or not a date.

@@ -31,8 +31,9 @@ def nearest_release(
     Args:
         python: gives the texts of the tree's Python files.
 
-    Raises: EnvironmentBuildError: the index cannot be asked, and no environment of the
-        engine is here.
+    Raises:
+        EnvironmentBuildError: the index cannot be asked, and no environment of the
+            engine is here.
     """
     there = [one.version for one in listed(engine, device)]
     base = Version(version).base_version

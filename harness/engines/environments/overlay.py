@@ -194,9 +194,8 @@ class Overlay(Build):
         )
         libraries = self.below.path / "venv" / "lib"
         for one in libraries.iterdir():
-            if not re.match(
-                r"python\d", one.name
-            ):  # libraries that packages put beside Python's
+            # Libraries that packages put beside Python's.
+            if not re.match(r"python\d", one.name):
                 there = Path("..", "..", "..", below, "venv", "lib", one.name)
                 (self.venv / "lib" / one.name).symlink_to(there)
 

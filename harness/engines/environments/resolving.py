@@ -254,10 +254,12 @@ class Resolver:
     ``cutoff`` is the moment as of which the latest answer holds, ``reasons`` what was
     done differently, and why.
 
-    Args: metadata: METADATA of the engine's wheel. uv: runs uv with arguments in
-        ``folder``; the second argument names the purpose. keep_local: see ``derive``.
+    Args:
+        metadata: METADATA of the engine's wheel.
+        uv: runs uv with arguments in ``folder``; the second argument names the purpose.
+        keep_local: see ``derive``.
         slim: without what torch or the engine asks for and the device of ``spec`` never
-        loads.
+            loads.
     """
 
     spec: EnvironmentSpec

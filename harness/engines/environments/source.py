@@ -187,14 +187,18 @@ def resolve(
 ) -> Source:
     """Read the tree that ``text`` names, and keep its files in the cache.
 
-    Args: text: ``DIR``, ``DIR@REV``, the file of an sdist or a wheel, or
-        ``vllm==0.33.0``. kernels: the release whose compiled files it is to run over;
-        "": the nearest one. engine: which one it has to be; "": whichever it is.
+    Args:
+        text: ``DIR``, ``DIR@REV``, the file of an sdist or a wheel, or
+            ``vllm==0.33.0``.
+        kernels: the release whose compiled files it is to run over; "": the nearest
+            one.
+        engine: which one it has to be; "": whichever it is.
         version: of the tree, where it does not say it; the release that it becomes.
 
-    Raises: UsageError: it is no tree of an engine, or of another one; or git refuses.
+    Raises:
+        UsageError: it is no tree of an engine, or of another one; or git refuses.
         EnvironmentBuildError: the index has to be asked which release is the nearest,
-        and cannot.
+            and cannot.
     """
     if match := _PUBLISHED.fullmatch(text):
         spec = SPECS[match[1]](match[2], device_of(device))

@@ -304,10 +304,10 @@ def free_bytes(path: Path) -> int:
 def require_space(root: Path, needed: int = 0, *, cold: bool = False) -> None:
     """Refuse an environment that would not fit.
 
-    Args: needed: bytes of the unpacked environment. They are needed once if uv's cache
-        lacks the
-            packages (``cold``), and once more if the cache is on another file system
-            than ``root``, since files cannot be hard-linked across.
+    Args:
+        needed: bytes of the unpacked environment. They are needed once if uv's cache
+            lacks the packages (``cold``), and once more if the cache is on another file
+            system than ``root``, since files cannot be hard-linked across.
 
     Raises:
         NoSpace: with what is needed, where, and what is free.

@@ -162,9 +162,9 @@ def run_uv(
     Whatever ends this early (Ctrl-C too) ends uv first; after ``timeout_s`` seconds it
     is killed.
 
-    Raises: UvFailed: uv ended with an error and ``doing`` is empty; else what
-        :func:`explain` makes
-            of it: a NoSpace or an EnvironmentBuildError.
+    Raises:
+        UvFailed: uv ended with an error and ``doing`` is empty; else what
+            :func:`explain` makes of it: a NoSpace or an EnvironmentBuildError.
         EnvironmentBuildError: uv itself could not be started.
     """
     words: list[str] = []
@@ -330,11 +330,13 @@ def release_files(
 
     Only files that fit that interpreter: see :func:`interpreter_options`.
 
-    Args: options, variables: for uv; they may name another index than its own settings
-        do.
+    Args:
+        options, variables: for uv; they may name another index than its own settings
+            do.
 
-    Raises: UvFailed: no such release, none for that interpreter, or the index cannot be
-        reached.
+    Raises:
+        UvFailed: no such release, none for that interpreter, or the index cannot be
+            reached.
     """
     arguments = [
         "pip",
@@ -427,10 +429,13 @@ def plan_of(
 ) -> Download:
     """What an installation will download.
 
-    Args: run: runs uv, as ``run_uv`` does. install: the arguments of the installation.
-        Raises as ``run`` where it cannot be planned. described: arguments for ``uv pip
-        compile`` with the same packages, for uv to describe. rate: bytes a second, as
-        far as known.
+    Args:
+        run: runs uv, as ``run_uv`` does.
+        install: the arguments of the installation. Raises as ``run`` where it cannot be
+            planned.
+        described: arguments for ``uv pip compile`` with the same packages, for uv to
+            describe.
+        rate: bytes a second, as far as known.
     """
     phases: list[str] = []
     run(

@@ -110,8 +110,10 @@ def write_weights(
     The format: header length (8 bytes, little endian), JSON header, data. The library's
     own writer takes numpy arrays, which have no bfloat16.
 
-    Args: shapes: names and shapes, in the order in which they are drawn. spread: mean
-        and standard deviation of a weight, by its name; deviation 0 draws nothing.
+    Args:
+        shapes: names and shapes, in the order in which they are drawn.
+        spread: mean and standard deviation of a weight, by its name; deviation 0 draws
+            nothing.
     """
     import numpy as np
 

@@ -64,11 +64,13 @@ class QwenModel(TinyModel):
     """A model whose images go through Qwen2-VL's processor; equal values give
     byte-equal files.
 
-    Attributes: image_tokens: most image tokens that one image becomes; images are
-        resized to it. seed: of the weights. hidden: width of the language model; a
-        multiple of 64. std: standard deviation of the weights. 0.12 makes greedy
-        answers depend on the image;
-            transformers' 0.02 gives nearly flat logits.
+    Attributes:
+        image_tokens: most image tokens that one image becomes; images are resized to
+            it.
+        seed: of the weights.
+        hidden: width of the language model; a multiple of 64.
+        std: standard deviation of the weights. 0.12 makes greedy answers depend on the
+            image; transformers' 0.02 gives nearly flat logits.
     """
 
     image_tokens: int = 225
@@ -88,9 +90,9 @@ class QwenModel(TinyModel):
         """(width, height) in pixels of an image that becomes exactly ``image_tokens``
         tokens.
 
-        Raises: ValueError: there is none, as for a prime above 200: the processor
-            refuses images that
-                are more than 200 times as wide as high.
+        Raises:
+            ValueError: there is none, as for a prime above 200: the processor refuses
+                images that are more than 200 times as wide as high.
         """
         side = math.isqrt(self.image_tokens)
         rows = next(r for r in range(side, 0, -1) if self.image_tokens % r == 0)

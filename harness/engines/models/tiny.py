@@ -215,17 +215,18 @@ reused."""
 class TinyText(TinyModel):
     """What the model is made from; equal values give byte-equal files.
 
-    Attributes: architecture: ``llama`` has a head of its own, so that its greedy
-        answers vary; its width
-            is ``kv_heads * head_dim``. ``gemma`` may be narrower than its heads
-            (LMDeploy reads ``head_dim`` from Gemma's configuration only), for real KV
-            geometries at little cost.
+    Attributes:
+        architecture: ``llama`` has a head of its own, so that its greedy answers vary;
+            its width is ``kv_heads * head_dim``. ``gemma`` may be narrower than its
+            heads (LMDeploy reads ``head_dim`` from Gemma's configuration only), for
+            real KV geometries at little cost.
         kv_heads: as many as attention heads.
         hidden: width of a ``gemma``; not used for ``llama``.
         std: standard deviation of the weights. transformers' 0.02 gives nearly flat
             logits.
         name: begins the folder's name. LMDeploy chooses the chat template by words in
-            the path: ``internlm2`` and ``chat`` give InternLM2's.
+            the path:
+            ``internlm2`` and ``chat`` give InternLM2's.
     """
 
     kind: ClassVar[str] = "tiny text model with random weights"

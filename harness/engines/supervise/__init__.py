@@ -209,9 +209,8 @@ class EngineProcess:
         )
 
     def _write(self, data: bytes) -> None:
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # it ended, which `_wait_for` finds out
+        # It ended, which `_wait_for` finds out.
+        with contextlib.suppress(OSError, ValueError):
             self._orders.write(data)
             self._orders.flush()
 
@@ -335,8 +334,9 @@ def launch_order(
     The engine gets a short temporary folder as ``TMPDIR``: its sockets live there, and
     a path of a Unix socket holds 107 bytes.
 
-    Raises: SupervisorError: where ``log`` shall be there is something that is no plain
-        file.
+    Raises:
+        SupervisorError: where ``log`` shall be there is something that is no plain
+            file.
     """
     try:
         refuse_other_kinds(log)

@@ -133,9 +133,9 @@ class ForkServerOrder:
 class ForkServerFacts:
     """What became of a fork server; written anew whenever it has forked a server.
 
-    Attributes: born: its start time in clock ticks, so that no later process with the
-        same id is taken
-            for it.
+    Attributes:
+        born: its start time in clock ticks, so that no later process with the same id
+            is taken for it.
         label, idle_s: of its order.
         imports_s: seconds that the imports took.
         memory_bytes: its proportional share of memory (PSS) after them.
@@ -324,9 +324,8 @@ class Supervisor:
             self.say("detached")
         elif b"stop" in data:
             self.stop_asked = True
-            with contextlib.suppress(
-                ValueError, IndexError
-            ):  # "stop SECONDS" sets the grace
+            # "stop SECONDS" sets the grace.
+            with contextlib.suppress(ValueError, IndexError):
                 self.grace_s = float(data.split(b"stop", 1)[1].split()[0])
         elif not data:
             self.stop_asked = True

@@ -98,11 +98,14 @@ SHELL_VARIABLES = frozenset(
 class ForkServerSpec:
     """What a fork server is started with; two starts with equal keys can share one.
 
-    Attributes: label: for people, e.g. ``vllm 0.23.0``. words: what its command line
-        ends with, by which the engine's adapter knows its server. box: what it may see,
-        to run in a box with all that it forks; None: it runs in none. env: all
-        variables; the temporary folder's place is ``{run-tmp}``. digest: of code that
-        is not in the environment: stand-ins, an engine of our own.
+    Attributes:
+        label: for people, e.g. ``vllm 0.23.0``.
+        words: what its command line ends with, by which the engine's adapter knows its
+            server.
+        box: what it may see, to run in a box with all that it forks; None: it runs in
+            none.
+        env: all variables; the temporary folder's place is ``{run-tmp}``.
+        digest: of code that is not in the environment: stand-ins, an engine of our own.
     """
 
     label: str
@@ -459,9 +462,8 @@ class ForkServers:
         self.idle_s = idle_s
         self.lent = lent
         self._own: dict[str, ForkServer] = {}
-        self._lock = (
-            threading.RLock()
-        )  # two servers of one command may be started at a time
+        # Two servers of one command may be started at a time.
+        self._lock = threading.RLock()
 
     def __enter__(self) -> Self:
         return self

@@ -33,9 +33,8 @@ class LoadedFinding:
 
 def load(place: Path) -> LoadedFinding:
     """The finding in ``place``, its own folder. Raises BadIncident: there is none."""
-    whole = Path(
-        os.path.realpath(place)
-    )  # Path.resolve raises where links go in a circle
+    # Path.resolve raises where links go in a circle.
+    whole = Path(os.path.realpath(place))
     folder = whole if is_folder(whole) else whole.parent
     for above in folder.parents:
         if is_file(above / REPLAY_FILE):

@@ -108,9 +108,8 @@ def record_folders(roots: Iterable[Path]) -> Iterator[tuple[Path, Collection[str
         for place, folders, files in os.walk(root):
             found = Path(place)
             incident = INCIDENT_FILE in files
-            too_deep = (
-                len(found.parts) - len(root.parts) >= DEEPEST
-            )  # os.walk calls itself
+            # os.walk calls itself.
+            too_deep = len(found.parts) - len(root.parts) >= DEEPEST
             if incident or too_deep:
                 folders.clear()
             folders[:] = sorted(name for name in folders if not name.startswith("."))

@@ -118,8 +118,9 @@ def place(given: Path, kind: str) -> Path:
     id, the name of a folder, or ``last``. What is no name of anything here is a path,
     as it stands.
 
-    Raises: UsageError: no such number, nothing that could be the last one, or a name
-        that two have.
+    Raises:
+        UsageError: no such number, nothing that could be the last one, or a name that
+            two have.
     """
     word = str(given)
     number = word.isdecimal() and len(word) < 7

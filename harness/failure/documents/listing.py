@@ -214,8 +214,9 @@ def resume_words(folder: Path) -> list[str]:
     """The words that continue the newest campaign in ``folder``, wherever that lies
     now.
 
-    Raises: UsageError: none there has something left, or what is written down is no
-        command of one.
+    Raises:
+        UsageError: none there has something left, or what is written down is no command
+            of one.
     """
     one, head = _left(folder)
     try:

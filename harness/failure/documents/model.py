@@ -412,8 +412,9 @@ def images_for(probability: float, bits: int) -> int:
     For 0.5 and 30 bits that is 38 582; the usual sqrt(2 m ln 2) gives 38 581.4, and 38
     581 images reach 0.499988.
 
-    Raises: ValueError: ``probability`` is not between 0 and 1, or ``bits`` is not in
-        1..256.
+    Raises:
+        ValueError: ``probability`` is not between 0 and 1, or ``bits`` is not in
+            1..256.
     """
     space = _space(bits)
     if not 0.0 <= probability <= 1.0:

@@ -47,9 +47,8 @@ _HARMLESS: Final = re.compile(
 def redact_log(text: str, redactor: Redactor) -> str:
     """``text`` of a log: besides secrets, what an engine quotes of users and their
     requests."""
-    text = redactor.redact(
-        text
-    )  # what is registered first: a quotation may end within it
+    # What is registered first: a quotation may end within it.
+    text = redactor.redact(text)
     text = redactor.hide("quoted", text, uncovered(text, hidden_in(text)))
     return redacted_words(text, redactor)
 
@@ -135,9 +134,8 @@ class Public(Redactor):
         text = made.text if isinstance(made, LogLine) else None
         if text is None:
             return made
-        places = [
-            match.span() for match in _QUOTED_MARK.finditer(text)
-        ]  # of other lengths now
+        # Of other lengths now.
+        places = [match.span() for match in _QUOTED_MARK.finditer(text)]
         return made.model_copy(update={"quoted": places})
 
     def name_file(self, path: str) -> None:

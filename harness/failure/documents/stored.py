@@ -153,8 +153,9 @@ def read_manifest(path: Path) -> BundleManifest:
 def read_listed(path: Path, name: str) -> bytes:
     """The bundle's file ``name``, its checksum compared.
 
-    Raises: BadIncident: no bundle, a broken file, or one that differs from its listed
-        checksum.
+    Raises:
+        BadIncident: no bundle, a broken file, or one that differs from its listed
+            checksum.
     """
     manifest = read_manifest(path)
     listed = {entry.name: entry for entry in manifest.files}

@@ -106,17 +106,21 @@ durations have been recorded to shrink."""
 class Run:
     """What a run says of itself, for its evidence to be held against.
 
-    Attributes: known: the engine and the variant are ones that this mmrepro has; else
-        why not. wheel, packages: the file's name; ``name==version`` of all that was
-        resolved. kernels: release of the wheel, where it lends its compiled files to
-        another's Python. command: of its server, as a cold start runs it. began, ended:
-        of the run; None: not known yet. passed: whether the gate was noted to pass;
-        None: there was none. latencies_s: of the gate's requests, as they were noted.
+    Attributes:
+        known: the engine and the variant are ones that this mmrepro has; else why not.
+        wheel, packages: the file's name; ``name==version`` of all that was resolved.
+        kernels: release of the wheel, where it lends its compiled files to another's
+            Python.
+        command: of its server, as a cold start runs it.
+        began, ended: of the run; None: not known yet.
+        passed: whether the gate was noted to pass; None: there was none.
+        latencies_s: of the gate's requests, as they were noted.
         deadline_s: after which silence counts, by the gate's rule; None: the gate did
-        not pass. waited_s: deadline of the check, where the scenario made another of
-        it. sources: file and qualified name of definitions that the scenario is about.
-        patterns: expressions by which the log was searched. utc_offset_s: of the
-        machine's local time; None: not noted.
+            not pass.
+        waited_s: deadline of the check, where the scenario made another of it.
+        sources: file and qualified name of definitions that the scenario is about.
+        patterns: expressions by which the log was searched.
+        utc_offset_s: of the machine's local time; None: not noted.
     """
 
     engine: Engine
@@ -320,9 +324,8 @@ def one_tree(evidence: Evidence, run: Run) -> Doubts:
         yield "processes", f"they are of two servers, processes {_listed(roots)}"
     pids = {pid for data in readings for pid in (*data.vanished, data.root_pid)}
     there = {use.pid for data in readings for use in data.processes}
-    pids = (
-        pids | there if there else set()
-    )  # of a server that is gone nobody knows them
+    # Of a server that is gone nobody knows them.
+    pids = pids | there if there else set()
     core, worker = run.engine.core_role, run.engine.worker_role
     traced: dict[str, set[int]] = {}
     for result in _theirs(evidence):
@@ -384,9 +387,8 @@ def _lives(evidence: Evidence, readings: Sequence[ProcessesData], core: str) -> 
         alive = {use.pid for use in data.processes if use.state not in DEAD}
         parents = {*here, *data.vanished, data.root_pid}
         if data.root_pid not in alive and (root := known.get(data.root_pid)):
-            parents.add(
-                root.ppid
-            )  # what a server leaves goes to the process that started it
+            # What a server leaves goes to the process that started it.
+            parents.add(root.ppid)
         for use in data.processes:
             before = known.setdefault(use.pid, use)
             if use.pid != data.root_pid and use.ppid not in parents:
@@ -965,16 +967,16 @@ def _lines(data: LogsData) -> list[LogLine]:
 
 def _of_another_engine(data: LogsData, run: Run) -> Iterator[str]:
     own, number = run.engine.name, run.release.partition("+")[0]
+    # Minivllm has vLLM's.
     if data.engine not in (
         "",
         own,
         own if own in LOG_FORMS else "vllm",
-    ):  # minivllm has vLLM's
+    ):
         yield f"it has the lines of {data.engine}, the run is of {own}"
     release = data.release.partition("+")[0]
-    tree = run.kernels and (
-        release == run.kernels or "dev" in release
-    )  # it has its own number
+    # It has its own number.
+    tree = run.kernels and (release == run.kernels or "dev" in release)
     if release not in ("", number) and not tree:
         yield f"it is of {own} {release}, the run of {number}"
 
@@ -1159,9 +1161,8 @@ def frames(evidence: Evidence, run: Run) -> Doubts:
         top, _, rest = frame.file.partition("/")
         if not (run.engine.code and known and rest):
             continue
-        if (
-            top not in foreign
-        ):  # a module is seldom called as its package, but much like it
+        # A module is seldom called as its package, but much like it.
+        if top not in foreign:
             foreign[top] = top not in standard and not any(
                 _plain(top) in name for name in known
             )

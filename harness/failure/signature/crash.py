@@ -155,9 +155,10 @@ def first_error(
     the device printed first, before it, has to match; it goes to stderr past Python, so
     no process is named.
 
-    Args: wanted: "": no exception's own words are this one. asserted: expression of
-        what the device prints, "": none is this one; None: pattern
-            ``wanted`` has its words as well.
+    Args:
+        wanted: "": no exception's own words are this one.
+        asserted: expression of what the device prints, "": none is this one; None:
+            pattern ``wanted`` has its words as well.
     """
     lines, matching = logs.lines("exception"), logs.lines(wanted) if wanted else []
     printed = log_lines(logs.evidence, "device-assert")
@@ -201,9 +202,10 @@ def _without_exception(told: str, printed: Sequence[LogLine]) -> Finding:
 
 
 def _shown(line: LogLine, most: int) -> str:
+    # A scenario's file needs no forms of lines.
     from mmrepro.probes.log_words import (
         public_line,
-    )  # a scenario's file needs no forms of lines
+    )
 
     return public_line(line, most)
 

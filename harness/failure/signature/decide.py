@@ -165,10 +165,12 @@ def decide(
 ) -> tuple[Outcome, str]:
     """The outcome and one sentence why.
 
-    Args: results: the judged conditions; only required ones decide, and no ``flip``.
-        gate_passed: the steady state was reached before the trigger. healthy_after:
-        whether the engine still does its work after the trigger; it tells
-            "nothing happened" from "something else broke" when the symptom is absent.
+    Args:
+        results: the judged conditions; only required ones decide, and no ``flip``.
+        gate_passed: the steady state was reached before the trigger.
+        healthy_after: whether the engine still does its work after the trigger; it
+            tells "nothing happened" from "something else broke" when the symptom is
+            absent.
         refused: whether the server refused, as it started, what the failure needs. Then
             there was no gate and no request; the preconditions say whether it refused
             just that.

@@ -156,9 +156,10 @@ class Judged:
 def judge(lines: Sequence[LogLine], engine: str = "", *, stuck: int = 0) -> Judged:
     """What ended or stopped the server that wrote ``lines``.
 
-    Args: engine: its name, for advice and for what follows from its own forms; "": not
-        known. stuck: requests that were added after its last progress, and never
-        scheduled.
+    Args:
+        engine: its name, for advice and for what follows from its own forms; "": not
+            known.
+        stuck: requests that were added after its last progress, and never scheduled.
     """
     told = [_Life(part, engine) for part in _lives(_ordered(lines))]
     told[-1].stuck = stuck
@@ -254,9 +255,8 @@ def _ordered(lines: Sequence[LogLine]) -> list[_Placed]:
     at = 0
     for n, one in enumerate(ordered):
         before = ordered[n - 1] if n and ordered[n - 1].file == one.file else None
-        at += (
-            max(1, abs(one.number - before.number)) if before else 1
-        )  # lines may be missing
+        # Lines may be missing.
+        at += max(1, abs(one.number - before.number)) if before else 1
         placed.append(
             _Placed.model_construct(**{**one.__dict__, "number": at, "at": one.number})
         )

@@ -43,9 +43,10 @@ StartRule = Callable[[Sequence[LogLine], Raised | None, str], StartCause | None]
 def _start(
     lines: Sequence[LogLine], one: Raised | None, engine: str
 ) -> StartCause | None:
+    # What it needs is half of the harness.
     from mmrepro.live.diagnose.starts import (
         below,
-    )  # what it needs is half of the harness
+    )
 
     return below(lines, one, engine)
 

@@ -170,11 +170,11 @@ class Collector:
         """Everything else, in parallel. Returns whether that leaves a suspicion, and
         time.
 
-        Args: plain: it is dead or stopped: no request is sent, and once is enough.
+        Args:
+            plain: it is dead or stopped: no request is sent, and once is enough.
             suspicious: whether what was seen by now could be a hang. With a request on
-            its way
-                that is its silence; without one, the counters and the processes have to
-                tell.
+                its way that is its silence; without one, the counters and the processes
+                have to tell.
 
         A front that was not well is asked again in any case: its first answer may have
         been late because this machine was busy."""

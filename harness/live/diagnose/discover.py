@@ -230,9 +230,8 @@ def refresh(target: Target) -> None:
     facts = target.facts
     if facts.root_pid is None:
         return
-    words = (
-        processes.arguments(facts.root_pid) or facts.command
-    )  # none is left of one that ended
+    # None is left of one that ended.
+    words = processes.arguments(facts.root_pid) or facts.command
     facts.command = [*target.typed] if FORK_SERVER in words else words
     facts.processes = []
     for pid in processes.tree(facts.root_pid)[:MAX_PROCESSES]:
@@ -305,9 +304,8 @@ def name_engine_by_log(target: Target) -> None:
     its release, as the last start says it that the log holds: an earlier one may have
     been of another."""
     facts = target.facts
-    for path in filter(
-        lambda log: is_file(Path(log)), facts.logs
-    ):  # opening a FIFO waits for ever
+    # Opening a FIFO waits for ever.
+    for path in filter(lambda log: is_file(Path(log)), facts.logs):
         if (found := identify(Path(path), log_marks(), deadline_s=IDENTIFY_S)) is None:
             continue
         engine = ENGINES[found.engine]

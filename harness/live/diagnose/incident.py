@@ -95,9 +95,8 @@ def _stack(
 ) -> KeyStack | None:
     """The scenario's own stack where it has one, else that of the general diagnosis."""
     if scenario is not None:
-        with contextlib.suppress(
-            Exception
-        ):  # a table that fails leaves the general stack
+        # A table that fails leaves the general stack.
+        with contextlib.suppress(Exception):
             if stack := scenario.key_stack(evidence):
                 return stack
     assessment = diagnosis.assessment

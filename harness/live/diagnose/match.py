@@ -26,13 +26,14 @@ def all_scenarios(
 ) -> list[Scenario]:
     """Every registered scenario, each variant for itself; broken plug-ins are left out.
 
-    Args: besides: names or files (``FILE.py``) of further ones, in the place of a
-        registered one of
-            the same name.
+    Args:
+        besides: names or files (``FILE.py``) of further ones, in the place of a
+            registered one of the same name.
         trust: run those files.
 
-    Raises: UsageError: one of ``besides`` is none, or broken, or a file that is not to
-        be run.
+    Raises:
+        UsageError: one of ``besides`` is none, or broken, or a file that is not to be
+            run.
     """
     from mmrepro.base.errors import BrokenScenario
     from mmrepro.scenario.registry import known_scenario, scenario_names

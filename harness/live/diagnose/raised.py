@@ -91,11 +91,14 @@ class CodeFrame:
 class Raised:
     """One exception.
 
-    Attributes: line: the line that has its type. text: type and message, its further
-        lines after a newline, a client's words blanked. raw: the same with them, to be
-        shown; nothing is concluded from it. frames: outermost first. intro: what the
-        logger said before the traceback. follows: another one of its chain, printed
-        before it, is what matters.
+    Attributes:
+        line: the line that has its type.
+        text: type and message, its further lines after a newline, a client's words
+            blanked.
+        raw: the same with them, to be shown; nothing is concluded from it.
+        frames: outermost first.
+        intro: what the logger said before the traceback.
+        follows: another one of its chain, printed before it, is what matters.
     """
 
     line: LogLine
@@ -270,9 +273,8 @@ def _one(line: LogLine, text: str, state: _State) -> Raised | None:
     loud = line.level in ("ERROR", "CRITICAL", "FATAL", "WARNING")
     if match is None and loud and not inside and (match := _AFTER.search(text)):
         said = text[match.start("kind") :]
-    if match is None or match["kind"].startswith(
-        "nccl"
-    ):  # NCCL's, within a message of torch's
+    # NCCL's, within a message of torch's.
+    if match is None or match["kind"].startswith("nccl"):
         return None
     opener = (state.opener if inside else state.marked if bare(line) else None) or line
     shown = line if line.time or line.process else opener

@@ -109,10 +109,10 @@ def titled(view: View) -> View:
 def first_dead(view: View, gone: Sequence[str] = ()) -> str:
     """The rank that ended first, by the log; "": nothing tells it.
 
-    Args: gone: of ranks that ended, those that their parent has collected. vLLM's front
-        ends the
-            other cores when it has collected one (``monitor_engine_liveness`` of
-            v1/engine/utils.py).
+    Args:
+        gone: of ranks that ended, those that their parent has collected. vLLM's front
+            ends the other cores when it has collected one (``monitor_engine_liveness``
+            of v1/engine/utils.py).
     """
     sizes = expected(view.facts)
     inner = every(sizes, ("PP", "TP"))

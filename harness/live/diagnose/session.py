@@ -72,12 +72,13 @@ def diagnose(
     """Diagnose a live server; never writes to it, signals it or leaves anything
     running.
 
-    Args: typed: its command line, where the caller started it as a fork, which shows
-        none.
+    Args:
+        typed: its command line, where the caller started it as a fork, which shows
+            none.
 
-    Raises: UsageError: no address, an unknown engine or scenario, or an output folder
-        that cannot be
-            used.
+    Raises:
+        UsageError: no address, an unknown engine or scenario, or an output folder that
+            cannot be used.
         KeyboardInterrupt: nothing is kept then.
     """
     from mmrepro.live.diagnose.incident import build
@@ -133,9 +134,8 @@ def _look(
     scenarios: Sequence[Scenario],
 ) -> Diagnosis:
     facts, evidence = target.facts, recorder.evidence
-    given, logs = dumps.sort(
-        options.logs
-    )  # of another moment than this look: judged by themselves
+    # Of another moment than this look: judged by themselves.
+    given, logs = dumps.sort(options.logs)
     options = replace(options, logs=tuple(logs))
     collector = Collector(target, options, recorder)
     try:

@@ -397,10 +397,12 @@ def read_start(
 ) -> StartReading:
     """What came of the start that ``lines`` are the log of.
 
-    Args: engine: None: recognised. exit_code: of its first process, if that is known to
-        have ended; then it is ``gone``. local: it is this machine's: the files that the
-        log names may be looked at. total_bytes: of the device's memory; 0: as the log
-        says.
+    Args:
+        engine: None: recognised.
+        exit_code: of its first process, if that is known to have ended; then it is
+            ``gone``.
+        local: it is this machine's: the files that the log names may be looked at.
+        total_bytes: of the device's memory; 0: as the log says.
     """
     engine = engine or engine_of(lines, command)
     lines = last_start(lines, engine)
@@ -473,8 +475,11 @@ def below(
 ) -> StartCause | None:
     """What is below ``failed-start``, for the judge of whole logs.
 
-    Args: lines: of one server; those that a reading kept. one: the first exception; its
-        message may have lines that are not among ``lines``. engine: "": not known.
+    Args:
+        lines: of one server; those that a reading kept.
+        one: the first exception; its message may have lines that are not among
+            ``lines``.
+        engine: "": not known.
     """
     known = ENGINES[engine] if engine else None
     release = release_of(lines, known)

@@ -67,11 +67,14 @@ _SELF = re.compile(r" at (0x[0-9a-f]+)")
 class Course:
     """One thread over all samples in which it appears.
 
-    Attributes: stacks: its samples, oldest first, without the torn ones. torn: how many
-        were torn, and left out. steady: frames, innermost first, that are the same in
-        every sample, lines included. loose: how many frames at most stand inside of
-        them. turning: the function that differs first, coming from outside; "" when
-        none does.
+    Attributes:
+        stacks: its samples, oldest first, without the torn ones.
+        torn: how many were torn, and left out.
+        steady: frames, innermost first, that are the same in every sample, lines
+            included.
+        loose: how many frames at most stand inside of them.
+        turning: the function that differs first, coming from outside; "" when none
+            does.
     """
 
     pid: int

@@ -103,9 +103,8 @@ def part_of(
             side = VLLM_ROLES.get(value)
         if side is not None:
             return side, f"its option {name}"
-    for data in (
-        metrics
-    ):  # SGLang says so with each metric (srt/observability/metrics_collector.py)
+    # SGLang says so with each metric (srt/observability/metrics_collector.py).
+    for data in metrics:
         kinds = {s.labels.get("engine_type", "") for s in data.samples} & SIDES.keys()
         if len(kinds) == 1:
             return SIDES[

@@ -64,8 +64,9 @@ def servers(asked: LiveCommand) -> tuple[dict[str, Scraped | None], list[str]]:
     """Addresses, each once, in their order, with what Prometheus holds of each; what of
     them could not be seen.
 
-    Raises: UsageError: an address is none, or a Prometheus server knows no inference
-        server.
+    Raises:
+        UsageError: an address is none, or a Prometheus server knows no inference
+            server.
     """
     found: dict[str, Scraped | None] = {}
     for url in filter(None, (asked.url, *asked.more)):

@@ -61,9 +61,10 @@ class Window:
     ) -> list[NamedClass]:
         """Those that are more than possible.
 
-        Args: silence: stacks that were taken while a request waited. late: the part of
-            the time for which this process waited for a processor, where that
-                was much.
+        Args:
+            silence: stacks that were taken while a request waited.
+            late: the part of the time for which this process waited for a processor,
+                where that was much.
         """
         asked = [r for r in self._now if isinstance(r.data, InferenceData)]
         if not _answered(self._now):
@@ -267,9 +268,8 @@ class Checker:
         fails = status == 500 and self._worked and before
         if fails and before == self._signs() and self._own(before, before):
             return CheckOutcome.SILENT, f"{asked}: 500, and no counter of work moves"
-        told = (
-            status or error.partition(":")[0]
-        )  # what follows may be the server's own words
+        # What follows may be the server's own words.
+        told = status or error.partition(":")[0]
         return CheckOutcome.ERROR, f"{asked}: {told}"
 
     def _silence(self, asked: str, before: Mapping[str, float], seen: Seen) -> Seen:

@@ -192,9 +192,9 @@ def watch_of(
 ) -> Watch:
     """The watch of a server. Raises UsageError for what cannot be an address.
 
-    Args: diagnose: looks for the cause when a check fails, with a deadline in seconds;
-        None: that
-            it failed is only reported.
+    Args:
+        diagnose: looks for the cause when a check fails, with a deadline in seconds;
+            None: that it failed is only reported.
     """
     parse_url(asked.url)
     deadline = asked.deadline_s or default_deadline(asked.interval_s, health.failures)

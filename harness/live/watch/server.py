@@ -40,10 +40,10 @@ class WatchServer:
     """Serves the state of ``watch`` until ``close``; ``address`` is what it is bound
     to.
 
-    Args: watch: of one server, or those of several by name. Of several ``/live`` and
-        ``/ready`` are
-            200 where all are; ``/ready?server=NAME`` is of one. Each metric has the
-            label ``server`` then.
+    Args:
+        watch: of one server, or those of several by name. Of several ``/live`` and
+            ``/ready`` are 200 where all are; ``/ready?server=NAME`` is of one. Each
+            metric has the label ``server`` then.
 
     Raises:
         UsageError: the address cannot be bound.

@@ -227,9 +227,8 @@ def _shared(seen: Sequence[ThreadStack]) -> list[Frame]:
     in."""
     inward = [list(reversed(thread.frames)) for thread in seen if thread.frames]
     roots = Counter(frames[0].function for frames in inward)
-    following = [
-        f for f in inward if f[0].function == roots.most_common(1)[0][0]
-    ]  # else torn
+    # Else torn.
+    following = [f for f in inward if f[0].function == roots.most_common(1)[0][0]]
     shared = []
     whole = len(following)
     for depth in range(max(map(len, following), default=0)):

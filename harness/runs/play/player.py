@@ -96,10 +96,11 @@ class Player:
         self._held = contextlib.ExitStack()
         self._environments: dict[EnvironmentSpec, Environment] = {}
         self._gpu: Choice | None = None
+        # Two may ask at a time.
         self._building, self._lock = (
             threading.RLock(),
             threading.Lock(),
-        )  # two may ask at a time
+        )
         self._cancelled = threading.Event()
         self._starting: set[int] = set()
         self._tries_cold = True

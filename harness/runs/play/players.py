@@ -26,10 +26,11 @@ Look = Callable[[str, int, Path], None]
 class PlayOptions:
     """How a case is played.
 
-    Attributes: deadlines: None: those of the player's ``calibrate()``, which is called
-        if need be. time: ``real``: a request also waits for its time in the recording;
-        ``order``: one after
-            another; ``fast``: barriers alone.
+    Attributes:
+        deadlines: None: those of the player's ``calibrate()``, which is called if need
+            be.
+        time: ``real``: a request also waits for its time in the recording; ``order``:
+            one after another; ``fast``: barriers alone.
         look: what is looked at beside the requests: ``quick``: the idle server before
             and after, and the log; ``full``: every probe of a run as well, at the end.
         early: judge a hang before its deadline, by what stands still.
@@ -52,10 +53,12 @@ class PlayOptions:
 class Measuring:
     """What a block measures.
 
-    Attributes: old, new: the servers. case: the traffic; its own server does not count.
-        contents: folder of its images. index: of the block, from 1. With ``seed`` it
-        decides which parts of the traffic are sent,
-            and which side is first.
+    Attributes:
+        old, new: the servers.
+        case: the traffic; its own server does not count.
+        contents: folder of its images.
+        index: of the block, from 1. With ``seed`` it decides which parts of the traffic
+            are sent, and which side is first.
         together: both servers live at once, and parts of the traffic are sent to them
             in turn; else one server follows the other.
         part_s: a part of the traffic is as long, where the recording was never idle.

@@ -100,13 +100,16 @@ class Episodes:
     """Makes them: the same ones for the same seed, as long as the same was seen on the
     way.
 
-    Attributes: given: pictures to be used besides those that are made up; with
-        ``source``, its own. source: a case whose requests are used and changed.
+    Attributes:
+        given: pictures to be used besides those that are made up; with ``source``, its
+            own.
+        source: a case whose requests are used and changed.
         interesting: cases that showed something new, by their episode's number, oldest
-        first. less: by how much switches are less likely than usual. apart: groups of
-        switches with all of which no server starts. untried: once there are such
-        groups, the switches without a server that started. modern: each episode's
-        server has some of the engine's features besides.
+            first.
+        less: by how much switches are less likely than usual.
+        apart: groups of switches with all of which no server starts.
+        untried: once there are such groups, the switches without a server that started.
+        modern: each episode's server has some of the engine's features besides.
     """
 
     seed: int

@@ -83,9 +83,9 @@ class Ended(Line):
 class Led(Line):
     """What the pursuit of an episode begins with.
 
-    Attributes: straight: its requests one after another, in the order in which they
-        were sent, show it as
-            well: then it does not hang on chance.
+    Attributes:
+        straight: its requests one after another, in the order in which they were sent,
+            show it as well: then it does not hang on chance.
         seen: the attempt at what is pursued.
     """
 

@@ -196,9 +196,9 @@ def dialect_of(engine: str) -> Dialect:
 def under(profile: Profile, wanted: ServerWanted, *, length_told: bool) -> ServerWanted:
     """The server of ``profile``: ``wanted`` with its options.
 
-    Args: wanted: what the engine's scenarios run, with what was asked for on the
-        command line; its
-            options come last, and so win.
+    Args:
+        wanted: what the engine's scenarios run, with what was asked for on the command
+            line; its options come last, and so win.
         length_told: ``max_model_len`` was asked for.
 
     Raises:

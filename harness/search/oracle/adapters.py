@@ -30,9 +30,8 @@ def adapter_of(op: Operation) -> str:
     """The adapter that a request asks, loads or unloads; "": the model itself."""
     if op.path in CHANGES:
         return str(op.parameters.get("lora_name", ""))
-    return (op.model or "").removeprefix(
-        f"{SERVED_MODEL}:"
-    )  # SGLang has the model's name before
+    # SGLang has the model's name before.
+    return (op.model or "").removeprefix(f"{SERVED_MODEL}:")
 
 
 def adapters(case: Case, played: Played, engine: Engine) -> Judged:

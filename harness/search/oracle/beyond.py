@@ -97,15 +97,16 @@ def limit_of(
     """What this machine, or a stand-in, cannot do; "": none of ``texts`` says such a
     thing.
 
-    Args: texts: exceptions and answers; the first that fits decides. device: of the
-        run; on a GPU the same words are the engine's, and none is a limit. exit_code:
-        of the server's first process.
+    Args:
+        texts: exceptions and answers; the first that fits decides.
+        device: of the run; on a GPU the same words are the engine's, and none is a
+            limit.
+        exit_code: of the server's first process.
     """
     if device != "cpu":
         return ""
-    for text in (
-        one.replace('\\"', '"').replace("\\'", "'") for one in texts
-    ):  # inside JSON
+    # Inside JSON.
+    for text in (one.replace('\\"', '"').replace("\\'", "'") for one in texts):
         for limit in _LIMITS:
             if found := limit.search(text):
                 op = " ".join(

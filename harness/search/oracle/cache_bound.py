@@ -89,9 +89,11 @@ class Prompt:
 class Rules:
     """How tokens and pictures compare on a server.
 
-    Attributes: bytewise: a byte of text is a token, as for tiny models. by_features:
-        pictures that are equal after the processor's resizing are one to the cache,
-            as for SGLang and LMDeploy; vLLM and minivllm go by the picture itself.
+    Attributes:
+        bytewise: a byte of text is a token, as for tiny models.
+        by_features: pictures that are equal after the processor's resizing are one to
+            the cache, as for SGLang and LMDeploy; vLLM and minivllm go by the picture
+            itself.
     """
 
     bytewise: bool
@@ -170,9 +172,8 @@ class Rules:
         tokens = prompt.tokens or 0
         if ended and earlier.generated is None:
             return tokens
-        more = (
-            (earlier.generated or 0) if ended else 0
-        )  # its answer is in the cache as well
+        # Its answer is in the cache as well.
+        more = (earlier.generated or 0) if ended else 0
         return min(tokens, tokens - self.least_tokens(rest) + more)
 
     def _behind(
@@ -231,9 +232,8 @@ def prompt_of(
         if salted
         else []
     )
-    salt += (
-        [adapter_of(sent.op)] if adapted else []
-    )  # what an adapter computed is its own
+    # What an adapter computed is its own.
+    salt += [adapter_of(sent.op)] if adapted else []
     return Prompt(
         sent.op.id,
         _orders(groups),

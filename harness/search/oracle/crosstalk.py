@@ -62,9 +62,8 @@ def crosstalk(
     as_it_is: list[Played] = []
     for id in tested:
         swapped = []
-        for number in range(
-            each
-        ):  # in turn: what drifts with time drifts on both sides
+        # In turn: what drifts with time drifts on both sides.
+        for number in range(each):
             if len(as_it_is) < each:
                 as_it_is.append(play(asked))
             swapped.append(play(other_neighbours(asked, id, number + 1, sizes)))
@@ -210,9 +209,8 @@ class _Others:
         made = self.source.model_copy(
             update={"operations": operations, "images": images}
         )
-        return made.keeping(
-            {op.id for op in operations}
-        )  # without pictures that nobody needs
+        # Without pictures that nobody needs.
+        return made.keeping({op.id for op in operations})
 
     def _other(self, op: Operation) -> Operation:
         """All of the target's is shared with it, so that it comes out as it was."""

@@ -206,9 +206,8 @@ def _entries(
         if record.method != "POST":
             continue
         sent = ours.get(record.label)
-        if (
-            record.path not in GENERATES
-        ):  # what it adds is told in a form of its own, or not
+        # What it adds is told in a form of its own, or not.
+        if record.path not in GENERATES:
             yield _Entry(record, other=True)
             continue
         late = end > after.mono - SETTLES_S or record.sent.mono < before.mono

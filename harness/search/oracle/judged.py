@@ -153,9 +153,8 @@ def hang_path(
     paths = [_engine_path(frames, engine) for frames in _whole(by_thread[busiest])]
     shared = list(commonprefix([path for path in paths if path]))  # noqa: RUF071 - of lists
     idle = next((i for i, name in enumerate(shared) if name in set(idle_loops)), None)
-    if (
-        idle is not None and len(paths) < ENOUGH
-    ):  # where it turned just then says nothing
+    # Where it turned just then says nothing.
+    if idle is not None and len(paths) < ENOUGH:
         return shared[: idle + 1]
     return shared
 

@@ -165,9 +165,10 @@ class Answer:
 class Compared:
     """Two answers beside each other.
 
-    Attributes: alike: tokens (without logprobs: characters) before the first
-        difference. moved: nats by which the odds of the two tokens moved there; None:
-        it cannot be told.
+    Attributes:
+        alike: tokens (without logprobs: characters) before the first difference.
+        moved: nats by which the odds of the two tokens moved there; None: it cannot be
+            told.
     """
 
     verdict: Verdict
@@ -205,8 +206,9 @@ def outliers(drifts: Sequence[float]) -> set[int]:
     """Places of answers that were computed from something else, although their tokens
     agree.
 
-    Args: drifts: of each answer how far its odds moved at most; both plays ran in
-        float32.
+    Args:
+        drifts: of each answer how far its odds moved at most; both plays ran in
+            float32.
     """
     if len(drifts) < OTHERS or median(drifts) > FLOOR_EXACT:
         return set()
@@ -239,9 +241,10 @@ def compare(
 ) -> Compared:
     """``one`` against ``other``, which is what it should be.
 
-    Args: bound: nats; see ``bound_of``. exact: the engine's answers do not depend on
-        how they were computed, so that a difference
-            counts without logprobs too.
+    Args:
+        bound: nats; see ``bound_of``.
+        exact: the engine's answers do not depend on how they were computed, so that a
+            difference counts without logprobs too.
         shaped: penalties, biases or a grammar had their say: the likeliest token need
             not have been taken.
         masked: of these only such as forbid tokens, and leave the odds of the others as

@@ -296,9 +296,8 @@ def _unequal(sent: Sequence[Sent], case: Case) -> Iterator[tuple[list[str], str,
     changed = {adapter_of(op) for op in case.operations if op.path in CHANGES}
     for group in groups.values():
         yield from _prompt_tokens(group)
-        if (
-            adapter_of(group[0].op) not in changed
-        ):  # or it may be there for one of them only
+        # Or it may be there for one of them only.
+        if adapter_of(group[0].op) not in changed:
             yield from _refused_once(group)
         for done, (one, other) in enumerate(combinations(group, 2)):
             if done >= PAIRS:

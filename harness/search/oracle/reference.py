@@ -40,9 +40,12 @@ MODULES = ("--lora-modules", "--lora-paths")
 class Plain:
     """What makes an engine's server plain.
 
-    Attributes: args: options that come last, and so win; ``{tokens}``: the longest
-        prompt and answer. flags: options that are taken away: how many values follow
-        each. env: variables. cannot: sentences on what it has no switch for.
+    Attributes:
+        args: options that come last, and so win; ``{tokens}``: the longest prompt and
+            answer.
+        flags: options that are taken away: how many values follow each.
+        env: variables.
+        cannot: sentences on what it has no switch for.
     """
 
     args: tuple[str, ...]
@@ -162,8 +165,9 @@ LEAST_TOKENS = 2048
 def reference_case(case: Case, engine: Engine, *, own_format: bool = False) -> Case:
     """The case whose attempt is the reference for ``case``.
 
-    Args: own_format: it computes in the server's own number format, and not in
-        ``float32``.
+    Args:
+        own_format: it computes in the server's own number format, and not in
+            ``float32``.
 
     Raises KeyError: there is no plain form of that engine's server.
     """
@@ -224,9 +228,8 @@ def _adapters(
     words = [
         f"{name}={min(folders)}" for name, folders in named.items() if len(folders) == 1
     ]
-    room = [
-        f"{option}={len(named) + 1}" for option in plain.slots
-    ]  # the model alone may take one
+    # The model alone may take one.
+    room = [f"{option}={len(named) + 1}" for option in plain.slots]
     return [*room, plain.modules, *words] if words else room
 
 

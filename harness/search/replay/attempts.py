@@ -90,10 +90,12 @@ class CaseResult(Record):
 class CaseRun(OnServers):
     """The order of one attempt at a case.
 
-    Attributes: case: None: deadlines are measured, on a server of its own. contents:
-        folder of its images; they are taken along to another machine. look: at the
-        server before it is stopped, if it still lives. client: of a report: it is run
-        and recorded on the server that measures deadlines.
+    Attributes:
+        case: None: deadlines are measured, on a server of its own.
+        contents: folder of its images; they are taken along to another machine.
+        look: at the server before it is stopped, if it still lives.
+        client: of a report: it is run and recorded on the server that measures
+            deadlines.
     """
 
     case: Case | None = None
@@ -243,17 +245,23 @@ class StartingPoint:
     """Where a replay begins that pursues what somebody else's attempt at the case
     showed.
 
-    Attributes: seen: that attempt; None: there is none, and all of the case is looked
-        at. compared: it was wrong beside a reference, and by itself nothing was.
-        blocks: it was made in so many blocks. again: the case is what was left of a
-        finding: nothing besides is looked for. handled: buckets that are known already,
-        and not pursued. deadlines: None: they are measured. until: monotonic seconds;
-        no attempt begins after it. end: the same, of attempts that confirm. brief: what
-        the case itself shows, and neither what that hides nor side findings. loud: of a
-        brief one: answers are not held against a reference. starts: a server that does
-        not start is pursued. classes: of findings that are asked for: where one of them
-        shows, others are only noted. quiet: plays of requests one after another that
-        show nothing; 0: as of any replay.
+    Attributes:
+        seen: that attempt; None: there is none, and all of the case is looked at.
+        compared: it was wrong beside a reference, and by itself nothing was.
+        blocks: it was made in so many blocks.
+        again: the case is what was left of a finding: nothing besides is looked for.
+        handled: buckets that are known already, and not pursued.
+        deadlines: None: they are measured.
+        until: monotonic seconds; no attempt begins after it.
+        end: the same, of attempts that confirm.
+        brief: what the case itself shows, and neither what that hides nor side
+            findings.
+        loud: of a brief one: answers are not held against a reference.
+        starts: a server that does not start is pursued.
+        classes: of findings that are asked for: where one of them shows, others are
+            only noted.
+        quiet: plays of requests one after another that show nothing; 0: as of any
+            replay.
     """
 
     seen: Observation | None = None
@@ -275,10 +283,11 @@ class Attempts:
     """Makes the attempts of a replay within a line of work, or says what those of an
     earlier call showed.
 
-    Attributes: blocks: into so many blocks a case is cut, with a reading of the idle
-        server after each. hurried: a hang is judged early in attempts that confirm a
-        case before it is shrunk; what is
-            left is confirmed with the whole deadline.
+    Attributes:
+        blocks: into so many blocks a case is cut, with a reading of the idle server
+            after each.
+        hurried: a hang is judged early in attempts that confirm a case before it is
+            shrunk; what is left is confirmed with the whole deadline.
         silent: candidates are judged by what the idle server looks like, too.
         facts: of all attempts, in the order in which they were asked for.
         smallest: of each bucket the smallest case that showed it, and that attempt.

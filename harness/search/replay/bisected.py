@@ -48,9 +48,11 @@ STARTS = 14
 class Subject:
     """A case that is to be bisected.
 
-    Attributes: place: where it lies; a command takes it. folder: that its images lie
-        below. finding: None: the case alone is known, and the failure is what it shows
-        where it is bad.
+    Attributes:
+        place: where it lies; a command takes it.
+        folder: that its images lie below.
+        finding: None: the case alone is known, and the failure is what it shows where
+            it is bad.
     """
 
     place: Path
@@ -116,8 +118,9 @@ def subject(word: str) -> Subject | None:
     A case is a file or a folder with one. A finding is its folder, its id (f1: of the
     newest replay that has such a one), or the replay's number, id or ``last``.
 
-    Raises: UsageError: it is a case that cannot be read, a replay of several findings,
-        or no finding.
+    Raises:
+        UsageError: it is a case that cannot be read, a replay of several findings, or
+            no finding.
     """
     if word in scenario_names() or word.endswith(".py"):
         return None
@@ -151,9 +154,11 @@ def _playable(case: Case, place: Path) -> Case:
 class ByReplay:
     """Runs of a case, by ``mmrepro replay``.
 
-    Attributes: bucket: of the failure; "": what a run shows first is it. known: the
-        scenario that the failure is known as; "": none. observed: what came of each
-        request where the failure was, as ``Finding.observed`` has it.
+    Attributes:
+        bucket: of the failure; "": what a run shows first is it.
+        known: the scenario that the failure is known as; "": none.
+        observed: what came of each request where the failure was, as
+            ``Finding.observed`` has it.
     """
 
     case: Path

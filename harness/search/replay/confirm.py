@@ -121,11 +121,14 @@ def decided(
 class Candidates:
     """Plays smaller cases of one finding: a failure is one of the same bucket.
 
-    Attributes: shows: whether a play shows the finding's failure. repeats: plays
-        without it after which a candidate counts as one that does not fail. reserve:
-        starts that are kept for what comes later. jobs: candidates at a time. known:
-        verdicts that were asked for. made: verdicts of candidates that may be asked for
-        next.
+    Attributes:
+        shows: whether a play shows the finding's failure.
+        repeats: plays without it after which a candidate counts as one that does not
+            fail.
+        reserve: starts that are kept for what comes later.
+        jobs: candidates at a time.
+        known: verdicts that were asked for.
+        made: verdicts of candidates that may be asked for next.
     """
 
     plays: Attempts

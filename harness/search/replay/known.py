@@ -146,9 +146,11 @@ def recognised(
     """What the engine's scenarios say of a failure that no signature sees, by what was
     sent.
 
-    Args: folder: of a play (``plays/0001``) of a replay, whose own holds the case's
-        pictures. case: without what was refused or never sent, and is in no cache. why:
-        it has no name yet; what they cannot tell is added.
+    Args:
+        folder: of a play (``plays/0001``) of a replay, whose own holds the case's
+            pictures.
+        case: without what was refused or never sent, and is in no cache.
+        why: it has no name yet; what they cannot tell is added.
     """
     try:
         made = pictures(case, folder.parent.parent)

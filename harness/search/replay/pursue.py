@@ -320,16 +320,14 @@ def attempt_publicly(
 
     ``folder``: the replay's, with the pictures. Without a start that is left nothing is
     played."""
-    told = (
-        finding.known is not None or not finding.confirmed
-    )  # there is nothing to report
+    # There is nothing to report.
+    told = finding.known is not None or not finding.confirmed
     random = case.origin.anonymised or not case.operations
     if told or random or finding.finding_class in COMPARED or plays.left < 1:
         return
     given = Path(case.server.model)
-    model = (
-        given if (given / "tokenizer.json").is_file() else None
-    )  # whose tokens count
+    # Whose tokens count.
+    model = given if (given / "tokenizer.json").is_file() else None
     try:
         changed = anonymise(Captured(case, read_contents(case, folder)), seed, model)
     except UsageError as error:

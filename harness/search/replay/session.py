@@ -258,9 +258,8 @@ class Rounds:
             if found is None:
                 return
             asked, first = found
-            if (
-                self.plays.blocks
-            ):  # what the whole case's play could not see was seen now
+            # What the whole case's play could not see was seen now.
+            if self.plays.blocks:
                 self._replay.unseen = [
                     text for text in self._replay.unseen if text != NO_BLOCKS
                 ]

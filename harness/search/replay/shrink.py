@@ -81,12 +81,15 @@ class _Guesses:
 class Shrinking:
     """One failure's case while it shrinks.
 
-    Attributes: case: the smallest one that fails; ``seen``: a failing play of it.
-        failing: operations whose answers show the failure, from a play. grew: told of
-        each step. simpler: requests may be changed, and not only left out. plainer:
-        options of the server may be left out. not_tried: what the budget did not allow.
+    Attributes:
+        case: the smallest one that fails; ``seen``: a failing play of it.
+        failing: operations whose answers show the failure, from a play.
+        grew: told of each step.
+        simpler: requests may be changed, and not only left out.
+        plainer: options of the server may be left out.
+        not_tried: what the budget did not allow.
         minimal: each operation was left out by itself, or one that is alike; with these
-        options.
+            options.
     """
 
     case: Case
@@ -243,9 +246,8 @@ class Shrinking:
             rest = rest[self._most(rest, name) + 1 :]
             if self.drop(rest, f"without the other {len(rest)} × {name}"):
                 return
-        while (
-            len(rest) >= FEW
-        ):  # of a few, halves; what stays then is left out one by one
+        # Of a few, halves; what stays then is left out one by one.
+        while len(rest) >= FEW:
             halves = rest[: len(rest) // 2], rest[len(rest) // 2 :]
             what = f"of the other {len(rest)} × {name}"
             gone = next(
@@ -304,9 +306,8 @@ class Shrinking:
         stands = {op: group[0] for group in groups for op in group[1:]}
         try:
             odd = set(abnormal(self.seen)) | set(self._culprits())
-            first = sorted(
-                (g[0] for g in groups), key=lambda op: op in odd
-            )  # these hardly go
+            # These hardly go.
+            first = sorted((g[0] for g in groups), key=lambda op: op in odd)
             for op in [*first, *stands]:
                 self._leave_out(op)
         except Spent:

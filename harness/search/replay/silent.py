@@ -37,9 +37,12 @@ MOST_SUSPECTS = 1
 class Silent:
     """The plays that only look at answers, of one replay.
 
-    Attributes: reference: the plain server's play, which answers are held against once
-        it is there. own: the same in the server's own number format, once an answer was
-        not the reference's. judged: what was said besides sightings.
+    Attributes:
+        reference: the plain server's play, which answers are held against once it is
+            there.
+        own: the same in the server's own number format, once an answer was not the
+            reference's.
+        judged: what was said besides sightings.
     """
 
     plays: Attempts

@@ -28,9 +28,10 @@ def refuse_unlisted(
 ) -> None:
     """Hold the server of the case in ``place`` against what others may set.
 
-    Args: typed: fields of the server that the user gives instead: they are not asked.
+    Args:
+        typed: fields of the server that the user gives instead: they are not asked.
         command: what the user can type an option to; "": the command that reads the
-        case.
+            case.
 
     Raises:
         UsageError: something is not on the list; says what, why, and what allows it.

@@ -47,8 +47,10 @@ SILENT = "it answers nothing at all"
 class Verdict:
     """What a test said of one tree.
 
-    Attributes: red: it failed by what it asserts; None: it could not be run, which says
-        nothing. said: its assertion, or why it could not be run.
+    Attributes:
+        red: it failed by what it asserts; None: it could not be run, which says
+            nothing.
+        said: its assertion, or why it could not be run.
     """
 
     tree: str
@@ -74,8 +76,11 @@ def confirmed(
         good: a release without it; "": none is known.
         say: gets what goes on.
 
-    Raises: NotConfirmed: it is not red there, or not green there: it is of no use to
-        others. UsageError: pytest is not installed here. MmreproError: as ``ensure``.
+    Raises:
+        NotConfirmed: it is not red there, or not green there: it is of no use to
+            others.
+        UsageError: pytest is not installed here.
+        MmreproError: as ``ensure``.
     """
     text = write("")
     bad = run(text, kind, server, server.release, say)

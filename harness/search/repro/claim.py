@@ -162,9 +162,8 @@ def read_claim(title: str, text: str) -> Claim:
     whole = f"{title}\n{text}"
     classes: list[FindingClass] = []
     status = _status(title) or _status(text)
-    if _DEATH.search(
-        whole
-    ):  # a status of 500 beside it is how a client sees it, and is not enough
+    # A status of 500 beside it is how a client sees it, and is not enough.
+    if _DEATH.search(whole):
         classes += [FindingClass.DEATH, FindingClass.FAILING]
     elif status is not None and status >= 500:
         classes.append(FindingClass.SERVER_ERROR)

@@ -185,11 +185,15 @@ class Block:
 class Issue:
     """What a report brings.
 
-    Attributes: server: the command; "": none was found. client: what is run: a script,
-        curl lines, or a request's body; "": none was found. client_kind: ``python``,
-        ``shell`` or ``json``. notes: sentences: what else there was. other_client: what
-        its client is written for, where that is not run. other_engine: whose report it
-        is, where that is none of ours. files: further files of the client, by name.
+    Attributes:
+        server: the command; "": none was found.
+        client: what is run: a script, curl lines, or a request's body; "": none was
+            found.
+        client_kind: ``python``, ``shell`` or ``json``.
+        notes: sentences: what else there was.
+        other_client: what its client is written for, where that is not run.
+        other_engine: whose report it is, where that is none of ours.
+        files: further files of the client, by name.
     """
 
     title: str = ""
@@ -214,8 +218,9 @@ def read_issue(text: str) -> Issue:
 
     It is read in a child with limits: its writer is nobody whom we know.
 
-    Raises: UsageError: its server's command cannot be read, or reading takes more than
-        a limit.
+    Raises:
+        UsageError: its server's command cannot be read, or reading takes more than a
+            limit.
     """
     try:
         found = within_limits(
@@ -623,9 +628,8 @@ def _without_prompt(text: str) -> str:
         return "\n".join(
             line[4:] for line in lines if line.startswith((">>> ", "... "))
         )
-    return "\n".join(
-        line for line in lines if not re.match(r"[!%]\w", line)
-    )  # a notebook's
+    # A notebook's.
+    return "\n".join(line for line in lines if not re.match(r"[!%]\w", line))
 
 
 MOST_CHARS: Final = 65_536

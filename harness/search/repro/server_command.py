@@ -181,13 +181,11 @@ def _words(text: str) -> tuple[list[str], dict[str, str]]:
         ("[\u2018\u2019]", "'"),
         ("(?<!\\S)[\u2013\u2014]-?", "--"),
     ):
-        text = re.sub(
-            typed, meant, text
-        )  # as a text program changes what is pasted into it
+        # As a text program changes what is pasted into it.
+        text = re.sub(typed, meant, text)
     lists = {name: _split(inside) for name, inside in _ARRAY.findall(text)}
-    joined = re.sub(
-        rf"({CONTINUED.pattern})[ \t]*#[^\n]*\n", r"\1", text
-    )  # an option taken out
+    # An option taken out.
+    joined = re.sub(rf"({CONTINUED.pattern})[ \t]*#[^\n]*\n", r"\1", text)
     joined = CONTINUED.sub(" ", joined)
     joined = re.sub(r"(?<!\s)\s+\\[ \t]*$", "", joined, flags=re.MULTILINE)
     variables: dict[str, str] = {}

@@ -461,9 +461,8 @@ class Reproducing(Replaying):
 
     def begin(self, campaign: Campaign[Replay]) -> None:
         recorded, scripted = self.case, bool(self.asked.client.words)
-        if (
-            scripted
-        ):  # what is journaled is the same before and after the client has run
+        # What is journaled is the same before and after the client has run.
+        if scripted:
             self.case = recorded.keeping([])
         super().begin(campaign)
         self.replay.report = self.asked.facts

@@ -15,10 +15,11 @@ _FUNCTION_ENDS: Final = re.compile(r"\s*\}|[^#]*;\s*\}\s*$")
 class ShellText:
     """Reads lines; each is looked at once.
 
-    Attributes: quote: the mark of the quote that is open; "": none is. documents: words
-        that end the heredocs which are open, in order. function: whether a function is
-        open. Its brace is closed on a line of its own, or at a
-            line's end.
+    Attributes:
+        quote: the mark of the quote that is open; "": none is.
+        documents: words that end the heredocs which are open, in order.
+        function: whether a function is open. Its brace is closed on a line of its own,
+            or at a line's end.
     """
 
     def __init__(self) -> None:

@@ -31,9 +31,9 @@ def compare(
 ) -> list[Difference]:
     """Failures of one side alone. A server that does not start is left to ``starts``.
 
-    Args: known: differences of answers and of the protocol: what an oracle holds
-        against the form of
-            the same answers is not named twice.
+    Args:
+        known: differences of answers and of the protocol: what an oracle holds against
+            the form of the same answers is not named twice.
     """
     old, new = ([run for run in runs if run.started] for runs in (old, new))
     if not old or not new:

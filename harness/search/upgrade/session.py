@@ -567,9 +567,8 @@ class Upgrading(Search[Upgrade, Record]):
                 max((run.start_s for run in some), default=0)
                 for some in self.runs.values()
             ]
-            took = [
-                sum(started) + 2 * order.measuring.seconds
-            ]  # both sides, of the first block
+            # Both sides, of the first block.
+            took = [sum(started) + 2 * order.measuring.seconds]
         took = took or [run.seconds for run in self.document.runs]
         return self.campaign.fits(max(took, default=0.0))
 

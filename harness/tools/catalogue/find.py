@@ -68,9 +68,10 @@ _STOP = frozenset(
 class Pattern:
     """An expression of an engine's own words.
 
-    Attributes: texts: its fixed parts. sure: a line that matches belongs to the
-        failure; else other failures print it too, and
-            two of them are needed.
+    Attributes:
+        texts: its fixed parts.
+        sure: a line that matches belongs to the failure; else other failures print it
+            too, and two of them are needed.
         rank: of the rules that class a line, the first one that fits decides; None: it
             is none.
     """
@@ -184,9 +185,8 @@ def find(
 
 def _order(found: Found) -> tuple[int, float, str]:
     """A known failure is more precise than its class."""
-    planted = (
-        found.entry.engine == "minivllm"
-    )  # a teaching engine, which has others' faults
+    # A teaching engine, which has others' faults.
+    planted = found.entry.engine == "minivllm"
     return (found.entry.kind == "class") + 2 * planted, -found.score, found.entry.name
 
 

@@ -158,12 +158,12 @@ def find_pair(
     ``out`` gets A.png, B.png, control.png (B with one bit of one pixel flipped) and
     pair.json.
 
-    Raises: UsageError: an argument is out of range, or a picture cannot be read.
-        UnwritableOutput: ``out`` cannot be written, or holds a pair already. NoPair:
-        there was none among ``max_images`` images (of both families).
+    Raises:
+        UsageError: an argument is out of range, or a picture cannot be read.
+        UnwritableOutput: ``out`` cannot be written, or holds a pair already.
+        NoPair: there was none among ``max_images`` images (of both families).
         InfrastructureError: the engine could not be imported, or its own classes do not
-        confirm
-            what was found.
+            confirm what was found.
     """
     bits, own = asked.bits, asked.first is not None
     limit = capacity(bits)

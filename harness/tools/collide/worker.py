@@ -45,8 +45,9 @@ below 10."""
 class Place:
     """Where the engine's own code is run: an interpreter and its variables.
 
-    Attributes: env: what the server itself is given, besides the harness's own
-        variables, cleaned.
+    Attributes:
+        env: what the server itself is given, besides the harness's own variables,
+            cleaned.
     """
 
     engine: str
@@ -162,11 +163,12 @@ def ask(
 
     ``chance``: the probability of a pair among so many images.
 
-    Raises: NoPair: there was none among as many images as the request allows.
+    Raises:
+        NoPair: there was none among as many images as the request allows.
         EngineStartError: the worker ended with an error; ``detail`` holds its last
-        lines. InfrastructureError: it could not be started, wrote nothing for
-        ``silence_s`` seconds, gave
-            up, or wrote something that is not of its protocol.
+            lines.
+        InfrastructureError: it could not be started, wrote nothing for ``silence_s``
+            seconds, gave up, or wrote something that is not of its protocol.
     """
     say = progress or (lambda stage, detail: None)
     say(stage := "starting the engine's interpreter", "")

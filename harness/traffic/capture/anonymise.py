@@ -96,9 +96,9 @@ def anonymise(captured: Captured, seed: int = 0, model: Path | None = None) -> C
     """Every text replaced by random text of the same token length and the same sharing
     of prefixes, every picture by noise of the same size and identity.
 
-    Args: model: folder with the ``tokenizer.json`` whose tokens count. None: the tiny
-        models', of
-            about one token a byte.
+    Args:
+        model: folder with the ``tokenizer.json`` whose tokens count. None: the tiny
+            models', of about one token a byte.
 
     Raises:
         UsageError: there is no such tokenizer.

@@ -87,12 +87,16 @@ _RUNNER: Final = re.compile(
 class ClientWanted:
     """A client as it is run.
 
-    Attributes: command: its words; the first one is a program. folder: its files: they
-        are copied into its box, where it starts beside them. script: what it says, for
-        the addresses in it; "": not known. image: of a container; "": none. ports:
-        further ones that it may call. limit_s: seconds that it may take. python: what
-        the word ``python`` means to it: an environment's, with its packages. readable:
-        what its box shows besides: that environment.
+    Attributes:
+        command: its words; the first one is a program.
+        folder: its files: they are copied into its box, where it starts beside them.
+        script: what it says, for the addresses in it; "": not known.
+        image: of a container; "": none.
+        ports: further ones that it may call.
+        limit_s: seconds that it may take.
+        python: what the word ``python`` means to it: an environment's, with its
+            packages.
+        readable: what its box shows besides: that environment.
     """
 
     command: tuple[str, ...]
@@ -518,10 +522,11 @@ def _container(
         "--pids-limit",
         "512",
     ]
+    # SELinux keeps it from the recording's socket.
     command += [
         "--security-opt",
         "label=disable",
-    ]  # SELinux keeps it from the recording's socket
+    ]
     if rootless:
         command += ["--userns", "keep-id"]  # else the folder is not its user's
     command += ["--memory", str(MEMORY), "--user", f"{os.getuid()}:{os.getgid()}"]

@@ -388,9 +388,8 @@ class SglangLog:
             place = self._add(line, self.bodies.printed(path, _without_detail(told)))
         finally:
             self._unpaired.append((place, hint))
-            del self._unpaired[
-                :-MOST_UNPAIRED
-            ]  # each line is compared with all of them
+            # Each line is compared with all of them.
+            del self._unpaired[:-MOST_UNPAIRED]
 
     def _received(self, line: Line, told: dict[str, Any]) -> None:
         rid = str(told.get("rid"))

@@ -56,10 +56,13 @@ def is_of_an_engine(path: str) -> bool:
 class Exchange:
     """One request and what came of it.
 
-    Attributes: target: path and query. begin, end: seconds on any one clock; end is
-        None where no end is known. status: None: there was no answer. answer: its text,
-        as far as it came. left: its client went away before the end; ``leave_s``: by
-        the clock, after so long.
+    Attributes:
+        target: path and query.
+        begin, end: seconds on any one clock; end is None where no end is known.
+        status: None: there was no answer.
+        answer: its text, as far as it came.
+        left: its client went away before the end; ``leave_s``: by the clock, after so
+            long.
     """
 
     method: str

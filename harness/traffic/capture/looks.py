@@ -81,9 +81,8 @@ class Looks:
             return self._kept(image, self._broken(data))
         if seen.pixels is not None:
             same = self._pixels.setdefault(_digest(seen.pixels), name)
-            if (
-                same != name
-            ):  # another file with the same pixels: the same picture to an engine
+            # Another file with the same pixels: the same picture to an engine.
+            if same != name:
                 return self.images[same]
             related = self._relayout(name, seen.pixels) or self._near(name, seen.pixels)
             if related is not None:

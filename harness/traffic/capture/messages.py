@@ -403,9 +403,8 @@ class Bodies:
     def _image(self, part: dict[str, Any]) -> list[Part]:
         shown = part.get("image_url")
         more = set(part) - {"type", "image_url"}
-        more -= (
-            {"modalities"} if part.get("modalities") == "image" else set()
-        )  # SGLang adds it
+        # SGLang adds it.
+        more -= {"modalities"} if part.get("modalities") == "image" else set()
         detail = None
         if isinstance(shown, dict):
             more |= set(shown) - {"url", "detail"}

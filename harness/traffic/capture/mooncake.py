@@ -429,8 +429,9 @@ def write_trace(captured: Captured, file: Path, model: Path | None = None) -> Wr
     tokenizer, stretched by what the two differ where both are known. Hash ids are 52
     bits of a keyed hash, whose key is made for this file and kept nowhere.
 
-    Args: model: folder with the served model's ``tokenizer.json``; None: the tiny
-        models'.
+    Args:
+        model: folder with the served model's ``tokenizer.json``; None: the tiny
+            models'.
 
     Raises:
         UsageError: there is no such tokenizer, or no such request.

@@ -44,11 +44,15 @@ DOCUMENT: Final = Spread(400, 0.5)
 class Profile:
     """A shape of load.
 
-    Attributes: system: tokens with which all prompts begin. asked, answered: new tokens
-        of a prompt, and tokens of its answer. turns: mean number of requests of a
-        session, each of which has all before it in its prompt. pause_s: mean time
-        between two of them. documents: how many there are, of which each first prompt
-        of a session holds ``retrieved``. source: where the numbers come from.
+    Attributes:
+        system: tokens with which all prompts begin.
+        asked, answered: new tokens of a prompt, and tokens of its answer.
+        turns: mean number of requests of a session, each of which has all before it in
+            its prompt.
+        pause_s: mean time between two of them.
+        documents: how many there are, of which each first prompt of a session holds
+            ``retrieved``.
+        source: where the numbers come from.
     """
 
     system: int

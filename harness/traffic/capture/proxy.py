@@ -85,12 +85,14 @@ _SEARCHED_ALONE: Final = 256 << 10
 class RecordingProxy:
     """Passes requests on to a server on this machine; a context manager.
 
-    Attributes: retried: requests that a client's library sent again by itself; they are
-        not recorded. refused: protocols that it does not pass on, each once. malformed:
-        requests that it does not pass on either, by what is wrong with them. hosts:
-        that clients called; they are recorded as one. slow: connections that were
-        closed because a request did not come, or an answer was not
-            taken, in ``RECEIVES_S``.
+    Attributes:
+        retried: requests that a client's library sent again by itself; they are not
+            recorded.
+        refused: protocols that it does not pass on, each once.
+        malformed: requests that it does not pass on either, by what is wrong with them.
+        hosts: that clients called; they are recorded as one.
+        slow: connections that were closed because a request did not come, or an answer
+            was not taken, in ``RECEIVES_S``.
         crowded: connections that were closed because ``MAX_CONNECTIONS`` were open.
         cut: answers that are recorded in part.
     """
@@ -182,9 +184,8 @@ class RecordingProxy:
 
     def write(self, file: Path) -> None:
         """Write what was recorded. Raises OSError."""
-        end = (
-            time.monotonic() + SETTLES_S
-        )  # the last answer is out, and its entry is not whole
+        # The last answer is out, and its entry is not whole.
+        end = time.monotonic() + SETTLES_S
         while self.open and time.monotonic() < end:
             time.sleep(LOOK_S / 10)
         self.recording.write(file)

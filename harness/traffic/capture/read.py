@@ -94,9 +94,9 @@ def read(
     commands, a JSON body, a vLLM or SGLang log, or a case, whatever its name is; or the
     name of a profile.
 
-    Args: server: what they are played on. A case of ours (its file, or a finding's
-        folder) keeps its
-            own.
+    Args:
+        server: what they are played on. A case of ours (its file, or a finding's
+            folder) keeps its own.
         host: ``HOST[:PORT]`` whose requests are read, where a HAR has those of several.
         concurrency: so many run at once, whatever the recording tells of that. None: as
             it tells; one after the other where it does not.

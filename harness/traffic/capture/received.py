@@ -91,8 +91,9 @@ def check_head(method: str, target: str, headers: Message) -> None:
 def body_of(stream: BoundedHead, headers: Message) -> Iterator[bytes]:
     """The body in pieces, without its framing.
 
-    Raises: MalformedRequest: its framing is wrong, it is longer than ``MAX_BODY``, or
-        it ends early.
+    Raises:
+        MalformedRequest: its framing is wrong, it is longer than ``MAX_BODY``, or it
+            ends early.
     """
     codings = [
         one

@@ -64,9 +64,8 @@ class BoxedRecording:
         """Start it. Raises NoBox."""
         with socket.socket(socket.AF_UNIX) as listener, self._file.open("wb") as file:
             listener.bind(str(self.socket))
-            self.socket.chmod(
-                0o666
-            )  # its folder is closed to others; the client may have another uid
+            # Its folder is closed to others; the client may have another uid.
+            self.socket.chmod(0o666)
             listener.listen(128)
             asked = {
                 "port": self.port,

@@ -120,8 +120,9 @@ def scale(
     """Texts, answers and pictures shortened by one factor, so that the longest prompt
     that was answered fits ``max_model_len``; what was too long stays too long.
 
-    Args: model: folder with the ``tokenizer.json`` whose tokens count, as of
-        ``anonymise``.
+    Args:
+        model: folder with the ``tokenizer.json`` whose tokens count, as of
+            ``anonymise``.
 
     Raises:
         UsageError: there is no such tokenizer.

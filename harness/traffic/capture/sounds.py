@@ -120,9 +120,8 @@ def _frames(data: bytes) -> bytes | None:
             size = size << 7 | part & 0x7F
         at = 10 + size
     header = data[at : at + 4]
-    if (
-        len(header) < 4 or header[0] != 0xFF or header[1] & 0xE6 != 0xE2
-    ):  # a frame of layer III
+    # A frame of layer III.
+    if len(header) < 4 or header[0] != 0xFF or header[1] & 0xE6 != 0xE2:
         return None
     version, bits, rate = header[1] >> 3 & 3, header[2] >> 4, header[2] >> 2 & 3
     if version == 1 or not 0 < bits < 15 or rate == 3:

@@ -120,9 +120,8 @@ def read_content(name: str, image: Content, folder: Path | None) -> bytes:
 def case_digest(case: Case) -> str:
     """SHA-256 of what decides a play: not its title, its origin, or what a recording
     showed."""
-    plain = _plain(case) | {
-        "schema_version": 1
-    }  # a play is the same, whatever its document is
+    # A play is the same, whatever its document is.
+    plain = _plain(case) | {"schema_version": 1}
     for name in ("title", "origin"):
         plain.pop(name, None)
     for operation in plain.get("operations", []):

@@ -628,9 +628,8 @@ class Case(Record):
                     op.model_copy(update={"after": after, "expect": expect})
                 )
         names = {name for op in operations for name in op.images}
-        for name, image in reversed(
-            self.images.items()
-        ):  # what is made of others comes later
+        # What is made of others comes later.
+        for name, image in reversed(self.images.items()):
             if name in names and (of := getattr(image, "of", None)) is not None:
                 names.add(of)
         images = {name: image for name, image in self.images.items() if name in names}

@@ -265,9 +265,9 @@ MOST_BODY = 64 << 10
 class Sending:
     """What is under way to one server.
 
-    Attributes: pending: by label, requests that have no answer yet, and since when
-        nothing came of them,
-            monotonic seconds.
+    Attributes:
+        pending: by label, requests that have no answer yet, and since when nothing came
+            of them, monotonic seconds.
         alive: asked before anything is sent; once it says no, nothing more is.
         unsent: ids of operations that will not be sent any more.
         progress: number that grows whenever a client sees anything; ``progressed``:

@@ -321,9 +321,9 @@ class Evidence(Record):
 
         Without phases: of all but "control", which tells of another server.
 
-        Args: partial: also what a probe had when it failed or ran out of time. Good to
-            show, never
-                to judge: half a log does not tell that a line is absent.
+        Args:
+            partial: also what a probe had when it failed or ran out of time. Good to
+                show, never to judge: half a log does not tell that a line is absent.
         """
         self.reads(data_type.model_fields["kind"].default)
         for result in self.__dict__["probes"]:
@@ -332,9 +332,8 @@ class Evidence(Record):
                 and (result.ok or partial)
                 and (result.phase in phases if phases else result.phase != "control")
             ):
-                file = getattr(
-                    result.data, "file", ""
-                )  # a log is no copy: it is named itself
+                # A log is no copy: it is named itself.
+                file = getattr(result.data, "file", "")
                 _note(result.raw[:FILES_EACH] or ([Path(file).name] if file else []))
                 yield result, result.data
 

@@ -55,10 +55,11 @@ class PagedAttention(AttentionImpl):
             or kwargs.get("nsa_indices") is not None
         ):
             _refuse("attention sink or sparse index")
+        # Views of the paged pool.
         keys, values = (
             k_cache.flatten(0, 1),
             v_cache.flatten(0, 1),
-        )  # views of the paged pool
+        )
         block_size = k_cache.size(1)
         out = query.new_zeros((*query.shape[:-1], self.v_head_size))
         meta = attn_metadata

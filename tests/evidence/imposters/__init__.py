@@ -36,11 +36,15 @@ Kind = Literal[
 class Imposter:
     """A recording with one change.
 
-    Attributes: name: of its own, by which tests and people call it. recording: the real
-        run: the stem of a file beside this folder. kind: what it passes for evidence
-        of. change: the one change, in a sentence. edit: makes it, in place. outcome:
-        what the verdict must be. still_true: ids of claims that the change leaves true,
-        and that may be confirmed.
+    Attributes:
+        name: of its own, by which tests and people call it.
+        recording: the real run: the stem of a file beside this folder.
+        kind: what it passes for evidence of.
+        change: the one change, in a sentence.
+        edit: makes it, in place.
+        outcome: what the verdict must be.
+        still_true: ids of claims that the change leaves true, and that may be
+            confirmed.
     """
 
     name: str

@@ -218,13 +218,13 @@ def test_the_exit_status_of_a_zombie() -> None:
         [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
     )
     try:
-        os.waitid(
-            os.P_PID, child.pid, os.WEXITED | os.WNOWAIT
-        )  # ended, and not collected
+        # Ended, and not collected.
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        # 0: the kernel hides it without the right.
         assert kernel.exit_code(child.pid) in (
             9,
             0,
-        )  # 0: the kernel hides it without the right
+        )
         assert kernel.exit_code(os.getpid()) is None
     finally:
         child.wait()

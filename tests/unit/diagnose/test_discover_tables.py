@@ -300,9 +300,8 @@ def test_processes_that_end_while_they_are_looked_at(
     del table.processes[5]
     discover.refresh(found)
     assert [p.pid for p in found.facts.processes] == [7]
-    monkeypatch.setattr(
-        processes, "tree", lambda root: [5, 7]
-    )  # 5 ended after this list
+    # 5 ended after this list.
+    monkeypatch.setattr(processes, "tree", lambda root: [5, 7])
     discover.refresh(found)
     assert [p.pid for p in found.facts.processes] == [7]
     untouched = Target(target(root_pid=None))

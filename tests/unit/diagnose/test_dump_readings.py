@@ -314,9 +314,8 @@ def test_a_hostile_pickle_is_one_sentence_and_exit_3(tmp_path):
 
 
 def test_diagnose_takes_dumps_for_what_they_are(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "mmrepro.cli.live._bound", lambda: None
-    )  # it would bound all later tests
+    # It would bound all later tests.
+    monkeypatch.setattr("mmrepro.cli.live._bound", lambda: None)
     done = CliRunner().invoke(
         app,
         [

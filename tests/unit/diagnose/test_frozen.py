@@ -429,9 +429,8 @@ def test_an_idle_loop_is_known_by_where_it_turns_or_where_it_is() -> None:
         [*(d.format(n) for d in deep), f"event_loop_normal s.py:{n}"]
         for n in range(1, 4)
     ]
-    assert (
-        state(*turns) is ServerState.NOT_RECEIVING
-    )  # it turns there, and is elsewhere
+    # It turns there, and is elsewhere.
+    assert state(*turns) is ServerState.NOT_RECEIVING
     inside = [*(d.format(1) for d in deep), "other s.py:1"]
     moves = [*(d.format(2) for d in deep), "step s.py:2"]
     assert (

@@ -251,10 +251,11 @@ def test_a_list_of_very_many_models_names_the_first(tmp_path: Path) -> None:
 
     found = looked(reply, tmp_path)
     assert found.diagnosis.target.model == "m0"
+    # Of a busy machine.
     assert found.diagnosis.state in (
         ServerState.HEALTHY,
         ServerState.SLOW,
-    )  # of a busy machine
+    )
 
 
 def test_what_was_collected_is_kept_when_mmrepro_itself_fails(

@@ -142,9 +142,8 @@ def test_an_endpoint_that_was_late_is_asked_again(
 ) -> None:
     """Once late is a busy machine; twice is a front that a load balancer takes out."""
     monkeypatch.setattr(collect, "APART_S", 0.1)
-    monkeypatch.setattr(
-        collect, "FRONT_S", 1.5
-    )  # sound answers keep it on a busy machine too
+    # Sound answers keep it on a busy machine too.
+    monkeypatch.setattr(collect, "FRONT_S", 1.5)
     monkeypatch.chdir(tmp_path)
     asked, over = [], threading.Event()
 

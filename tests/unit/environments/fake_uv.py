@@ -125,9 +125,8 @@ elif command == "pip compile" and "--format" in arguments:
     file = f"{name.replace('-', '_')}-{version}-cp38-abi3-manylinux_2_28_x86_64.whl"
     day = "2026-06-13" if name == "vllm" else "2026-08-01"
     print(PYLOCK.format(name=name, version=version, file=file, day=day, sha="ab" * 32))
-elif (
-    command == "pip compile" and arguments[-1] == "-"
-):  # does PyTorch's CPU index answer?
+elif command == "pip compile" and arguments[-1] == "-":
+    # Does PyTorch's CPU index answer?
     if not mode.startswith("cpu-index"):
         fail(
             "error: Failed to fetch: https://user:secret@index.invalid/\n  cause: dns "

@@ -61,9 +61,8 @@ def test_what_is_missing_says_what_it_costs(
 ) -> None:
     monkeypatch.setattr(checked, "find_py_spy", lambda: None)
     monkeypatch.setattr(checked.shutil, "which", lambda name: None)
-    monkeypatch.setattr(
-        checked, "free_bytes", lambda _: 1 << 40
-    )  # not how full this disk is
+    # Not how full this disk is.
+    monkeypatch.setattr(checked, "free_bytes", lambda _: 1 << 40)
     result = runner.invoke(app, ["check"])
     assert result.exit_code == 4
     words = " ".join(result.stdout.split())

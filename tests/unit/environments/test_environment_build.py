@@ -261,9 +261,8 @@ def test_a_missing_library_of_the_system_has_its_package(
     with pytest.raises(UnloadableWheel, match=r"libnuma\.so\.1") as caught:
         ensure(SPEC)
     assert caught.value.hint == "apt install libnuma1"
-    assert bool(calls(fake_uv, "pip sync")) is (
-        check == "load_failures"
-    )  # else nothing is fetched
+    # Else nothing is fetched.
+    assert bool(calls(fake_uv, "pip sync")) is (check == "load_failures")
 
 
 def test_too_little_space_is_told_before_anything_is_fetched(

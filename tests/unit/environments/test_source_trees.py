@@ -120,9 +120,8 @@ def test_a_dirty_tree_counts_what_runs(clone: Path) -> None:
         clone,
         {"vllm/__init__.py": "VALUE = 2\n", "vllm/new.py": "", "README.md": "other"},
     )
-    write(
-        clone, {"vllm/grown/made.py": "", "vllm/_version.py": ""}
-    )  # ignored: a build's
+    # Ignored: a build's.
+    write(clone, {"vllm/grown/made.py": "", "vllm/_version.py": ""})
     (clone / "vllm/v1/core.py").unlink()
     before = touched(clone)
     found = resolve(str(clone))

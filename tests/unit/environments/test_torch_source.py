@@ -187,9 +187,8 @@ def test_a_wheel_of_torch_itself_is_the_cpu_build(
     assert built.installed == "2.11.0+cpu"
     assert found.wheel.filename == "torch-2.11.0+cpu-py3-none-any.whl"
     assert len(found.wheel.sha256) == 64
-    assert (
-        built.key() != spec.key()
-    )  # so the folder's name is that of the spec as it was asked for
+    # So the folder's name is that of the spec as it was asked for.
+    assert built.key() != spec.key()
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     lines: list[str] = []
     none = resolving.cpu_build(
@@ -207,9 +206,8 @@ def test_a_build_with_the_cpu_index_is_found_without_it(
     made = ensure(SPEC, progress=lines.append)
     assert "torch==2.11.0+cpu" in made.packages
     assert "torch==2.11.0+cpu" in (made.path / "requirements.in").read_text()
-    assert (
-        "triton" in (made.path / "overrides.in").read_text()
-    )  # vLLM asks for it without a pin
+    # VLLM asks for it without a pin.
+    assert "triton" in (made.path / "overrides.in").read_text()
     assert "CPU build" in [note.value for note in made.notes]
     monkeypatch.setenv("FAKE_UV_MODE", "offline")
     fake_uv.write_text("")

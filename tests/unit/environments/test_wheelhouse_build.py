@@ -209,9 +209,8 @@ def test_wheels_with_local_versions(
     index = ToyIndex()
     index.wheel("toy-engine", "1.0+cu129", ["torch==2.9.1"], tag=tag)
     index.wheel("torch", "2.9.1+cu129", tag=tag, ballast=3 * MIB)
-    spec = replace(
-        SPEC, cutoff="2026-06-02T00:00:00+00:00"
-    )  # a folder gives no upload times
+    # A folder gives no upload times.
+    spec = replace(SPEC, cutoff="2026-06-02T00:00:00+00:00")
     air.house = tmp_path / "other"
     if flat:
         for name, (content, _) in (n for f in index.files.values() for n in f.items()):

@@ -320,10 +320,11 @@ def test_what_was_fetched_before_it_broke_off_is_not_fetched_again(
 ) -> None:
     name = "kernels-1.0-py3-none-any.whl"
     content, uploaded = index.files["kernels"][name]
+    # Not what its page announced.
     index.files["kernels"][name] = (
         content[:-1] + b"?",
         uploaded,
-    )  # not what its page announced
+    )
     page = index.files.pop("kernels")
     index.files["kernels"] = {name: (content, uploaded)}
     honest = index.answer

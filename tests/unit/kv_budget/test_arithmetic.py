@@ -526,9 +526,8 @@ def test_the_blocks_that_a_prompt_needs_are_the_fewest(
 
     def holds(count: int) -> bool:
         size = count * plan.bytes_per_block
-        half = Decimal(
-            "0.5"
-        )  # exact in binary, so that the pool is exactly as many blocks
+        # Exact in binary, so that the pool is exactly as many blocks.
+        half = Decimal("0.5")
         if isinstance(plan, LmdeployPlan):
             budget = replace(plan, free=size * 2, runtime=0).forward(half)
         else:

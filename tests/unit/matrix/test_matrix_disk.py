@@ -133,9 +133,8 @@ def test_one_environment_is_fetched_once(
     one = Provisions(TrialOptions())
     one.prefetch(group("1.0"))
     assert begun.wait(20)
-    one.prefetch(
-        group("2.0")
-    )  # one at a time: this is left to be fetched when it is needed
+    # One at a time: this is left to be fetched when it is needed.
+    one.prefetch(group("2.0"))
     waiting = threading.Thread(target=one.prepare, args=(group("1.0"),))
     waiting.start()
     go_on.set()

@@ -125,9 +125,8 @@ def test_who_helps_is_done_when_the_other_is(
     plan = groups(40)
     dispatcher = Dispatcher(plan, costs(plan, build=build, setup=20))
     both = {"a", "b"}
-    dispatcher.next(
-        "a", lambda group: True, both
-    )  # 10 cells, for 5 set-ups; 300 s are left
+    # 10 cells, for 5 set-ups; 300 s are left.
+    dispatcher.next("a", lambda group: True, both)
     helping = dispatcher.next("b", lambda group: has, both)
     assert given_to(helping)[1] == cells
     # Without: 300 s from now. With: 20 + 120 + 8 * 10 = 220, and 300 - 80 = 220.

@@ -36,9 +36,8 @@ def test_a_spinning_process_uses_a_core_in_user_space(
     used_s = use.user_pct / 100 * result.data.window_s
     rounded_s = 0.05 / 100 * result.data.window_s
     assert RAN_S * 0.8 <= used_s <= ran_s + rounded_s
-    assert (
-        use.user_pct + use.queued_pct > 60
-    )  # a whole core, had others not used this machine
+    # A whole core, had others not used this machine.
+    assert use.user_pct + use.queued_pct > 60
     assert use.system_pct < use.user_pct
     assert use.threads == 2
     assert use.busiest[0].user_pct > 0.8 * use.user_pct

@@ -265,9 +265,8 @@ def test_the_busiest_thread_is_counted_alone_where_others_poll(start_victim, evi
     for _ in range(20):
         data = collect_while_it_runs(victim.pid, evidence, use_strace=True)
         assert data.verdict == "spinning-in-user-space", data.why
-        if (
-            "of its busiest thread" in data.why
-        ):  # the other one polled often enough to be doubted
+        # The other one polled often enough to be doubted.
+        if "of its busiest thread" in data.why:
             break
     else:
         pytest.fail(f"it never polled: {data.why}")

@@ -126,9 +126,8 @@ def test_a_flip_where_one_token_led_is_an_error() -> None:
 def test_text_alone_is_held_against_the_tokens_of_the_other(tie: bool) -> None:
     answer, place, other = near_tie(BOUND / 2) if tie else clear_case()
     alone = Answer(changed(answer, place, other).text)
-    if (
-        not tie
-    ):  # what leads least around there decides: it cannot be told which token it is
+    # What leads least around there decides: it cannot be told which token it is.
+    if not tie:
         tokens = tuple(
             Token(t.text, -0.1, ((t.text, -0.1), ("?", -4))) for t in answer.tokens
         )
@@ -158,11 +157,12 @@ def test_an_answer_that_was_cut_short_is_compared_as_far_as_it_came() -> None:
 
 def test_an_early_end_is_a_near_tie_only_where_the_next_token_hardly_led() -> None:
     for lead, verdict in ((0.1, Verdict.NEAR_TIE), (1.0, Verdict.DIFFERS)):
+        # Those before it say nothing of it.
         leads = {
             "a": 1.1 - lead,
             "b": 1.1 - lead,
             "c": lead,
-        }  # those before it say nothing of it
+        }
         tokens = tuple(
             Token(t, -0.5, ((t, -0.5), ("<end>", -0.5 - leads[t]))) for t in "abc"
         )
@@ -279,9 +279,8 @@ def test_an_answer_of_other_sums_is_told_from_noise() -> None:
     calm = [1e-4] * 6
     assert near_ties.outliers([*calm, 0.3, 0.01]) == {6}
     assert not near_ties.outliers([*calm[:5], 0.3, 0.3])  # too few to tell
-    assert not near_ties.outliers(
-        [0.01] * 12 + [0.3]
-    )  # a server whose sums differ everywhere
+    # A server whose sums differ everywhere.
+    assert not near_ties.outliers([0.01] * 12 + [0.3])
     assert not near_ties.outliers([*calm, near_ties.OUTLIER, near_ties.OUTLIER])
     assert not near_ties.outliers([])
 

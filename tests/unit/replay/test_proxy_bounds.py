@@ -222,9 +222,8 @@ def test_a_recording_is_bounded_in_all(
         kinds = [post(port, b"x" * MIB)[0] for _ in range(4)]
         assert kinds == [200, 200, 413, 413]
         assert any("recording holds" in note for note in proxy.notes)
-        status, answer = post(
-            port, b"x", "/long"
-        )  # passes whole, and is not recorded whole
+        # Passes whole, and is not recorded whole.
+        status, answer = post(port, b"x", "/long")
         assert (status, len(answer)) == (200, 3 * MIB)
         assert proxy.recording.spool.held <= 3 * MIB
         assert any("only the beginning" in note for note in proxy.notes)

@@ -179,9 +179,8 @@ def test_features_are_kept_whatever_stands_before_a_picture() -> None:
     two = asks("r1", "'read", "W"), asks("r2", "'see", "N", "T")
     assert alias(*two, **wrong) is Truth.NOT_MET
     assert alias(*two, variant=EMBEDDING, **wrong) is Truth.MET
-    assert (
-        alias(*two, variant=EMBEDDING) is Truth.NOT_MET
-    )  # more tokens than are shared
+    # More tokens than are shared.
+    assert alias(*two, variant=EMBEDDING) is Truth.NOT_MET
     off = SGLANG.model_copy(update={"env": {"SGLANG_VLM_CACHE_SIZE_MB": "0"}})
     assert alias(*two, variant=EMBEDDING, server=off, **wrong) is Truth.NOT_MET
     others = asks("r1", "'read", "other"), two[1]

@@ -409,9 +409,8 @@ def test_how_a_client_ended(
         beside(None, script, "client.sh") as folder,
         BoxedRecording(door, server, "tiny") as recording,
     ):
-        limit_s = (
-            60.0 if code is not None else 1.0
-        )  # a busy machine takes seconds to begin
+        # A busy machine takes seconds to begin.
+        limit_s = 60.0 if code is not None else 1.0
         asked = wanted(folder, script, "bash", "client.sh", limit_s=limit_s)
         made = run_client(asked, recording)
     assert (made.code, made.ended) == (code, ended)

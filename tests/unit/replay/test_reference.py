@@ -154,9 +154,8 @@ def test_logprobs_are_all_that_is_added_for_two_sides() -> None:
     assert greedy.parameters == case.operations[0].parameters | added
     assert sampled == case.operations[1]
     assert told.server == case.server
-    assert with_logprobs(case_of(2, "minivllm")) == case_of(
-        2, "minivllm"
-    )  # it has none
+    # It has none.
+    assert with_logprobs(case_of(2, "minivllm")) == case_of(2, "minivllm")
 
 
 def test_noise_is_counted_and_no_sighting() -> None:

@@ -113,9 +113,8 @@ def test_a_refusal_and_a_client_that_left_tell_nothing() -> None:
     )
     told = telling(found, [refused, answer(500, "Internal server error")])
     assert [one.error for one in told] == ["AssertionError: Expected a cached item"]
-    told = telling(
-        found, [answer(500, "x")]
-    )  # without the refusal it may be what failed
+    # Without the refusal it may be what failed.
+    told = telling(found, [answer(500, "x")])
     assert told[0].error.startswith("ValueError: Input length")
 
 

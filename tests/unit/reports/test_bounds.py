@@ -179,9 +179,8 @@ def test_secrets_are_looked_for_within_bounds(tmp_path: Path, kind: str) -> None
 
 
 def unknown_keys(count: int) -> str:
-    more = (
-        f'"unknown{n % 9999}":0' for n in range(count)
-    )  # the same key again: another value
+    # The same key again: another value.
+    more = (f'"unknown{n % 9999}":0' for n in range(count))
     return f"{incident().model_dump_json()[:-1]},{','.join(more)}}}"
 
 

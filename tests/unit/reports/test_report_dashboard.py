@@ -270,13 +270,14 @@ def test_a_trend_begins_with_the_second_night() -> None:
     assert html(night).count('class="bars"') == 1
     assert len(night.trend) == 5
     row = night.grids[-1].rows[0]
+    # 0.33.0 is new in the last one.
     assert [p.total for p in row.trend] == [
         2,
         2,
         2,
         2,
         3,
-    ]  # 0.33.0 is new in the last one
+    ]
     assert str(chart(row.trend, small=True)).count('class="dot"') == 1
     assert "path" in str(pace(row.trend))
 
@@ -313,9 +314,8 @@ def test_what_is_on_the_page_can_be_read(theme: str) -> None:
     for state in State:
         assert contrast(known[state.value], known[f"{state.value}-soft"]) >= 4.5
         assert contrast(known["loud"], known[state.value]) >= 4.5
-        assert (
-            contrast(known[state.value], known["range"]) >= 3
-        )  # a square's edge on the range
+        # A square's edge on the range.
+        assert contrast(known[state.value], known["range"]) >= 3
     for name in ("fg", "soft", "good", "bad", "unsure", "link"):
         assert contrast(known[name], known["bg"]) >= 4.5
         assert contrast(known[name], known["panel"]) >= 4.5

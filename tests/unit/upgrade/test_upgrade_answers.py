@@ -181,9 +181,8 @@ def test_bytes_that_are_spelled_out_are_the_same_tokens() -> None:
     assert found["answers"].outcome is Outcome.NONE
     assert not any(one.matters for one in found.values())
     other = compared(older, sides(noise=0.0, change=spelled("\xf6"), swapped="r7")[1])
-    assert other["answers, near ties"].evidence == [
-        "r7"
-    ]  # what it began with may be another byte
+    # What it began with may be another byte.
+    assert other["answers, near ties"].evidence == ["r7"]
 
 
 @pytest.mark.parametrize("refuses", ["OLD", "NEW", "OLD and NEW"])

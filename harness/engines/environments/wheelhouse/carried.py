@@ -75,9 +75,8 @@ class CarriedBuild(Build):
         system_site_packages: bool,
     ) -> None:
         super().__init__(spec, folder, say)
-        self.torch = TorchSource(
-            variables=OFFLINE
-        )  # no index is asked, whatever is set
+        # No index is asked, whatever is set.
+        self.torch = TorchSource(variables=OFFLINE)
         self.place = wheelhouse.absolute()
         self.house, self.document = _read(self.place)
         self.set = _set_of(self.house, spec)

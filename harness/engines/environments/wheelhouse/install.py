@@ -35,9 +35,8 @@ class BadWheelhouse(Exception):
 
 MOST_BYTES = 64 << 20
 """A manifest with two engines has 300 KB."""
-_NAME = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}"
-)  # never a path, never two lines
+# Never a path, never two lines.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}")
 _PART = re.compile(r"part-[0-9]{1,9}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _FILE = {"name": _NAME, "bytes": int, "sha256": _HASH}

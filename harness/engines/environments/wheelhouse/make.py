@@ -97,7 +97,8 @@ def make(
         lean: without what ``unneeded.toml`` has for it.
         max_part: bytes.
 
-    Raises: UsageError: ``into`` is for another target; the parts are too small; see
+    Raises:
+        UsageError: ``into`` is for another target; the parts are too small; see
         ``plan``. UnknownRelease, EnvironmentBuildError, NoSpace: as for a build.
     """
     say = progress or (lambda _: None)
@@ -144,9 +145,8 @@ def make(
         *(one for one in known_engines if not spec or one.key != spec.key()),
         *([_engine_set(planned, packages)] if planned else []),
     ]
-    if (
-        not parts and engines != known_engines
-    ):  # only parts are carried: one says what is new
+    # Only parts are carried: one says what is new.
+    if not parts and engines != known_engines:
         parts = [PART.format(len(old) + 1)]
         (into / parts[0]).mkdir()
     new = {file.name for file in files}

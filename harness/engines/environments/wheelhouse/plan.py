@@ -40,10 +40,11 @@ from mmrepro.engines.environments.wheelhouse.model import Origin, Target
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+# Begin the names of what torch built with CUDA requires.
 OF_TORCH = (
     "nvidia-",
     "cuda-",
-)  # begin the names of what torch built with CUDA requires
+)
 BY_REQUEST = "left out by request"
 ONLY_THEIRS = "only what is not carried needs it"
 
@@ -96,7 +97,8 @@ def plan(
         spare: what else is left out if it is required at all: why, by name.
         wheels: a folder for a wheel whose metadata the index does not serve by itself.
 
-    Raises: UsageError: a name to be left out is not required; the release wants another
+    Raises:
+        UsageError: a name to be left out is not required; the release wants another
         Python. UnknownRelease, EnvironmentBuildError: as for a build; or the pins that
         clash with what the
             target has.
